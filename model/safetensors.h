@@ -1,0 +1,57 @@
+/* Safetensors files: one mapped file, its header checked completely before any tensor is handed out.
+ *
+ * Bytes come from outside, so everything is verified: header length, JSON, UTF-8, duplicate names, dtypes, shapes
+ * (overflow), offsets inside the file, no overlaps, size = product of shape. Read-only and shared by any thread after
+ * open; the mapping lives until close. */
+#ifndef WEFT_MODEL_SAFETENSORS_H
+#define WEFT_MODEL_SAFETENSORS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "config/error.h"
+
+enum mdl_dtype {
+    MDL_F8_E4M3, MDL_F8_E8M0, MDL_I8, MDL_U8, MDL_BF16, MDL_F16, MDL_F32, MDL_F64, MDL_I16, MDL_I32, MDL_I64, MDL_BOOL,
+    MDL_DTYPE_COUNT,
+};
+
+enum { MDL_ST_MAX_DIMS = 8 };
+
+struct mdl_tensor {
+    const char *name;  /* owned by the file object */
+    enum mdl_dtype dtype;
+    int ndim;
+    int64_t shape[MDL_ST_MAX_DIMS];
+    const void *data;  /* inside the mapping; alignment is only what the file gives */
+    size_t bytes;
+    const char *file;  /* path, owned by the file object */
+};
+
+struct mdl_st; /* opaque */
+
+/* Maps path. Errors: -errno of open/mmap, -EINVAL for any defect of the header (message says which). */
+int mdl_st_open(const char *path, struct mdl_st **out, struct cfg_error *err);
+/* Parses a file image in memory (not copied, must outlive the object); the fuzz target uses this. */
+int mdl_st_open_memory(const void *data, size_t len, const char *name, struct mdl_st **out, struct cfg_error *err);
+void mdl_st_close(struct mdl_st *st);
+
+size_t mdl_st_count(const struct mdl_st *st);
+const struct mdl_tensor *mdl_st_at(const struct mdl_st *st, size_t i);
+/* NULL when absent. */
+const struct mdl_tensor *mdl_st_find(const struct mdl_st *st, const char *name);
+
+const char *mdl_dtype_name(enum mdl_dtype t);
+size_t mdl_dtype_size(enum mdl_dtype t);
+
+/* Writer, for dumps and generators: tensors are appended in any order and written in one go. Data is not copied and
+ * must stay valid until mdl_st_write_file. */
+struct mdl_st_writer;
+struct mdl_st_writer *mdl_st_writer_new(void);
+int mdl_st_writer_add(struct mdl_st_writer *w, const char *name, enum mdl_dtype dtype, int ndim, const int64_t *shape,
+                      const void *data);
+/* Writes to a temporary name beside path, then renames. Frees nothing. */
+int mdl_st_writer_save(struct mdl_st_writer *w, const char *path, struct cfg_error *err);
+void mdl_st_writer_free(struct mdl_st_writer *w);
+
+#endif
