@@ -126,7 +126,11 @@ static void compress(struct mdl_step *s, int layer, const struct mdl_block *b, c
     const struct mdl_config *cfg = s->m->cfg;
     const struct mdl_exec *ex = &s->m->exec;
     const struct mdl_layer_role *role = role_of(s, layer);
-    int source = role->kv_source, ratio = role->ratio, d = cfg->head_dim, groups = 0;
+    int source = role->kv_source, ratio = role->ratio, d = cfg->head_dim, groups = 0, writes = 0;
+    for (int i = 0; i < n; i++)
+        writes += s->row_pos[rows[i]] >= s->segment[s->row_segment[rows[i]]].write_from;
+    if (ratio == 1 && !writes)
+        return; /* a replayed tail: its rows were written by the bridge */
     if (ratio > 1) {
         float *raw = tail_row(s, source, 0);
         size_t ld = 2 * (size_t)d;

@@ -113,11 +113,13 @@ struct mdl_step {
     const struct mdl_providers *providers;
     struct mdl_hooks hooks;
     int capacity;      /* rows */
+    size_t swa_row;    /* bytes of a window row */
     int max_tokens;    /* longest sequence a row may look back over */
 
     int n_segments, n_rows;
     struct mdl_segment *segment; /* [capacity] */
     int *row_segment, *row_pos;  /* [capacity] */
+    int32_t *draft_ids;          /* [capacity][MDL_MAX_BLOCK] ids of draft segments */
 
     /* Where the pass stands. */
     int layer;
@@ -155,6 +157,7 @@ struct mdl_step {
     uint16_t *out;     /* [hidden] */
     uint16_t *shared;  /* [hidden] shared expert */
     struct mdl_rope_angle *angle[2]; /* per row of the step, both tables */
+    int *group_row;    /* rows that complete a compressor group, rows that leave, rows of the head */
 
     struct mdl_exchange exchange;
     uint8_t *ex_codes, *ex_scales;
