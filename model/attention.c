@@ -331,8 +331,11 @@ void mdl_attn_attend(struct mdl_step *s, int layer)
 {
     const struct mdl_config *cfg = s->m->cfg;
     const struct mdl_block *b = mdl_step_block(s, layer);
-    if (b->idx_wq_b.data)
+    if (b->idx_wq_b.data) {
         mdl_index_select(s, layer);
+        if (s->hooks.point)
+            s->hooks.point(s->hooks.ctx, s, MDL_HOOK_SELECTED, layer);
+    }
     int team = mdl_team_size(s->m->team);
     int group = s->n_active >= 2 * team ? cfg->n_heads : (cfg->n_heads + team - 1) / team;
     int groups = (cfg->n_heads + group - 1) / group;

@@ -128,7 +128,7 @@ static void accept(struct mdl_decoder *d, struct mdl_stream *s, int segment)
     mdl_step_commit(d->verify, segment, s->n_emitted);
     s->next = s->emitted[accepted];
     s->counters.steps++;
-    s->counters.drafted += s->guess.n ? d->m->cfg->draft_block : 0;
+    s->counters.drafted += s->guess.n;
     s->counters.offered += s->guess.n;
     s->counters.accepted += accepted;
     s->counters.emitted += s->n_emitted;
