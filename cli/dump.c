@@ -141,9 +141,9 @@ struct row_source {
 static void layer_name(const struct cli_dump *d, const char *what, int layer, char name[64])
 {
     if (d->draft_pos >= 0)
-        snprintf(name, 64, "draft.%d.%s.%d", d->draft_pos, what, layer - d->cfg->n_layers);
+        snprintf(name, 64, "draft.%d.%.24s.%d", d->draft_pos, what, layer - d->cfg->n_layers);
     else
-        snprintf(name, 64, "%s.%d", what, layer);
+        snprintf(name, 64, "%.24s.%d", what, layer);
 }
 
 /* Rows in the encoder's pass of a two-pass run, and the streams that leave it, are named enc. */
@@ -155,13 +155,13 @@ static bool is_encoder_row(const struct cli_dump *d, const struct mdl_step *s, i
 static void dump_rows(struct cli_dump *d, const struct mdl_step *s, int layer, const struct row_source *src, const int *rows,
                       int n)
 {
-    char name[64], what[64];
+    char name[64], what[24];
     size_t bytes = mdl_dtype_size(src->dtype);
     for (int i = 0; i < src->ndim; i++)
         bytes *= (size_t)src->shape[i];
     for (int i = 0; i < n; i++) {
         int row = rows ? rows[i] : i;
-        snprintf(what, sizeof what, "%s%s", is_encoder_row(d, s, row) ? "enc." : "", src->what);
+        snprintf(what, sizeof what, "%s%.16s", is_encoder_row(d, s, row) ? "enc." : "", src->what);
         layer_name(d, what, layer, name);
         cli_dump_row(d, name, src->dtype, d->draft_pos < 0 ? s->row_pos[row] : row - s->segment[0].first_row, src->ndim,
                      src->shape, (const uint8_t *)src->data + bytes * (size_t)(src->by_row ? row : i));
