@@ -7,12 +7,12 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
-#include "cli/commands.h"
 #include "cli/dump.h"
 #include "cli/files.h"
 #include "cli/options.h"
 #include "cli/progress.h"
 #include "model/draft.h"
+#include "model/modules.h"
 #include "model/prefill.h"
 
 static const char *const bridge_names[] = {"truncate", "full", NULL};
@@ -34,7 +34,7 @@ struct score {
     int rows, first;     /* rows written, position of the first */
     int32_t top;         /* best id after the prompt */
     struct mdl_draft draft;
-    struct cli_progress *progress;
+    struct cli_progress progress;
     struct cfg_error err;
 };
 
@@ -63,7 +63,7 @@ static void on_chunk(void *ctx, struct mdl_step *step, const struct mdl_segment 
         if (last)
             s->top = mdl_argmax(row, s->m->cfg->vocab_size);
     }
-    cli_progress_set(s->progress, seg->start + seg->n);
+    cli_progress_update(&s->progress, seg->start + seg->n);
 }
 
 static struct mdl_prefill_params plan_params(const struct score *s)
@@ -132,7 +132,15 @@ static int run_draft(struct score *s)
     snprintf(name, sizeof name, "draft.%d.logits", pos);
     for (int i = 0; i < cfg->draft_block && !r; i++)
         cli_dump_row(s->dump, name, MDL_F32, i, 1, &vocab, logits + (size_t)i * (size_t)vocab);
+    uint16_t *y = malloc((size_t)cfg->hidden * sizeof *y);
+    int64_t hidden = cfg->hidden;
+    snprintf(name, sizeof name, "draft.%d.y", pos);
+    for (int i = 0; i < cfg->draft_block && !r && y; i++) {
+        mdl_mhc_collapse(&s->m->exec, s->step->x, s->step->pre, true, &i, 1, y);
+        cli_dump_row(s->dump, name, MDL_BF16, i, 1, &hidden, y);
+    }
     cli_dump_begin_draft(s->dump, -1);
+    free(y);
     free(logits);
     return r;
 }
@@ -155,7 +163,7 @@ static int run_continuation(struct score *s)
             return cfg_error_set(&s->err, EIO, "the step of position %d failed", seg.start);
         write_logits(s, mdl_step_logits(s->step, 0, 0), seg.start);
         mdl_step_commit(s->step, 0, 1);
-        cli_progress_set(s->progress, s->n + i + 1);
+        cli_progress_update(&s->progress, s->n + i + 1);
     }
     if (s->dump && !s->plan.two_passes)
         cli_dump_kv(s->dump, s->seq, s->plan.hit);
@@ -254,13 +262,13 @@ static int run_score(struct score *s)
     s->logits = fopen(path, "wb");
     if (!s->logits)
         return cfg_error_set(&s->err, errno, "%s: %s", path, strerror(errno));
-    s->progress = cli_progress_new("score", s->n + s->n_more, "tokens");
+    cli_progress_start(&s->progress, "scoring", "tokens", s->n + s->n_more);
     r = run_prompt(s);
     if (!r)
         r = run_draft(s);
     if (!r)
         r = run_continuation(s);
-    cli_progress_free(s->progress);
+    cli_progress_end(&s->progress);
     int bad = ferror(s->logits) | fclose(s->logits);
     if (!r && bad)
         r = cfg_error_set(&s->err, EIO, "%s could not be written completely", path);
