@@ -4,6 +4,7 @@
 #include "cli/cli.h"
 
 static const struct cli_command commands[] = {
+    {"generate", "text from a prompt, a conversation or a file of prompts", cli_generate_run},
     {"score", "logits and inner values of given token ids", cli_score_run},
     {"config", "check, explain and print configuration files", cli_config_run},
     {"version", "print the version", cli_version_run},

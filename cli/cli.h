@@ -30,5 +30,6 @@ int cli_help_run(int argc, char **argv);
 int cli_config_run(int argc, char **argv);
 int cli_version_run(int argc, char **argv);
 int cli_score_run(int argc, char **argv);
+int cli_generate_run(int argc, char **argv);
 
 #endif

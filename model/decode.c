@@ -101,26 +101,21 @@ static int draft_round(struct mdl_decoder *d, struct mdl_stream *const *streams,
     return r;
 }
 
-static bool is_stop(const struct mdl_stream *s, int32_t id)
-{
-    for (int i = 0; i < s->n_stop; i++)
-        if (s->stop[i] == id)
-            return true;
-    return false;
-}
-
 /* Picks row after row while the guess of the next row turns out to be the pick. */
 static void accept(struct mdl_decoder *d, struct mdl_stream *s, int segment)
 {
     int start = s->seq->len, vocab = d->m->cfg->vocab_size;
-    s->n_emitted = 0;
-    s->stopped = false;
+    s->n_emitted = s->status = 0;
     for (int i = 0; i <= s->guess.n; i++) {
         memcpy(d->logits, mdl_step_logits(d->verify, segment, i), (size_t)vocab * sizeof(float));
         int32_t id = s->pick ? s->pick(s->pick_ctx, start + i + 1, d->logits, false) : mdl_argmax(d->logits, vocab);
+        if (id < 0) {
+            s->status = id;
+            s->n_emitted = 0;
+            return;
+        }
         s->emitted[s->n_emitted++] = id;
-        s->stopped = is_stop(s, id);
-        if (s->stopped || i == s->guess.n || id != s->guess.ids[i])
+        if (s->finished || i == s->guess.n || id != s->guess.ids[i])
             break;
         s->counters.accepted_at[i]++;
     }

@@ -23,7 +23,8 @@ struct mdl_counters {
 };
 
 /* Picks the token for position pos. draft: the logits are the drafter's and nothing is to be recorded; otherwise the
- * token is final when it returns, because every earlier one was accepted. NULL: greedy. */
+ * token is final when it returns, because every earlier one was accepted. A negative errno fails the stream. NULL:
+ * greedy. */
 typedef int32_t mdl_pick_fn(void *ctx, int pos, float *logits, bool draft);
 
 struct mdl_stream {
@@ -31,14 +32,13 @@ struct mdl_stream {
     int32_t next;        /* token at position seq->len, already picked, not yet run */
     int draft;           /* guesses to verify per round, 0..draft_block; fewer where the sequence ends */
     int limit;           /* most tokens to emit in this round; at least 1 */
-    const int32_t *stop; /* tokens after which nothing is picked */
-    int n_stop;
     mdl_pick_fn *pick;
     void *pick_ctx;
     /* Results of a round. */
     int32_t emitted[MDL_ROUND_MAX];
     int n_emitted;
-    bool stopped;        /* the last emitted token is a stop token */
+    bool finished;       /* set by pick: this token is the last, nothing more is picked */
+    int status;          /* negative errno of pick: the stream cannot go on, its sequence is as before the round */
     struct mdl_counters counters;
     /* Filled for tests and logs: the last round's guesses. */
     struct mdl_draft guess;
