@@ -5,6 +5,7 @@
 
 static const struct cli_command commands[] = {
     {"generate", "text from a prompt, a conversation or a file of prompts", cli_generate_run},
+    {"fidelity", "distance of bounded replay and prefix hits from exact mode", cli_fidelity_run},
     {"score", "logits and inner values of given token ids", cli_score_run},
     {"config", "check, explain and print configuration files", cli_config_run},
     {"version", "print the version", cli_version_run},
