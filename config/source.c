@@ -216,6 +216,11 @@ static int add_text(struct reader *r, const char *text, size_t len, int file)
             return rc;
         p = eol + 1;
     }
+    if (r->state != PLAIN) {
+        cfg_report_add(r->report, name, 0, "Close it.", "the file ends inside a %s",
+                       r->state == IN_STRING ? "string" : "comment");
+        return -EINVAL;
+    }
     return 0;
 }
 
@@ -280,14 +285,8 @@ static int read_path(struct reader *r, const char *path, const char *from, int f
     }
     int file = add_file(r, path);
     rc = file < 0 ? file : 0;
-    if (rc == 0) {
+    if (rc == 0)
         rc = add_text(r, text, len, file);
-        if (rc == 0 && r->state != PLAIN) {
-            cfg_report_add(r->report, path, 0, "Close it.", "the file ends inside a %s",
-                           r->state == IN_STRING ? "string" : "comment");
-            rc = -EINVAL;
-        }
-    }
     free(text);
     return rc;
 }
