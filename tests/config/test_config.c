@@ -264,6 +264,14 @@ Test(config, text_that_is_no_configuration)
     expect_problem("log = {\n level = \"info\";\n level = \"debug\";\n};", "t.conf:3: a key is given twice");
     expect_problem("model = {\n name = \"a\n", "the file ends inside a string");
     expect_problem("/* never closed", "the file ends inside a comment");
+    expect_problem("model = {\n name \"a\";\n};", "t.conf:2: a text stands where none can be. Write NAME = ");
+    expect_problem("log = { level = \"info\", \"debug\" };", "t.conf:1: a text stands where none can be");
+    expect_problem("\"a\"", "t.conf:1: a text stands where none can be");
+    char deep[200];
+    memset(deep, '(', sizeof deep);
+    memcpy(deep, "a =", 3);
+    deep[sizeof deep - 1] = 0;
+    expect_problem(deep, "t.conf:1: brackets are nested too deeply");
     expect_problem("log.level = \"info\";", "t.conf:1: not in the form");
     expect_problem("@include \"x\"", "t.conf:1: @include is not possible in this place");
     static struct cfg_config c;
