@@ -4,6 +4,7 @@
 #include "cli/cli.h"
 
 static const struct cli_command commands[] = {
+    {"score", "logits and inner values of given token ids", cli_score_run},
     {"config", "check, explain and print configuration files", cli_config_run},
     {"version", "print the version", cli_version_run},
     {"help", "explain a command", cli_help_run},

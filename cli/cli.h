@@ -29,5 +29,6 @@ int cli_error(int status, const char *fmt, ...) __attribute__((format(printf, 2,
 int cli_help_run(int argc, char **argv);
 int cli_config_run(int argc, char **argv);
 int cli_version_run(int argc, char **argv);
+int cli_score_run(int argc, char **argv);
 
 #endif
