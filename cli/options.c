@@ -28,7 +28,7 @@ int cli_parse_int64(const char *text, const char *what, int64_t min, int64_t max
 
 int cli_parse_int(const char *text, const char *what, int min, int max, int *out, struct cfg_error *err)
 {
-    int64_t v;
+    int64_t v = 0;
     int rc = cli_parse_int64(text, what, min, max, &v, err);
     if (rc == 0)
         *out = (int)v;

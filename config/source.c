@@ -292,7 +292,7 @@ static int read_whole(const char *path, char **text, size_t *len)
             have += (size_t)n;
     }
     close(fd);
-    if (rc < 0) {
+    if (rc != 0 || !data) {
         free(data);
         return rc;
     }
@@ -310,7 +310,7 @@ static int read_path(struct reader *r, const char *path, const char *from, int f
     int rc = read_whole(path, &text, &len);
     if (rc == -ENOMEM)
         return rc;
-    if (rc < 0) {
+    if (rc != 0 || !text) {
         const char *why = rc == -EINVAL ? "not a regular file" : strerror(-rc);
         if (!from) {
             cfg_report_add(r->report, path, 0, "Name a configuration file that can be read.", "cannot be read: %s", why);
