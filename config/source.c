@@ -93,7 +93,8 @@ static int append_word(struct cfg_source *s, const char *word, size_t len)
     digits[bare] = 0;
     bool hex = len > 2 && digits[0] == '0' && (digits[1] == 'x' || digits[1] == 'X');
     size_t skip = hex ? 2 : 0, count = 0;
-    while (skip + count < len && (hex ? isxdigit((unsigned char)word[skip + count]) : isdigit((unsigned char)word[count])))
+    while (skip + count < len &&
+           (hex ? isxdigit((unsigned char)word[skip + count]) : isdigit((unsigned char)word[count])))
         count++;
     if (count == 0 || skip + count < len)
         return append(s, word, len);
@@ -313,7 +314,8 @@ static int read_path(struct reader *r, const char *path, const char *from, int f
     if (rc != 0 || !text) {
         const char *why = rc == -EINVAL ? "not a regular file" : strerror(-rc);
         if (!from) {
-            cfg_report_add(r->report, path, 0, "Name a configuration file that can be read.", "cannot be read: %s", why);
+            cfg_report_add(r->report, path, 0, "Name a configuration file that can be read.", "cannot be read: %s",
+                           why);
             return rc;
         }
         cfg_report_add(r->report, from, from_line,

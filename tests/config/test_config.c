@@ -471,7 +471,8 @@ Test(config, explain_names_a_key_a_group_or_nothing)
     cr_expect_eq(cfg_explain("replay", f, &err), 0);
     fclose(f);
     cr_expect(strstr(out, "compute.threads\n    integer, threads; 0 to 1024; default 0\n"), "%s", out);
-    cr_expect(strstr(out, "replay.bridge_window\n    choice; one of truncate, full; default \"truncate\"\n"), "%s", out);
+    cr_expect(strstr(out, "replay.bridge_window\n    choice; one of truncate, full; default \"truncate\"\n"), "%s",
+              out);
     cr_expect_null(strstr(out, "compute.cpu"), "%s", out);
     free(out);
     cr_expect_eq(cfg_explain("compute.thread", stdout, &err), -ENOENT);
