@@ -213,7 +213,8 @@ docs: $(BUILD)/weft
 
 tidy:
 	@sh tools/deps.sh clang-tidy
-	clang-tidy --quiet $(filter-out %_avx2.c %_avx512.c,$(sort $(C_FILES))) -- $(WEFT_CFLAGS)
+	@printf '%s\n' $(filter-out %_avx2.c %_avx512.c,$(sort $(C_FILES))) | \
+		xargs -n 4 -P $(JOBS) sh -c 'clang-tidy --quiet "$$@" -- $(WEFT_CFLAGS)' tidy
 
 format:
 	@sh tools/deps.sh clang-format
