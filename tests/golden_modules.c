@@ -578,30 +578,55 @@ static void check_selection(struct attn_test *a, struct mdl_step *s)
     compare_floats(c, "cand_margin", cand_margin);
 }
 
-/* The golden output is the one before the inverse rotation; the step's is the one after it. */
-static void check_output(struct gold_case *c, struct mdl_step *s, int layer)
+/* The golden output is the one before the inverse rotation; the step's is the one after it. differs[row]: some value of
+ * the row is another one. */
+static void check_output(struct gold_case *c, struct mdl_step *s, int layer, bool *differs)
 {
     const struct mdl_config *cfg = s->m->cfg;
     const struct mdl_tensor *t = gold_get(c, "out/attn.%d.o", layer);
     if (!t)
         return;
-    size_t n = (size_t)gold_count(t), differ = 0, dim = (size_t)cfg->head_dim;
+    size_t n = (size_t)gold_count(t), changed = 0, dim = (size_t)cfg->head_dim, heads = (size_t)cfg->n_heads;
     double worst = 0.0;
-    uint16_t *want = gold_alloc(c, n, sizeof *want);
-    memcpy(want, gold_data(c, t), n * sizeof *want);
+    uint16_t *o = gold_alloc(c, n, sizeof *o);
+    memcpy(o, gold_data(c, t), n * sizeof *o);
     enum mdl_rope_table table = cfg->layer[layer].ratio > 0 ? MDL_ROPE_YARN : MDL_ROPE_PLAIN;
     for (size_t i = 0; i < n / dim; i++) {
-        uint16_t *o = want + i * dim;
-        mdl_rope_rotate(&s->m->rope, &s->angle[table][i / (size_t)cfg->n_heads], true, cfg->head_dim, o);
-        double e = gold_row_error_bf16(s->q + i * dim, o, dim);
+        mdl_rope_rotate(&s->m->rope, &s->angle[table][i / heads], true, cfg->head_dim, o + i * dim);
+        double e = gold_row_error_bf16(s->q + i * dim, o + i * dim, dim);
         worst = e > worst ? e : worst;
+        differs[i / heads] |= e > 0.0;
+        for (size_t k = 0; k < dim; k++)
+            changed += mdl_from_bf16(s->q[i * dim + k]) != mdl_from_bf16(o[i * dim + k]);
     }
-    differ = gold_floats_differ(gold_from_bf16(c, s->q, n), gold_from_bf16(c, want, n), n);
     const json_t *limit = limits_of(c, join(c, "attn.%d.o", layer));
     gold_limit(c, worst, gold_number(limit, "max_rel_to_row", 0), "attn.%d.o: largest difference over the row's largest value",
                layer);
-    gold_limit(c, (double)differ / (double)n, gold_number(limit, "elements_changed", 0), "attn.%d.o: share of values that differ",
-               layer);
+    gold_limit(c, (double)changed / (double)n, gold_number(limit, "elements_changed", 0),
+               "attn.%d.o: share of values that differ", layer);
+}
+
+/* The result behind the FP8 rounding of the output projection. A last-bit difference in a row's o, which o's own limits
+ * allow, may move a code there and then most of the row: such rows are held to one FP8 step, all others to the limits. */
+static void check_result(struct gold_case *c, const char *name, const uint16_t *got, const bool *differs)
+{
+    const struct mdl_tensor *t = gold_get(c, "out/%s", name);
+    const json_t *limit = t ? limits_of(c, name) : NULL;
+    if (!limit)
+        return;
+    const uint16_t *want = gold_data(c, t);
+    size_t width = (size_t)gold_cols(t), changed = 0, total = 0;
+    double worst = 0.0, loose = 0.0;
+    for (int r = 0; r < gold_rows(t); r++, got += width, want += width) {
+        double e = gold_row_error_bf16(got, want, width), *to = differs[r] ? &loose : &worst;
+        *to = e > *to ? e : *to;
+        for (size_t k = 0; k < width && !differs[r]; k++, total++)
+            changed += mdl_from_bf16(got[k]) != mdl_from_bf16(want[k]);
+    }
+    gold_limit(c, worst, gold_number(limit, "max_rel_to_row", 0), "%s: largest difference over the row's largest value", name);
+    gold_limit(c, loose, 0.0625, "%s: the same in rows whose attention output differs in the last bit", name);
+    gold_limit(c, total ? (double)changed / (double)total : 0.0, gold_number(limit, "elements_changed", 0),
+               "%s: share of values that differ", name);
 }
 
 static void attention_layer(struct gold_case *c, struct mdl_step *s, struct mdl_seq *seq, int layer)
@@ -622,8 +647,9 @@ static void attention_layer(struct gold_case *c, struct mdl_step *s, struct mdl_
     inject_selection(&a, s);
     mdl_attn_attend(s, layer);
     check_selection(&a, s);
-    check_output(c, s, layer);
-    compare_bf16(c, join(c, "attn.%d.y", layer), s->out);
+    bool *differs = gold_alloc(c, (size_t)T, sizeof *differs);
+    check_output(c, s, layer, differs);
+    check_result(c, join(c, "attn.%d.y", layer), s->out, differs);
     a = (struct attn_test){.c = c, .layer = layer, .first = gold_int(c->json, "segment_start", 0)};
     if (!gold_get(c, "out/attn.%d.segment.y", layer) || !set_up(&a, s, seq, tx, T))
         return;
@@ -632,7 +658,10 @@ static void attention_layer(struct gold_case *c, struct mdl_step *s, struct mdl_
     inject_candidates(&a, s);
     inject_selection(&a, s);
     mdl_attn_attend(s, layer);
-    compare_bf16(c, join(c, "attn.%d.segment.y", layer), s->out);
+    /* Rows far enough from the start of the segment see the same keys as in the full run. */
+    for (int r = a.first; r < a.first + cfg->window - 1 && r < T; r++)
+        differs[r] = false;
+    check_result(c, join(c, "attn.%d.segment.y", layer), s->out, differs + a.first);
 }
 
 static void attention(struct gold_case *c)
