@@ -254,8 +254,8 @@ static int write_plot(struct fidelity *f)
     int r = cli_plot_begin(f->plot_file, &p, &f->err);
     if (r)
         return r;
-    cli_plot_printf(p, "set title 'Distance of bounded replay and prefix hits from exact mode\\n"
-                       "%d prompts of %d tokens, %d greedy tokens each, window %d, cpu path %s' noenhanced\n",
+    cli_plot_printf(p, "set title \"Distance of bounded replay and prefix hits from exact mode\\n"
+                       "%d prompts of %d tokens, %d greedy tokens each, window %d, cpu path %s\" noenhanced\n",
                     f->prompts, f->prompt_tokens, f->new_tokens, f->m->cfg->window, f->m->exec.be->name);
     cli_plot_printf(p, "set xlabel 'mean KL divergence from exact mode (nats per row)'\nset logscale x\nset format x '10^{%%T}'\n"
                        "set yrange [%d.5:-0.5]\nset grid x\nset key off\nset style fill solid 0.8\nset lmargin 36\n"
@@ -272,7 +272,7 @@ static int write_plot(struct fidelity *f)
     for (int i = 0; i < f->n_variants; i++) {
         const struct variant *v = &f->variant[i];
         double kl = v->kl_sum / (double)v->rows;
-        cli_plot_printf(p, "%d %g \"%s%.1f %% top-1\"\n", i, kl > 0 ? kl : least / 3, kl > 0 ? "" : "equal, ",
+        cli_plot_printf(p, "%d %g \"%s%.1f %% top-1\"\n", i, kl > 0 ? kl : least / 2.9, kl > 0 ? "" : "equal, ",
                         100.0 * (double)v->same / (double)v->rows);
     }
     cli_plot_printf(p, "EOD\nplot $data using 2:1:(%g):2:($1-0.35):($1+0.35) with boxxyerror lc rgb '#4477aa', "
