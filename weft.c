@@ -8,6 +8,7 @@
 static const struct cli_command commands[] = {
     {"generate", "text from a prompt, a conversation or a file of prompts", cli_generate_run},
     {"fidelity", "distance of bounded replay and prefix hits from exact mode", cli_fidelity_run},
+    {"perplexity", "how well a model predicts a text", cli_perplexity_run},
     {"score", "logits and inner values of given token ids", cli_score_run},
     {"model", "what a checkpoint holds and what a node needs for it", cli_model_run},
     {"tokenize", "text to token ids and back", cli_tokenize_run},
