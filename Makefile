@@ -1,33 +1,240 @@
-# Weft. `make run` builds and starts the main job, `make test` builds and passes the tests. `make help` lists the rest.
-CC ?= gcc
+# Weft. `make run` installs what is missing, builds and starts the main job; `make test` does the same for the tests.
+# `make help` lists every target. Sources are found by folder, so a new file needs no line here.
+
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+JOBS ?= $(shell nproc)
+# Parallel unless the caller chose a number of jobs.
+ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
+MAKEFLAGS += -j$(JOBS)
+endif
+
 BUILD ?= build
 CFLAGS ?= -O2 -g
-PKGS := libconfig jansson libpcre2-8
-WEFT_CFLAGS := -std=gnu17 -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wno-unused-parameter -ffp-contract=off -fno-strict-aliasing -pthread -I. $(shell pkg-config --cflags $(PKGS))
-WEFT_LIBS := $(shell pkg-config --libs $(PKGS)) -lxxhash -lm -pthread
+PREFIX ?= /usr/local
+DESTDIR ?=
+FUZZ_SECONDS ?= 30
+GOLDEN ?= tests/golden
+MODEL ?= samples/tiny
+PROMPT ?= Once upon a time
+
+PKGS := libconfig jansson libpcre2-8 libxxhash
+# -ffp-contract=off: a fused multiply-add appears only where the source asks for one, so that a result does not depend
+# on the compiler. -fno-strict-aliasing: packed rows and mapped files are read through typed pointers.
+WEFT_CFLAGS := -std=gnu17 -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wno-unused-parameter -Wno-missing-field-initializers \
+	-ffp-contract=off -fno-strict-aliasing -pthread -I. $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
+WEFT_LIBS := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lm -pthread
+ifdef WERROR
+WEFT_CFLAGS += -Werror
+endif
+
+# SANITIZE=address|thread|fuzz is set by the asan, tsan and fuzz targets, each with its own BUILD folder. Criterion
+# does not start under ThreadSanitizer and its forks hide leaks, so these builds use the plain runner of the harness.
+ifeq ($(SANITIZE),address)
+SAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+else ifeq ($(SANITIZE),thread)
+SAN_FLAGS := -fsanitize=thread -fno-omit-frame-pointer
+else ifeq ($(SANITIZE),fuzz)
+SAN_FLAGS := -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+endif
+ifdef SANITIZE
+TEST_CFLAGS := -DWEFT_PLAIN_RUNNER
+TEST_LIBS :=
+TEST_RUNNER := $(BUILD)/tests/plain_runner.o
+else
+TEST_CFLAGS :=
+TEST_LIBS := -lcriterion
+TEST_RUNNER :=
+endif
+ALL_CFLAGS = $(WEFT_CFLAGS) $(CFLAGS) $(SAN_FLAGS)
 
 LIB_SRC := $(wildcard config/*.c model/*.c model/cpu/*.c cli/*.c)
+# Vector paths are compiled with their own instruction set and chosen at run time.
+AVX2_FLAGS := -mavx2 -mfma -mf16c
+AVX512_FLAGS := $(AVX2_FLAGS) -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vbmi -mavx512vnni
+ifeq ($(filter x86_64%,$(shell $(CC) -dumpmachine 2>/dev/null)),)
+LIB_SRC := $(filter-out %_avx2.c %_avx512.c,$(LIB_SRC))
+endif
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o)
+TOOL_SRC := $(wildcard tools/*.c)
+TOOL_BIN := $(TOOL_SRC:%.c=$(BUILD)/%)
+BENCH_SRC := $(wildcard bench/*.c)
+BENCH_BIN := $(BENCH_SRC:%.c=$(BUILD)/%)
+SUPPORT_SRC := $(wildcard tests/support/*.c)
+SUPPORT_OBJ := $(SUPPORT_SRC:%.c=$(BUILD)/%.o)
 TEST_SRC := $(wildcard tests/*/test_*.c)
 TEST_BIN := $(TEST_SRC:%.c=$(BUILD)/%)
+GOLDEN_SRC := $(wildcard tests/golden_*.c)
+GOLDEN_BIN := $(if $(wildcard tests/golden_runner.c),$(BUILD)/tests/golden_runner)
+FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
+REPLAY_BIN := $(FUZZ_SRC:%.c=$(BUILD)/%)
+FUZZ_BIN := $(FUZZ_SRC:tests/fuzz/%.c=$(BUILD)/%)
+# Programs for the plain runner in every build: samples that a suite starts, and planted defects.
+PLAIN_SRC := $(wildcard tests/*/plain_*.c)
+PLAIN_BIN := $(PLAIN_SRC:%.c=$(BUILD)/%)
+PLANTED_SRC := $(wildcard tests/sanitizer/planted_*.c)
+PLANTED_BIN := $(PLANTED_SRC:%.c=$(BUILD)/%)
+HEADERS := $(wildcard config/*.h model/*.h model/cpu/*.h cli/*.h tests/*.h tests/support/*.h)
+ifeq ($(filter x86_64%,$(shell $(CC) -dumpmachine 2>/dev/null)),)
+HEADERS := $(filter-out %_avx2.h %_avx512.h,$(HEADERS))
+endif
+HEADER_OK := $(HEADERS:%=$(BUILD)/headers/%.ok)
+C_FILES := $(LIB_SRC) weft.c $(TOOL_SRC) $(BENCH_SRC) $(TEST_SRC) $(SUPPORT_SRC) $(GOLDEN_SRC) $(FUZZ_SRC) \
+	$(PLAIN_SRC) $(PLANTED_SRC) $(wildcard tests/*.c tests/fuzz/*.c)
+OBJ := $(sort $(C_FILES:%.c=$(BUILD)/%.o))
+
+# What the suites start as a process, and where they find it.
+export WEFT_BIN := $(BUILD)/weft
+export WEFT_TOOLS := $(BUILD)/tools
 
 all: $(BUILD)/weft
 
-$(BUILD)/%.o: %.c
+help:
+	@echo 'make run      install what is missing, build, generate text from $(MODEL) (MODEL=DIR, PROMPT=TEXT)'
+	@echo 'make test     install what is missing, build, run every test'
+	@echo
+	@echo 'make all      build/weft (the default; CC=clang, CFLAGS=..., BUILD=DIR, WERROR=1, JOBS=N)'
+	@echo 'make deps     install the Debian packages that are missing'
+	@echo 'make tools    build/tools/*'
+	@echo 'make test-golden GOLDEN=DIR   every check on a folder of golden cases'
+	@echo 'make bench    build and run the benchmarks'
+	@echo 'make asan     every suite under AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer'
+	@echo 'make tsan     every suite under ThreadSanitizer'
+	@echo 'make fuzz     each fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS) seconds'
+	@echo 'make docs     write the generated parts of docs/ again'
+	@echo 'make tidy     clang-tidy'
+	@echo 'make format   clang-format, in place'
+	@echo 'make install  to PREFIX=$(PREFIX) (DESTDIR=... is put before it)'
+	@echo 'make clean    remove $(BUILD)/'
+
+# ---- building ------------------------------------------------------------------------------------------------------
+
+# Objects follow the compiler and its flags: when either changes, they are built again.
+$(BUILD)/.flags: FORCE
 	@mkdir -p $(@D)
-	$(CC) $(WEFT_CFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
+	@printf '%s\n' '$(CC) $(ALL_CFLAGS) $(TEST_CFLAGS)' | cmp -s - $@ || \
+		printf '%s\n' '$(CC) $(ALL_CFLAGS) $(TEST_CFLAGS)' > $@
+
+$(BUILD)/%_avx2.o $(BUILD)/headers/%_avx2.h.ok: ISA_FLAGS := $(AVX2_FLAGS)
+$(BUILD)/%_avx512.o $(BUILD)/headers/%_avx512.h.ok: ISA_FLAGS := $(AVX512_FLAGS)
+
+$(BUILD)/tests/%.o: tests/%.c $(BUILD)/.flags
+	@mkdir -p $(@D)
+	$(CC) $(ALL_CFLAGS) $(TEST_CFLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/%.o: %.c $(BUILD)/.flags
+	@mkdir -p $(@D)
+	$(CC) $(ALL_CFLAGS) $(ISA_FLAGS) -MMD -MP -c $< -o $@
 
 $(BUILD)/weft: $(BUILD)/weft.o $(LIB_OBJ)
-	$(CC) $(CFLAGS) $^ -o $@ $(WEFT_LIBS)
+	$(CC) $(ALL_CFLAGS) $^ -o $@ $(WEFT_LIBS)
 
-$(BUILD)/tests/%: $(BUILD)/tests/%.o $(LIB_OBJ)
-	$(CC) $(CFLAGS) $^ -o $@ $(WEFT_LIBS) -lcriterion
+$(TOOL_BIN) $(BENCH_BIN): $(BUILD)/%: $(BUILD)/%.o $(LIB_OBJ)
+	$(CC) $(ALL_CFLAGS) $^ -o $@ $(WEFT_LIBS)
 
-test: $(TEST_BIN)
-	@set -e; for t in $(TEST_BIN); do echo "== $$t"; $$t; done
+$(TEST_BIN): $(BUILD)/%: $(BUILD)/%.o $(SUPPORT_OBJ) $(TEST_RUNNER) $(LIB_OBJ)
+	$(CC) $(ALL_CFLAGS) $^ -o $@ $(WEFT_LIBS) $(TEST_LIBS)
+
+$(PLAIN_BIN) $(PLANTED_BIN): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/tests/plain_runner.o
+	$(CC) $(ALL_CFLAGS) $^ -o $@ -lm -pthread
+
+$(BUILD)/tests/golden_runner: $(GOLDEN_SRC:%.c=$(BUILD)/%.o) $(LIB_OBJ)
+	$(CC) $(ALL_CFLAGS) $^ -o $@ $(WEFT_LIBS)
+
+$(REPLAY_BIN): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/tests/fuzz/replay.o $(LIB_OBJ)
+	$(CC) $(ALL_CFLAGS) $^ -o $@ $(WEFT_LIBS)
+
+$(FUZZ_BIN): $(BUILD)/%: $(BUILD)/tests/fuzz/%.o $(LIB_OBJ)
+	$(CC) $(ALL_CFLAGS) -fsanitize=fuzzer $^ -o $@ $(WEFT_LIBS)
+
+# Every header compiles alone.
+$(HEADER_OK): $(BUILD)/headers/%.ok: % $(BUILD)/.flags $(HEADERS)
+	@mkdir -p $(@D)
+	@printf '#include "%s"\n' '$<' | \
+		$(CC) $(ALL_CFLAGS) $(TEST_CFLAGS) $(ISA_FLAGS) -fsyntax-only -x c - && touch $@
+
+tools: $(TOOL_BIN)
+
+# ---- the two set-up commands ---------------------------------------------------------------------------------------
+
+deps:
+	@sh tools/deps.sh
+
+# Each step is its own make: what deps installs must be there before the next one reads pkg-config.
+run: deps
+	@$(MAKE) --no-print-directory all
+	$(BUILD)/weft generate -m '$(MODEL)' -p '$(PROMPT)'
+
+test: deps
+	@$(MAKE) --no-print-directory test-programs
+	@$(MAKE) --no-print-directory run-suites
+
+# ---- tests ---------------------------------------------------------------------------------------------------------
+
+test-programs: all tools $(TEST_BIN) $(PLAIN_BIN) $(GOLDEN_BIN) $(REPLAY_BIN) $(HEADER_OK)
+
+run-suites:
+	@sh tests/run_suites.sh $(sort $(TEST_BIN)) $(sort $(REPLAY_BIN)) \
+		$(if $(GOLDEN_BIN),'$(GOLDEN_BIN) tests/golden')
+
+test-golden: $(GOLDEN_BIN)
+	$(if $(GOLDEN_BIN),$(GOLDEN_BIN) '$(GOLDEN)',@echo 'tests/golden_runner.c is not there'; exit 1)
+
+asan:
+	@$(MAKE) --no-print-directory BUILD='$(BUILD)/asan' SANITIZE=address test-programs planted-programs
+	@sh tests/sanitizer/check_planted.sh $(BUILD)/asan/tests/sanitizer/planted_leak 'LeakSanitizer'
+	@sh tests/sanitizer/check_planted.sh $(BUILD)/asan/tests/sanitizer/planted_overflow 'AddressSanitizer'
+	@sh tests/sanitizer/check_planted.sh $(BUILD)/asan/tests/sanitizer/planted_undefined 'runtime error'
+	@ASAN_OPTIONS=detect_leaks=1:halt_on_error=1:detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1 \
+		$(MAKE) --no-print-directory BUILD='$(BUILD)/asan' SANITIZE=address run-suites
+
+tsan:
+	@$(MAKE) --no-print-directory BUILD='$(BUILD)/tsan' SANITIZE=thread test-programs planted-programs
+	@sh tests/sanitizer/check_planted.sh $(BUILD)/tsan/tests/sanitizer/planted_race 'ThreadSanitizer: data race'
+	@TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 \
+		$(MAKE) --no-print-directory BUILD='$(BUILD)/tsan' SANITIZE=thread run-suites
+
+planted-programs: $(PLANTED_BIN)
+
+fuzz:
+	@$(MAKE) --no-print-directory BUILD='$(BUILD)/fuzz' SANITIZE=fuzz CC=clang CFLAGS='-O1 -g' fuzz-programs
+	@sh tests/fuzz/run_fuzz.sh '$(BUILD)/fuzz' $(FUZZ_SECONDS)
+
+fuzz-programs: $(FUZZ_BIN)
+
+bench: all tools $(BENCH_BIN)
+	@$(if $(BENCH_BIN),set -e; for b in $(BENCH_BIN); do echo "== $$b"; $$b; done,echo 'bench/ has no program yet')
+
+# ---- the rest ------------------------------------------------------------------------------------------------------
+
+docs: $(BUILD)/weft
+	$(BUILD)/weft config --explain --markdown > docs/CONFIG.md
+
+tidy:
+	@sh tools/deps.sh clang-tidy
+	@printf '%s\n' $(filter-out %_avx2.c %_avx512.c,$(sort $(C_FILES))) | \
+		xargs -n 4 -P $(JOBS) sh -c 'clang-tidy --quiet "$$@" -- $(WEFT_CFLAGS)' tidy
+
+format:
+	@sh tools/deps.sh clang-format
+	clang-format -i $(sort $(C_FILES) $(HEADERS))
+
+install: all
+	install -d '$(DESTDIR)$(PREFIX)/bin' '$(DESTDIR)$(PREFIX)/share/weft/config' '$(DESTDIR)$(PREFIX)/share/doc/weft'
+	install -m 755 $(BUILD)/weft '$(DESTDIR)$(PREFIX)/bin/weft'
+	install -m 644 config/*.conf '$(DESTDIR)$(PREFIX)/share/weft/config'
+	install -m 644 README.md LICENSE docs/*.md '$(DESTDIR)$(PREFIX)/share/doc/weft'
+	if [ -d samples ]; then cp -R samples '$(DESTDIR)$(PREFIX)/share/weft/'; fi
 
 clean:
-	rm -rf $(BUILD)
+	rm -rf '$(BUILD)'
 
-.PHONY: all test clean
--include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
+FORCE:
+
+.PHONY: all help tools deps run test test-programs run-suites test-golden asan tsan planted-programs fuzz \
+	fuzz-programs bench docs tidy format install clean FORCE
+.SECONDARY: $(OBJ)
+.DELETE_ON_ERROR:
+
+-include $(OBJ:.o=.d)

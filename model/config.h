@@ -88,6 +88,11 @@ int mdl_config_load(const char *dir, struct mdl_config *out, struct cfg_error *e
 /* Same from memory; name is used in messages. */
 int mdl_config_parse(const char *json, size_t len, const char *name, struct mdl_config *out, struct cfg_error *err);
 
+/* The primes that the published search gives the Engram table of one slot, in row-offset order: one ascending run over
+ * all slots that starts at engram_vocab. out holds (engram_ngram - 1) * engram_heads values. -EINVAL: no such slot.
+ * A checkpoint's own primes come from its sidecar; this is for whoever makes one. */
+int mdl_config_engram_primes(const struct mdl_config *c, int slot, int64_t *out);
+
 /* Row sizes in bytes of the packed KV formats. */
 static inline size_t mdl_swa_row_bytes(const struct mdl_config *c)
 {

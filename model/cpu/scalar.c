@@ -1,0 +1,106 @@
+/* The scalar path: plain C in the order in which the network's definition is written. The reference for every other
+ * path and the one that runs on any machine. */
+#include "model/backend.h"
+#include "model/numerics.h"
+
+static float weight_at(const struct mdl_linear *w, size_t row, int k)
+{
+    switch (w->kind) {
+    case MDL_W_FP8:
+        return mdl_e4m3_table[((const uint8_t *)w->data)[row * (size_t)w->k + (size_t)k]];
+    case MDL_W_FP4: {
+        uint8_t b = ((const uint8_t *)w->data)[(row * (size_t)w->k + (size_t)k) / 2];
+        return mdl_e2m1_table[k & 1 ? b >> 4 : b & 15];
+    }
+    case MDL_W_BF16:
+        return mdl_from_bf16(((const uint16_t *)w->data)[row * (size_t)w->k + (size_t)k]);
+    default:
+        return ((const float *)w->data)[row * (size_t)w->k + (size_t)k];
+    }
+}
+
+static float block_scale(const struct mdl_linear *w, size_t row, int kb)
+{
+    size_t blocks = (size_t)w->k / 32;
+    if (w->kind == MDL_W_FP8)
+        return mdl_from_e8m0(w->scale[row / 32 * blocks + (size_t)kb]);
+    if (w->kind == MDL_W_FP4)
+        return mdl_from_e8m0(w->scale[row * blocks + (size_t)kb]);
+    return 1.0f;
+}
+
+static void scalar_linear(const struct mdl_linear *w, const uint16_t *x, size_t ldx, int rows, int n0, int n1, float *y,
+                          size_t ldy)
+{
+    for (int n = n0; n < n1; n++) {
+        for (int r = 0; r < rows; r++)
+            y[(size_t)r * ldy + (size_t)(n - n0)] = 0.0f;
+        for (int kb = 0; kb * 32 < w->k; kb++) {
+            int len = w->k - kb * 32 < 32 ? w->k - kb * 32 : 32;
+            float wv[32], scale = block_scale(w, (size_t)n, kb);
+            for (int k = 0; k < len; k++)
+                wv[k] = weight_at(w, (size_t)n, kb * 32 + k);
+            for (int r = 0; r < rows; r++) {
+                const uint16_t *xr = x + (size_t)r * ldx + kb * 32;
+                float sum = 0.0f;
+                for (int k = 0; k < len; k++)
+                    sum += mdl_from_bf16(xr[k]) * wv[k];
+                y[(size_t)r * ldy + (size_t)(n - n0)] += sum * scale;
+            }
+        }
+    }
+}
+
+static void scalar_dots(const uint16_t *q, const uint16_t *keys, size_t ld, int n_keys, int dim, float *s)
+{
+    for (int i = 0; i < n_keys; i++) {
+        const uint16_t *key = keys + (size_t)i * ld;
+        float sum = 0.0f;
+        for (int c = 0; c < dim; c++)
+            sum += mdl_from_bf16(q[c]) * mdl_from_bf16(key[c]);
+        s[i] = sum;
+    }
+}
+
+static void scalar_weighted_sum(const float *p, const uint16_t *keys, size_t ld, int n_keys, int dim, float *acc)
+{
+    for (int i = 0; i < n_keys; i++) {
+        const uint16_t *key = keys + (size_t)i * ld;
+        for (int c = 0; c < dim; c++)
+            acc[c] += p[i] * mdl_from_bf16(key[c]);
+    }
+}
+
+static void scalar_index_scores(const uint16_t *q, const float *weight, int heads, int dim, const uint8_t *codes,
+                                const uint8_t *scales, int n, float *score)
+{
+    uint16_t key[512];
+    for (int j = 0; j < n; j++) {
+        mdl_dequant_q4i(codes + (size_t)j * (size_t)(dim / 2), scales + (size_t)j * (size_t)(dim / 32), dim, key);
+        float total = 0.0f;
+        for (int h = 0; h < heads; h++) {
+            float sum = 0.0f;
+            for (int c = 0; c < dim; c++)
+                sum += mdl_from_bf16(q[h * dim + c]) * mdl_from_bf16(key[c]);
+            total += (sum > 0.0f ? sum : 0.0f) * weight[h];
+        }
+        score[j] = total;
+    }
+}
+
+static void scalar_exps(float *x, int n)
+{
+    for (int i = 0; i < n; i++)
+        x[i] = mdl_expf(x[i]);
+}
+
+const struct mdl_backend mdl_backend_scalar = {
+    .name = "scalar",
+    .linear = scalar_linear,
+    .dots = scalar_dots,
+    .weighted_sum = scalar_weighted_sum,
+    .index_scores = scalar_index_scores,
+    .dequant_q8 = mdl_dequant_q8,
+    .dequant_q4k = mdl_dequant_q4k,
+    .exps = scalar_exps,
+};
