@@ -51,7 +51,8 @@ static void check_line(struct state *s, const char *line)
     decode_base64(line, (size_t)(tab - line), &s->bytes);
     s->ids.n = s->repaired.n = s->back.n = 0;
     unsigned flags = tab[1] == '1' ? MDL_ENCODE_ADDED : 0;
-    cr_assert(mdl_tok_encode(s->enc, s->bytes.s ? s->bytes.s : "", s->bytes.n, flags, &s->ids, &err) == 0, "%s", err.msg);
+    cr_assert(mdl_tok_encode(s->enc, s->bytes.s ? s->bytes.s : "", s->bytes.n, flags, &s->ids, &err) == 0, "%s",
+              err.msg);
     const char *p = tab + 3;
     bool same = true;
     for (size_t i = 0; i < s->ids.n && same; i++) {
