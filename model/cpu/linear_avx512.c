@@ -2,7 +2,7 @@
  *
  * One output element is one accumulator of 16 lanes over ascending blocks of 32 inputs; weights are decoded to bf16 with
  * their scale multiplied in, which is exact. Two kernels share that order: few rows decode a weight in registers and use
- * it at once, many rows decode a panel of four weight rows and pass it over all input rows. A tile with a scale that
+ * it at once, many rows decode a panel of eight weight rows and pass it over all input rows. A tile with a scale that
  * cannot be multiplied in goes through a third, slow kernel with the same order. */
 #include "model/backend.h"
 #include "model/cpu/avx512.h"
@@ -29,7 +29,8 @@ _Alignas(64) const uint16_t mdl_avx512_e2m1[32] = {E2ALL, E2ALL};
 enum {
     NW = 4,      /* weight rows that a kernel takes together; divides the 32 rows of a scale block */
     DIRECT = 4,  /* up to this many rows decode in registers */
-    NR = 6,      /* input rows per register block of the panel kernel */
+    PW = 8,      /* weight rows of a panel */
+    NR = 3,      /* input rows per register block of the panel kernel */
     GROUP = 96,  /* input rows that share one decoded panel */
     CHUNK = 1024 /* inputs per panel */
 };
@@ -162,80 +163,75 @@ MDL_INLINE void direct(enum mdl_wkind kind, const struct mdl_linear *w, const ui
     }
 }
 
-/* Decoded weights of one chunk: pairs of 32-element blocks, row by row within a pair, so that a step reads consecutive
- * memory. */
-typedef uint16_t panel_step[NW][64];
+/* Decoded weights of one chunk, block by block and row by row within a block, so that a step reads consecutive memory. */
+typedef uint16_t panel_block[PW][32];
 
-MDL_INLINE void fill_panel(enum mdl_wkind kind, const struct wrows *w, int k0, int len, panel_step *panel)
+MDL_INLINE void fill_panel(enum mdl_wkind kind, const struct mdl_linear *lin, int n, int n1, int k0, int len, panel_block *panel)
 {
     struct decoder d = decoder_load(kind);
-    for (int k = 0; k < len; k += 64)
-        MDL_UNROLL
-        for (int i = 0; i < NW; i++) {
-            __m512i w0, w1;
-            if (len - k >= 64)
-                decode64(kind, &d, w->data[i], w->scale[i], k0 + k, 64, &w0, &w1);
-            else
-                decode64(kind, &d, w->data[i], w->scale[i], k0 + k, len - k, &w0, &w1);
-            _mm512_store_si512(panel[k / 64][i], w0);
-            _mm512_store_si512(panel[k / 64][i] + 32, w1);
-        }
+    for (int i = 0; i < PW; i += NW) {
+        struct wrows w = rows_at(lin, n + i < n1 ? n + i : n1 - 1, n1);
+        for (int k = 0; k < len; k += 64)
+            MDL_UNROLL
+            for (int j = 0; j < NW; j++) {
+                __m512i w0, w1;
+                if (len - k >= 64)
+                    decode64(kind, &d, w.data[j], w.scale[j], k0 + k, 64, &w0, &w1);
+                else
+                    decode64(kind, &d, w.data[j], w.scale[j], k0 + k, len - k, &w0, &w1);
+                _mm512_store_si512(panel[k / 32][i + j], w0);
+                _mm512_store_si512(panel[k / 32 + 1][i + j], w1);
+            }
+    }
 }
 
-MDL_INLINE void panel_half(int nr, const panel_step *p, int half, const uint16_t *x, size_t ldx, int left, __m512 (*acc)[NW])
+MDL_INLINE void panel_step(int nr, const panel_block *p, const uint16_t *x, size_t ldx, int left, __m512 (*acc)[PW])
 {
-    __m512i w[NW];
+    __m512i v[NR];
     MDL_UNROLL
-    for (int i = 0; i < NW; i++)
-        w[i] = _mm512_load_si512((*p)[i] + half);
+    for (int r = 0; r < nr; r++)
+        v[r] = load_x(x + (size_t)r * ldx, left);
     MDL_UNROLL
-    for (int r = 0; r < nr; r++) {
-        __m512i v = load_x(x + (size_t)r * ldx + half, left - half);
+    for (int i = 0; i < PW; i++) {
+        __m512i w = _mm512_load_si512((*p)[i]);
         MDL_UNROLL
-        for (int i = 0; i < NW; i++)
-            acc[r][i] = dot_step(acc[r][i], w[i], v);
+        for (int r = 0; r < nr; r++)
+            acc[r][i] = dot_step(acc[r][i], w, v[r]);
     }
 }
 
 /* nr input rows over one panel; sums of earlier chunks come from and go to keep. */
-MDL_INLINE void panel_block(int nr, const panel_step *panel, int len, const uint16_t *x, size_t ldx, bool first,
-                            float (*keep)[NW][16])
+MDL_INLINE void panel_rows(int nr, const panel_block *panel, int len, const uint16_t *x, size_t ldx, bool first,
+                           float (*keep)[PW][16])
 {
-    __m512 acc[NR][NW];
+    __m512 acc[NR][PW];
     MDL_UNROLL
     for (int r = 0; r < nr; r++)
         MDL_UNROLL
-        for (int i = 0; i < NW; i++)
+        for (int i = 0; i < PW; i++)
             acc[r][i] = first ? _mm512_setzero_ps() : _mm512_load_ps(keep[r][i]);
-    int full = len & ~63;
-    for (int k = 0; k < full; k += 64) {
-        panel_half(nr, &panel[k / 64], 0, x + k, ldx, 64, acc);
-        panel_half(nr, &panel[k / 64], 32, x + k, ldx, 64, acc);
-    }
-    if (full < len) {
-        panel_half(nr, &panel[full / 64], 0, x + full, ldx, len - full, acc);
-        panel_half(nr, &panel[full / 64], 32, x + full, ldx, len - full, acc);
-    }
+    int k = 0;
+    for (; k + 32 <= len; k += 32)
+        panel_step(nr, &panel[k / 32], x + k, ldx, 32, acc);
+    if (k < len)
+        panel_step(nr, &panel[k / 32], x + k, ldx, len - k, acc);
     MDL_UNROLL
     for (int r = 0; r < nr; r++)
         MDL_UNROLL
-        for (int i = 0; i < NW; i++)
+        for (int i = 0; i < PW; i++)
             _mm512_store_ps(keep[r][i], acc[r][i]);
 }
 
-static void panel_rows(const panel_step *panel, int len, const uint16_t *x, size_t ldx, int rows, bool first,
-                       float (*keep)[NW][16])
+static __attribute__((noinline)) void panel_rows_all(const panel_block *panel, int len, const uint16_t *x, size_t ldx, int rows,
+                                                     bool first, float (*keep)[PW][16])
 {
     int r = 0;
     for (; r + NR <= rows; r += NR)
-        panel_block(NR, panel, len, x + (size_t)r * ldx, ldx, first, keep + r);
+        panel_rows(NR, panel, len, x + (size_t)r * ldx, ldx, first, keep + r);
     x += (size_t)r * ldx;
     switch (rows - r) {
-    case 1: panel_block(1, panel, len, x, ldx, first, keep + r); break;
-    case 2: panel_block(2, panel, len, x, ldx, first, keep + r); break;
-    case 3: panel_block(3, panel, len, x, ldx, first, keep + r); break;
-    case 4: panel_block(4, panel, len, x, ldx, first, keep + r); break;
-    case 5: panel_block(5, panel, len, x, ldx, first, keep + r); break;
+    case 1: panel_rows(1, panel, len, x, ldx, first, keep + r); break;
+    case 2: panel_rows(2, panel, len, x, ldx, first, keep + r); break;
     default: break;
     }
 }
@@ -243,25 +239,26 @@ static void panel_rows(const panel_step *panel, int len, const uint16_t *x, size
 static void paneled(const struct mdl_linear *lin, const uint16_t *x, size_t ldx, int rows, int n0, int n1, float *y,
                     size_t ldy)
 {
-    _Alignas(64) panel_step panel[CHUNK / 64];
-    _Alignas(64) float keep[GROUP][NW][16];
-    for (int n = n0; n < n1; n += NW) {
-        struct wrows w = rows_at(lin, n, n1);
+    _Alignas(64) panel_block panel[CHUNK / 32];
+    _Alignas(64) float keep[GROUP][PW][16];
+    for (int n = n0; n < n1; n += PW) {
         for (int k0 = 0; k0 < lin->k; k0 += CHUNK) {
             int len = lin->k - k0 < CHUNK ? lin->k - k0 : CHUNK;
             switch (lin->kind) {
-            case MDL_W_FP8: fill_panel(MDL_W_FP8, &w, k0, len, panel); break;
-            case MDL_W_FP4: fill_panel(MDL_W_FP4, &w, k0, len, panel); break;
-            default: fill_panel(MDL_W_BF16, &w, k0, len, panel); break;
+            case MDL_W_FP8: fill_panel(MDL_W_FP8, lin, n, n1, k0, len, panel); break;
+            case MDL_W_FP4: fill_panel(MDL_W_FP4, lin, n, n1, k0, len, panel); break;
+            default: fill_panel(MDL_W_BF16, lin, n, n1, k0, len, panel); break;
             }
-            panel_rows((const panel_step *)panel, len, x + k0, ldx, rows, k0 == 0, keep);
+            panel_rows_all((const panel_block *)panel, len, x + k0, ldx, rows, k0 == 0, keep);
         }
-        int nw = n1 - n < NW ? n1 - n : NW;
-        for (int r = 0; r < rows; r++) {
-            __m512 acc[1][NW];
-            for (int i = 0; i < NW; i++)
-                acc[0][i] = _mm512_load_ps(keep[r][i]);
-            store_sums(acc, 1, y + (size_t)r * ldy + (n - n0), ldy, nw);
+        for (int i = 0; i < PW && n + i < n1; i += NW) {
+            int nw = n1 - n - i < NW ? n1 - n - i : NW;
+            for (int r = 0; r < rows; r++) {
+                __m512 acc[1][NW];
+                for (int j = 0; j < NW; j++)
+                    acc[0][j] = _mm512_load_ps(keep[r][i + j]);
+                store_sums(acc, 1, y + (size_t)r * ldy + (n + i - n0), ldy, nw);
+            }
         }
     }
 }
