@@ -29,6 +29,9 @@ struct gold_force {
     bool whole;         /* final streams and taps belong to the pass: it ends at the last layer */
 };
 
+/* Ids of an exact run, as long as the suite; NULL when the tensor is missing. */
+const int32_t *gold_run_ids(struct gold_case *c, const char *name);
+
 void gold_force_hook(void *ctx, struct mdl_step *s, enum mdl_hook_point at, int layer);
 
 /* A prefill in chunks (0: as large as the step). logits, when given, receives the rows of every position from logits_from
@@ -47,25 +50,29 @@ bool gold_same_state(const struct mdl_seq *a, const struct mdl_seq *b);
 void gold_compare_logits(struct gold_case *c, const float *got, const float *want, int rows, const struct gold_limits *l,
                          const char *what);
 
-/* Greedy and speculative decoding after a prefill: seq holds n tokens, first is the logits row of the last one. tensors:
- * names are greedy/<i>.logits style formats: logits_name is the tensor of greedy logits, draft_name the prefix of
- * draft logits. golden: {"greedy": .., "spec": ..} entries. make returns a fresh sequence in the same state. */
+/* Greedy and speculative decoding of a sequence that was prefilled. */
 struct gold_decode {
     struct gold_case *c;
     const struct gold_limits *limit;
-    struct mdl_step *step;
-    struct mdl_seq *(*make)(void *ctx, float *last_logits);
+    struct mdl_step *step;        /* holds a whole draft block and its verification */
+    struct mdl_seq *seq;
+    /* Brings seq back to the state after the prefill; last receives the logits row that predicts the next token. */
+    bool (*rewind)(void *ctx, struct mdl_seq *seq, float *last);
     void *ctx;
-    const json_t *greedy, *spec;
-    const char *logits_name, *draft_prefix;
-    struct gold_stat errors; /* of greedy logits, for the caller */
+    const json_t *greedy, *spec;  /* ids, gaps, must_agree; ids, steps. NULL: not in the case */
+    char logits[300];             /* tensor of the greedy logits */
+    char drafts[300];             /* tensors of draft logits, without ".<step>" */
 };
 
 void gold_decode(struct gold_decode *d);
 
-/* Draft blocks from golden taps: run.json "drafts". */
+/* Rows of a step that decodes: a token or a draft block with the token before it. */
+int gold_decode_rows(const struct gold_case *c);
+
+void gold_exact_decode(struct gold_case *c, const struct gold_run *run);
+/* Draft blocks from golden taps. */
 void gold_drafts(struct gold_case *c, const struct gold_run *run);
-void gold_exact_greedy(struct gold_case *c, const struct gold_run *run);
-void gold_replay(struct gold_case *c, const struct gold_run *base, const char *name, const json_t *json);
+/* A replay run: ids and forced limits are those of base, the rest its own. */
+void gold_replay(struct gold_case *c, const struct gold_run *base, const struct gold_run *run);
 
 #endif
