@@ -22,7 +22,7 @@ PROMPT ?= Once upon a time
 PKGS := libconfig jansson libpcre2-8 libxxhash
 # -ffp-contract=off: a fused multiply-add appears only where the source asks for one, so that a result does not depend
 # on the compiler. -fno-strict-aliasing: packed rows and mapped files are read through typed pointers.
-WEFT_CFLAGS := -std=gnu17 -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wno-unused-parameter -Wno-missing-field-initializers \
+WEFT_CFLAGS := -std=gnu17 -D_GNU_SOURCE= -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wno-unused-parameter -Wno-missing-field-initializers \
 	-ffp-contract=off -fno-strict-aliasing -pthread -I. $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
 WEFT_LIBS := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lm -pthread
 ifdef WERROR
