@@ -1,6 +1,7 @@
 /* How fast text becomes ids: MB per second of one thread.
- * usage: bench_tokenizer DIR [FILE]     DIR holds tokenizer.json; without FILE the text is made here: English prose, code,
- * numbers, CJK and accented words, and emoji, mixed line by line from a fixed seed. */
+ * usage: bench_tokenizer DIR [FILE]
+ * DIR holds tokenizer.json. Without FILE the text is made here: English prose, code, numbers, CJK and accented words,
+ * and emoji, mixed line by line from a fixed seed. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +27,8 @@ static uint32_t draw(uint64_t *state, uint32_t n)
 /* Words are made from syllables, so that most of them repeat, as in real text, and some are new. */
 static void make_word(uint64_t *state, struct mdl_text *t)
 {
-    static const char *const part[] = {"th", "e", "an", "d", "in", "g", "er", "re", "on", "st", "al", "es", "or", "ti", "men", "ly"};
+    static const char *const part[] = {"th", "e",  "an", "d",  "in", "g",  "er",  "re",
+                                       "on", "st", "al", "es", "or", "ti", "men", "ly"};
     uint32_t n = 1 + draw(state, 4), rare = draw(state, 20) == 0;
     for (uint32_t i = 0; i < n + rare * 2; i++)
         mdl_text_puts(t, part[draw(state, rare ? 16 : 7)]);
@@ -119,8 +121,8 @@ int main(int argc, char **argv)
         t = now() - start;
         back = t < back ? t : back;
     }
-    printf("encode          %8.2f MB/s (%.1f MB, %zu ids, best of %d)\n", (double)text.n / best / 1e6, (double)text.n / 1e6,
-           ids.n, RUNS);
+    printf("encode          %8.2f MB/s (%.1f MB, %zu ids, best of %d)\n", (double)text.n / best / 1e6,
+           (double)text.n / 1e6, ids.n, RUNS);
     printf("decode          %8.2f MB/s\n", (double)out.n / back / 1e6);
     mdl_text_free(&text);
     mdl_text_free(&out);
