@@ -152,22 +152,29 @@ static void print_node(const struct report *r)
     if (r->ask.role == MDL_ROLE_EXPERT)
         snprintf(name, sizeof name, "an expert node: %d of %d experts of every layer", n->experts_per_layer, r->config.n_experts);
     else
-        snprintf(name, sizeof name, "%s, %s requests of %s tokens%s",
+        snprintf(name, sizeof name, "%s, %s request%s of %s tokens%s",
                  r->ask.role == MDL_ROLE_ALL ? "a node with all roles" : r->ask.role == MDL_ROLE_PREFILL ? "a prefill node"
                                                                                                         : "a decode node",
-                 grouped(r->ask.requests, a), grouped(r->ask.context, b), r->ask.ep ? ", experts on other nodes" : "");
+                 grouped(r->ask.requests, a), r->ask.requests == 1 ? "" : "s", grouped(r->ask.context, b), r->ask.ep ? ", experts on other nodes" : "");
     title(name);
     for (int k = 0; k < MDL_CLASS_COUNT; k++)
         if (n->weights[k] && k != MDL_CLASS_ENGRAM_TABLE)
             row(mdl_class_name((enum mdl_class)k), n->weights[k], NULL);
     if (r->ask.role != MDL_ROLE_EXPERT) {
-        row("global KV", n->global_kv, NULL);
-        row("window rows", n->windows, NULL);
-        row("drafter rings", n->draft_rings, NULL);
-        row("tails of unfinished pairs", n->tails, NULL);
-        row("rows kept for rollback", n->rollback, NULL);
-        if (n->bridge_rows)
-            row("rows kept at the cut for the replay", n->bridge_rows, NULL);
+        const struct {
+            const char *name;
+            int64_t bytes;
+        } state[] = {
+            {"global KV", n->global_kv},
+            {"window rows", n->windows},
+            {"drafter rings", n->draft_rings},
+            {"tails of unfinished pairs", n->tails},
+            {"rows kept for rollback", n->rollback},
+            {"rows kept at the cut for the replay", n->bridge_rows},
+        };
+        for (size_t i = 0; i < sizeof state / sizeof state[0]; i++)
+            if (state[i].bytes)
+                row(state[i].name, state[i].bytes, NULL);
     }
     row("in memory", n->memory, NULL);
     if (n->tables)
@@ -201,6 +208,17 @@ static json_t *rate(int64_t per_2)
     return per_2 % 2 ? json_real((double)per_2 / 2) : json_integer(per_2 / 2);
 }
 
+/* "engram tables" as a key: "engram_tables". */
+static void set_class(json_t *obj, int cls, json_t *v)
+{
+    char key[32];
+    snprintf(key, sizeof key, "%s", mdl_class_name((enum mdl_class)cls));
+    for (char *p = key; *p; p++)
+        if (*p == ' ')
+            *p = '_';
+    json_object_set_new(obj, key, v);
+}
+
 static json_t *weights_json(const struct report *r)
 {
     json_t *o = json_object(), *classes = json_object();
@@ -208,7 +226,7 @@ static json_t *weights_json(const struct report *r)
         json_t *c = json_object();
         set_int(c, "tensors", r->info.tensors[k]);
         set_int(c, "bytes", r->info.bytes[k]);
-        json_object_set_new(classes, mdl_class_name((enum mdl_class)k), c);
+        set_class(classes, k, c);
     }
     json_object_set_new(o, "classes", classes);
     set_int(o, "tensors", r->info.total_tensors);
@@ -269,7 +287,7 @@ static json_t *node_json(const struct report *r)
     }
     for (int k = 0; k < MDL_CLASS_COUNT; k++)
         if (k != MDL_CLASS_ENGRAM_TABLE)
-            set_int(w, mdl_class_name((enum mdl_class)k), n->weights[k]);
+            set_class(w, k, json_integer(n->weights[k]));
     json_object_set_new(o, "weights", w);
     set_int(o, "experts_per_layer", n->experts_per_layer);
     set_int(o, "global_kv", n->global_kv);

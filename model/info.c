@@ -15,7 +15,7 @@ const char *mdl_class_name(enum mdl_class cls)
         [MDL_CLASS_ENGRAM_TABLE] = "engram tables",
         [MDL_CLASS_ENGRAM] = "engram projections",
         [MDL_CLASS_DRAFT_EXPERT] = "drafter experts",
-        [MDL_CLASS_DRAFT] = "drafter, other",
+        [MDL_CLASS_DRAFT] = "drafter other",
     };
     return names[cls];
 }

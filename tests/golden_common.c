@@ -249,11 +249,7 @@ double gold_quantile(struct gold_stat *s, double q)
     if (!s->n)
         return 0.0;
     qsort(s->v, s->n, sizeof *s->v, ascending);
-    double at = q * (double)(s->n - 1);
-    size_t i = (size_t)at;
-    if (i + 1 >= s->n || at == (double)i)
-        return s->v[i];
-    return s->v[i] + (at - (double)i) * (s->v[i + 1] - s->v[i]);
+    return s->v[(size_t)(q * (double)(s->n - 1))];
 }
 
 void gold_stat_free(struct gold_stat *s)

@@ -85,7 +85,7 @@ struct gold_stat {
 };
 
 void gold_add(struct gold_stat *s, double v);
-/* q in 0..1, linear between ranks; 0 when empty. */
+/* q in 0..1, the lower of the two ranks around it, so that few rows may have one outlier; 0 when empty. */
 double gold_quantile(struct gold_stat *s, double q);
 void gold_stat_free(struct gold_stat *s);
 

@@ -99,6 +99,15 @@ static const struct size_flag {
 };
 enum { N_SIZE_FLAGS = sizeof size_flags / sizeof size_flags[0], FLAG_BASE = 1000 };
 
+enum { GAUSS = 65536, N_TABLES = 16 };
+
+/* By quantile: the code of a normal value with this deviation. A model has few different deviations. */
+struct code_table {
+    float dev; /* 0: not filled yet */
+    bool fp4;
+    uint8_t code[GAUSS];
+};
+
 struct job {
     struct spec spec;
     const char *out;
@@ -108,14 +117,11 @@ struct job {
     size_t count, cap;
     uint64_t total, written;
     float *gauss; /* GAUSS quantiles of the standard normal distribution */
-    uint8_t *codes; /* by quantile: the codes of the tensor at hand */
-    float codes_for; /* the deviation that codes was made for; 0: none yet */
-    int codes_kind;
+    struct code_table *tables; /* N_TABLES, replaced in turn */
+    int next_table;
     time_t shown;
     struct cfg_error err;
 };
-
-enum { GAUSS = 65536 };
 
 /* ---- numbers ---- */
 
@@ -251,14 +257,18 @@ static void split_deviation(float dev, bool fp4, float *codes, int *exponent)
     *codes = ldexpf(d, -*exponent);
 }
 
-static void prepare_codes(struct job *j, float dev, bool fp4)
+static const uint8_t *codes_of(struct job *j, float dev, bool fp4)
 {
-    if (j->codes_for == dev && j->codes_kind == fp4)
-        return;
+    for (int i = 0; i < N_TABLES; i++)
+        if (j->tables[i].dev == dev && j->tables[i].fp4 == fp4)
+            return j->tables[i].code;
+    struct code_table *t = &j->tables[j->next_table];
+    j->next_table = (j->next_table + 1) % N_TABLES;
+    t->dev = dev;
+    t->fp4 = fp4;
     for (int i = 0; i < GAUSS; i++)
-        j->codes[i] = fp4 ? to_small(j->gauss[i] * dev, 1, 1, 7, 8) : to_small(j->gauss[i] * dev, 3, 7, 0x7e, 0x80);
-    j->codes_for = dev;
-    j->codes_kind = fp4;
+        t->code[i] = fp4 ? to_small(j->gauss[i] * dev, 1, 1, 7, 8) : to_small(j->gauss[i] * dev, 3, 7, 0x7e, 0x80);
+    return t->code;
 }
 
 static bool is_quantised(const struct mdl_want *w)
@@ -287,12 +297,12 @@ static void fill_codes(struct job *j, const struct mdl_want *w, uint64_t key, si
     int exponent;
     statistics(w, &mean, &dev);
     split_deviation(dev, fp4, &code_dev, &exponent);
-    prepare_codes(j, code_dev, fp4);
+    const uint8_t *code = codes_of(j, code_dev, fp4);
     for (size_t i = 0; i < len; i++) {
         if (fp4)
-            out[i] = (uint8_t)(j->codes[draw16(key, 2 * (offset + i))] | j->codes[draw16(key, 2 * (offset + i) + 1)] << 4);
+            out[i] = (uint8_t)(code[draw16(key, 2 * (offset + i))] | code[draw16(key, 2 * (offset + i) + 1)] << 4);
         else
-            out[i] = j->codes[draw16(key, offset + i)];
+            out[i] = code[draw16(key, offset + i)];
     }
 }
 
@@ -639,8 +649,8 @@ static int make(struct job *j)
 {
     int rc;
     j->gauss = gauss_table();
-    j->codes = malloc(GAUSS);
-    if (!j->gauss || !j->codes)
+    j->tables = calloc(N_TABLES, sizeof *j->tables);
+    if (!j->gauss || !j->tables)
         return cfg_error_set(&j->err, ENOMEM, "out of memory");
     if ((rc = prepare_directory(j)) || (rc = make_config(j)) || (rc = mdl_layout_each(&j->config, add_item, j)) ||
         (j->spec.vision && (rc = add_vision(j))) || (rc = write_weights(j)) || (rc = write_sidecar(j)))
@@ -756,6 +766,6 @@ int main(int argc, char **argv)
         printf("%s: %zu tensors, %" PRIu64 " bytes\n", j.out, j.count, j.total);
     free(j.items);
     free(j.gauss);
-    free(j.codes);
+    free(j.tables);
     return rc ? 1 : 0;
 }

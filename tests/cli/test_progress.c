@@ -2,7 +2,10 @@
 #include "tests/harness.h"
 #include "tests/support/process.h"
 
+#include <fcntl.h>
+#include <pty.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/progress.h"
 
@@ -83,4 +86,34 @@ Test(progress, long_times_are_readable)
     cr_expect(strstr(out, "1 min 30 s left"), "%s", out);
     cr_expect(strstr(out, "2 h 30 min left"), "%s", out);
     free(out);
+}
+
+/* Makes fd standard error and returns whether a display would be drawn. */
+static bool draws_on(int fd)
+{
+    struct cli_progress p;
+    int saved = dup(STDERR_FILENO);
+    cr_assert_ge(saved, 0);
+    fflush(stderr);
+    dup2(fd, STDERR_FILENO);
+    cli_progress_start(&p, "reading", "tokens", 0);
+    dup2(saved, STDERR_FILENO);
+    close(saved);
+    return p.out != NULL;
+}
+
+Test(progress, only_a_terminal_gets_a_display)
+{
+    int master, slave, null = open("/dev/null", O_WRONLY);
+    cr_assert_ge(null, 0);
+    setenv("TERM", "xterm", 1);
+    cr_expect_not(draws_on(null));
+    close(null);
+    if (openpty(&master, &slave, NULL, NULL, NULL) != 0)
+        cr_skip_test("no pseudo terminal here");
+    cr_expect(draws_on(slave));
+    setenv("TERM", "dumb", 1);
+    cr_expect_not(draws_on(slave));
+    close(master);
+    close(slave);
 }
