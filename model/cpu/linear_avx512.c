@@ -202,7 +202,7 @@ MDL_INLINE void direct_rows(enum mdl_wkind kind, int nr, const struct mdl_linear
 {
     struct e4m3_lut lut = {0};
     __m512i table = _mm512_load_si512(mdl_avx512_e2m1);
-    _Alignas(64) uint16_t addend[kind == MDL_W_FP4 ? NW : 1][DIRECT_K / 32];
+    _Alignas(64) uint16_t addend[NW][DIRECT_K / 32]; /* FP4 only */
     if (kind == MDL_W_FP8)
         lut = e4m3_load_lut(mdl_avx512_e4m3_plain);
     int step = kind == MDL_W_FP8 ? 64 : 32, full = lin->k & -step;
