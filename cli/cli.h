@@ -27,6 +27,11 @@ int cli_error(int status, const char *fmt, ...) __attribute__((format(printf, 2,
 
 /* The commands. */
 int cli_help_run(int argc, char **argv);
+int cli_config_run(int argc, char **argv);
 int cli_version_run(int argc, char **argv);
+int cli_score_run(int argc, char **argv);
+int cli_generate_run(int argc, char **argv);
+int cli_fidelity_run(int argc, char **argv);
+int cli_perplexity_run(int argc, char **argv);
 
 #endif

@@ -61,7 +61,12 @@ int mdl_draft_pick(struct mdl_step *step, int segment, int n, mdl_draft_choose_f
         mdl_mhc_collapse(ex, step->x, step->pre, true, &row, 1, joined);
         memcpy(joined + d, markov, rank * sizeof *joined);
         mdl_linear_f32(ex, &ck->confidence, joined, d + rank, 1, &out->confidence[j], 1);
-        cur = out->ids[j] = choose ? choose(ctx, segment, seg->start + 1 + j, sum) : mdl_argmax(sum, cfg->vocab_size);
+        cur = choose ? choose(ctx, segment, seg->start + 1 + j, sum) : mdl_argmax(sum, cfg->vocab_size);
+        if (cur < 0) {
+            out->n = j;
+            break;
+        }
+        out->ids[j] = cur;
     }
     free(joined);
     free(bias);

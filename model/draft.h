@@ -9,7 +9,8 @@
 
 #include "model/step.h"
 
-/* Picks a token for position pos of the segment from logits f32 [vocab], which it may change. */
+/* Picks a token for position pos of the segment from logits f32 [vocab], which it may change; a negative value ends the
+ * draft before this position. */
 typedef int32_t mdl_draft_choose_fn(void *ctx, int segment, int pos, float *logits);
 
 struct mdl_draft {

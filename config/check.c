@@ -1,0 +1,155 @@
+/* Implementation of config/check.h, and of the checks that need the model. */
+#include "config/check.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "config/keys.h"
+
+/* The place of the last of the given keys that stands in a file: the one to look at. line 0 when all are defaults. */
+static struct cfg_place place_of(const struct cfg_config *c, const char *key, const char *other)
+{
+    struct cfg_place at = {0, 0};
+    const char *keys[] = {key, other};
+    for (int i = 0; i < 2; i++) {
+        int k = keys[i] ? cfg_key_find(keys[i]) : -1;
+        if (k >= 0 && c->places[k].line > 0 && at.line == 0)
+            at = c->places[k];
+    }
+    return at;
+}
+
+#define REPORT_AT(report, c, at, remedy, ...)                                                                          \
+    cfg_report_add(report, (c)->files[(at).file], (at).line, remedy, __VA_ARGS__)
+
+static void check_compute(const struct cfg_config *c, struct cfg_report *report)
+{
+    if (c->compute.prefill_chunk > c->compute.max_batch_rows) {
+        struct cfg_place at = place_of(c, "compute.prefill_chunk", "compute.max_batch_rows");
+        REPORT_AT(report, c, at, "Lower compute.prefill_chunk or raise compute.max_batch_rows.",
+                  "compute.prefill_chunk = %d is more than compute.max_batch_rows = %d", c->compute.prefill_chunk,
+                  c->compute.max_batch_rows);
+    }
+    if (c->speculation.draft_length + 1 > c->compute.max_batch_rows) {
+        struct cfg_place at = place_of(c, "speculation.draft_length", "compute.max_batch_rows");
+        REPORT_AT(report, c, at, "Lower speculation.draft_length or raise compute.max_batch_rows.",
+                  "verifying speculation.draft_length = %d needs %d rows; compute.max_batch_rows = %d",
+                  c->speculation.draft_length, c->speculation.draft_length + 1, c->compute.max_batch_rows);
+    }
+}
+
+static void check_replay(const struct cfg_config *c, struct cfg_report *report)
+{
+    if (c->replay.exact && c->replay.rows > 0) {
+        struct cfg_place at = place_of(c, "replay.rows", "replay.exact");
+        REPORT_AT(report, c, at, "Take replay.rows out, or set replay.exact = false.",
+                  "replay.rows = %d has no meaning with replay.exact = true", c->replay.rows);
+    }
+    if (c->speculation.draft_length > c->replay.rollback) {
+        struct cfg_place at = place_of(c, "speculation.draft_length", "replay.rollback");
+        REPORT_AT(report, c, at, "Lower speculation.draft_length or raise replay.rollback.",
+                  "speculation.draft_length = %d is more than replay.rollback = %d, so rejected drafts could not be "
+                  "taken back",
+                  c->speculation.draft_length, c->replay.rollback);
+    }
+    if (!c->replay.exact && c->replay.rows > 0 && c->replay.rows <= c->replay.rollback) {
+        struct cfg_place at = place_of(c, "replay.rows", "replay.rollback");
+        REPORT_AT(report, c, at, "Raise replay.rows, or leave it out.",
+                  "replay.rows = %d is not more than replay.rollback = %d; it must be at least the sliding window of "
+                  "the model plus that",
+                  c->replay.rows, c->replay.rollback);
+    }
+}
+
+static void check_model(const struct cfg_config *c, struct cfg_report *report)
+{
+    if (c->model.context > 0 && c->sampling.max_tokens > c->model.context) {
+        struct cfg_place at = place_of(c, "sampling.max_tokens", "model.context");
+        REPORT_AT(report, c, at, "Lower sampling.max_tokens or raise model.context.",
+                  "sampling.max_tokens = %d is more than model.context = %d", c->sampling.max_tokens, c->model.context);
+    }
+}
+
+static void check_node(const struct cfg_config *c, const struct cfg_node *n, struct cfg_report *report)
+{
+    bool gateway = n->roles & CFG_ROLE_GATEWAY;
+    if (gateway && !n->listen[0])
+        REPORT_AT(report, c, n->place, "Add listen = \"HOST:PORT\", such as \"0.0.0.0:8000\".",
+                  "node \"%s\" has the role gateway but no listen", n->name);
+    if (n->roles && !gateway && n->listen[0])
+        REPORT_AT(report, c, n->place, "Take listen out or add the role gateway.",
+                  "node \"%s\" has listen but not the role gateway", n->name);
+    for (const struct cfg_node *o = c->nodes; o < n; o++) {
+        if (n->name[0] && strcmp(o->name, n->name) == 0)
+            REPORT_AT(report, c, n->place, "Give each node a name of its own.",
+                      "the node name \"%s\" is taken by the node at %s:%d", n->name, c->files[o->place.file],
+                      o->place.line);
+        if (n->listen[0] && strcmp(o->listen, n->listen) == 0 && strcmp(o->host, n->host) == 0)
+            REPORT_AT(report, c, n->place, "Give each gateway an address of its own.",
+                      "node \"%s\" listens at %s on host %s, as node \"%s\" does", n->name, n->listen, n->host,
+                      o->name);
+    }
+}
+
+static void check_nodes(const struct cfg_config *c, struct cfg_report *report)
+{
+    int list = cfg_key_find("nodes");
+    if (c->places[list].line == 0)
+        return;
+    unsigned roles = 0;
+    bool all_known = c->n_nodes > 0; /* a node whose roles were refused may have had any */
+    for (int i = 0; i < c->n_nodes; i++) {
+        check_node(c, &c->nodes[i], report);
+        roles |= c->nodes[i].roles;
+        all_known &= c->nodes[i].roles != 0;
+    }
+    const char *const *names = cfg_keys[cfg_key_find("nodes[].roles")].values;
+    for (int r = 0; all_known && names[r]; r++)
+        if (!(roles >> r & 1) && 1u << r != CFG_ROLE_KV)
+            REPORT_AT(report, c, c->places[list], "Give the role to a node.", "no node has the role \"%s\"", names[r]);
+}
+
+void cfg_check_combinations(const struct cfg_config *c, struct cfg_report *report)
+{
+    check_compute(c, report);
+    check_replay(c, report);
+    check_model(c, report);
+    check_nodes(c, report);
+}
+
+int cfg_replay_rows(const struct cfg_config *c, int window)
+{
+    return c->replay.rows > 0 ? c->replay.rows : window + c->replay.rollback;
+}
+
+int cfg_config_check_model(const struct cfg_config *c, int window, int max_position, int draft_block,
+                           struct cfg_report *report)
+{
+    size_t before = report->count + report->dropped;
+    if (!c->replay.exact && cfg_replay_rows(c, window) < window + c->replay.rollback) {
+        struct cfg_place at = place_of(c, "replay.rows", "replay.rollback");
+        REPORT_AT(report, c, at, "Raise replay.rows, lower replay.rollback, or leave replay.rows out.",
+                  "replay.rows = %d is less than the sliding window of the model, %d, plus replay.rollback = %d",
+                  c->replay.rows, window, c->replay.rollback);
+    }
+    if (c->model.context > max_position) {
+        struct cfg_place at = place_of(c, "model.context", NULL);
+        REPORT_AT(report, c, at, "Lower it, or set 0 for the longest possible.",
+                  "model.context = %d is more than the %d tokens that the model allows", c->model.context,
+                  max_position);
+    }
+    int draft_key = cfg_key_find("speculation.draft_length");
+    if (c->speculation.draft_length > draft_block && c->places[draft_key].line > 0)
+        REPORT_AT(report, c, c->places[draft_key], "Lower it; 0 turns speculation off.",
+                  "speculation.draft_length = %d is more than the %d tokens that the drafter of the model drafts",
+                  c->speculation.draft_length, draft_block);
+    return report->count + report->dropped > before ? -EINVAL : 0;
+}
+
+const struct cfg_node *cfg_config_node(const struct cfg_config *c, const char *name)
+{
+    for (int i = 0; i < c->n_nodes; i++)
+        if (strcmp(c->nodes[i].name, name) == 0)
+            return &c->nodes[i];
+    return NULL;
+}

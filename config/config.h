@@ -1,0 +1,125 @@
+/* The configuration of a process or a cluster: the parsed values and how to get them.
+ *
+ * One table (config/keys.c) names every key with its type, unit, range, default and help; parsing, validation,
+ * `weft config --explain` and docs/CONFIG.md come from it. struct cfg_config is plain memory that the caller owns and
+ * may copy; after loading it does not change and any thread may read it. The functions themselves touch only their
+ * arguments. */
+#ifndef WEFT_CONFIG_CONFIG_H
+#define WEFT_CONFIG_CONFIG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "config/error.h"
+#include "config/report.h"
+
+enum {
+    CFG_PATH_TEXT = 1024,
+    CFG_NAME_TEXT = 64,
+    CFG_ADDRESS_TEXT = 256,
+    CFG_NODES_MAX = 256,
+    CFG_FILES_MAX = 16, /* the file and what it includes */
+    CFG_KEYS_MAX = 128,
+};
+
+enum cfg_cpu { CFG_CPU_AUTO, CFG_CPU_SCALAR, CFG_CPU_AVX2, CFG_CPU_AVX512 };
+enum cfg_bridge_window { CFG_BRIDGE_TRUNCATE, CFG_BRIDGE_FULL };
+enum cfg_log_level { CFG_LOG_ERROR, CFG_LOG_WARNING, CFG_LOG_INFO, CFG_LOG_DEBUG };
+enum cfg_log_format { CFG_LOG_TEXT, CFG_LOG_JSON };
+
+/* Bits of cfg_node.roles. */
+enum cfg_role {
+    CFG_ROLE_GATEWAY = 1 << 0,
+    CFG_ROLE_PREFILL = 1 << 1,
+    CFG_ROLE_DECODE = 1 << 2,
+    CFG_ROLE_EXPERT = 1 << 3,
+    CFG_ROLE_KV = 1 << 4,
+};
+
+/* Where a key was given; line 0: nowhere, the default holds. */
+struct cfg_place {
+    int file; /* index in cfg_config.files */
+    int line;
+};
+
+struct cfg_node {
+    struct cfg_place place; /* of the opening brace; first in every element of a list */
+    char name[CFG_NAME_TEXT];
+    unsigned roles;
+    char host[CFG_ADDRESS_TEXT];
+    char listen[CFG_ADDRESS_TEXT]; /* "HOST:PORT"; "": no gateway */
+};
+
+/* Every field is the key of the same path; docs/CONFIG.md explains each. */
+struct cfg_config {
+    struct {
+        char path[CFG_PATH_TEXT];
+        char name[CFG_NAME_TEXT]; /* "": last part of path */
+        int context;              /* tokens; 0: as many as the model allows */
+    } model;
+    struct {
+        int cpu;     /* enum cfg_cpu */
+        int threads; /* 0: one per core */
+        int max_batch_rows, prefill_chunk;
+    } compute;
+    struct {
+        bool exact;
+        int rows; /* 0: window of the model + rollback; cfg_replay_rows says how many */
+        int rollback;
+        int bridge_window; /* enum cfg_bridge_window */
+    } replay;
+    struct {
+        int draft_length; /* 0: off */
+    } speculation;
+    struct {
+        double temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
+        int top_k;      /* 0: all */
+        int max_tokens; /* 0: to the end of the context */
+    } sampling;
+    struct {
+        int64_t request_bytes;
+    } limits;
+    struct {
+        int level, format; /* enum cfg_log_level, enum cfg_log_format */
+        int64_t progress_after_us;
+    } log;
+    struct cfg_node nodes[CFG_NODES_MAX];
+    int n_nodes; /* at least 1: without any in the file, one node with every role */
+
+    char files[CFG_FILES_MAX][CFG_PATH_TEXT];
+    struct cfg_place places[CFG_KEYS_MAX]; /* by number of the key in the table; keys of nodes are not here */
+};
+
+/* Every key at its default. */
+void cfg_config_default(struct cfg_config *out);
+
+/* Reads path and the files it includes. All problems go to the report, ordered by file and line (zero it before, free
+ * it after). Returns 0; -EINVAL when anything was reported; -ENOENT, -EACCES, ... (reported as well) when path itself
+ * cannot be read; -ENOMEM. *out is complete, but meant for use only after 0. */
+int cfg_config_load(const char *path, struct cfg_config *out, struct cfg_report *report);
+
+/* The same from memory, without includes; name stands for the file in messages. */
+int cfg_config_parse(const char *text, size_t len, const char *name, struct cfg_config *out, struct cfg_report *report);
+
+/* What depends on the model: window is its sliding window in tokens, max_position the longest context, in tokens, and
+ * draft_block how many tokens its drafter can draft (0: it has none). Adds to the report and returns 0 or -EINVAL. */
+int cfg_config_check_model(const struct cfg_config *c, int window, int max_position, int draft_block,
+                           struct cfg_report *report);
+
+/* Rows of bounded replay for a model with this window. */
+int cfg_replay_rows(const struct cfg_config *c, int window);
+
+/* The node with this name, or NULL. */
+const struct cfg_node *cfg_config_node(const struct cfg_config *c, const char *name);
+
+/* Prints every key of the table, or the one named key (path as in "compute.threads"), for people or as Markdown.
+ * Returns 0, or -ENOENT with a message in err when there is no such key. */
+int cfg_explain(const char *key, FILE *f, struct cfg_error *err);
+void cfg_explain_markdown(FILE *f);
+
+/* Prints c as a configuration file that loads to the same values. Keys at their default are printed too. */
+void cfg_config_dump(const struct cfg_config *c, FILE *f);
+
+#endif

@@ -1,0 +1,304 @@
+/* The table of configuration keys: the one place that says what may stand in a file. Everything else about keys
+ * (parsing, checks, --explain, docs/CONFIG.md) reads it. A new key is one field in config.h and one line here; paths of
+ * one group stand together, the group first. */
+#include "config/keys.h"
+
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "config/units.h"
+
+static const char *const cpu_values[] = {"auto", "scalar", "avx2", "avx512", NULL};
+static const char *const bridge_values[] = {"truncate", "full", NULL};
+static const char *const level_values[] = {"error", "warning", "info", "debug", NULL};
+static const char *const format_values[] = {"text", "json", NULL};
+static const char *const role_values[] = {"gateway", "prefill", "decode", "expert", "kv", NULL};
+
+#define AT(field) .offset = offsetof(struct cfg_config, field), .size = sizeof(((struct cfg_config *)0)->field)
+#define IN_NODE(field) .offset = offsetof(struct cfg_node, field), .size = sizeof(((struct cfg_node *)0)->field)
+
+const struct cfg_key cfg_keys[] = {
+    {"model", CFG_GROUP, .help = "The model that is served."},
+    {"model.path", CFG_TEXT, "folder", AT(model.path), .fallback = "samples/tiny",
+     .help = "Folder with config.json, the safetensors files and tokenizer.json. A relative path starts at the working "
+             "directory of the process."},
+    {"model.name", CFG_TEXT, AT(model.name), .fallback = "",
+     .help = "Name under which the model is offered to clients. Empty: the last part of model.path."},
+    {"model.context", CFG_INT, "tokens", 0, 1 << 24, AT(model.context), .fallback = "0",
+     .help = "Longest sequence, prompt and output together. 0: as long as the model allows."},
+
+    {"compute", CFG_GROUP, .help = "How the network is computed on this machine."},
+    {"compute.cpu", CFG_ENUM, .values = cpu_values, AT(compute.cpu), .fallback = "auto",
+     .help = "CPU path. auto takes the best one that this machine has; the others force one and fail where it is "
+             "missing. Results are bit for bit the same within a path, not between paths. The environment variable "
+             "WEFT_CPU overrides this key."},
+    {"compute.threads", CFG_INT, "threads", 0, 1024, AT(compute.threads), .fallback = "0",
+     .help = "Threads of the compute team. 0: one per core that the process may use. Results do not depend on it."},
+    {"compute.max_batch_rows", CFG_INT, "rows", 1, 65536, AT(compute.max_batch_rows), .fallback = "512",
+     .help = "Most rows (tokens of all sequences together) in one forward pass."},
+    {"compute.prefill_chunk", CFG_INT, "tokens", 1, 65536, AT(compute.prefill_chunk), .fallback = "256",
+     .help = "Most tokens of one prompt in one forward pass. Results do not depend on it."},
+
+    {"replay", CFG_GROUP,
+     .help = "Bounded replay: after the encoder layers have seen the whole prompt, the decoder layers run on its tail "
+             "only. An approximation that the model was trained for."},
+    {"replay.exact", CFG_BOOL, AT(replay.exact), .fallback = "false",
+     .help = "Run every layer on every token instead. Slower on long prompts, no approximation."},
+    {"replay.rows", CFG_INT, "tokens", 0, 65536, AT(replay.rows), .fallback = "0",
+     .help = "Length R of the tail. 0: the sliding window of the model plus replay.rollback. Otherwise at least that "
+             "many, so that the window stays full when drafts are rejected."},
+    {"replay.rollback", CFG_INT, "tokens", 0, 256, AT(replay.rollback), .fallback = "12",
+     .help = "Rows beyond the window that are kept so that rejected drafts can be taken back."},
+    {"replay.bridge_window", CFG_ENUM, .values = bridge_values, AT(replay.bridge_window), .fallback = "truncate",
+     .help = "What the first decoder layer sees before the tail: nothing (truncate) or its whole window (full)."},
+
+    {"speculation", CFG_GROUP, .help = "Drafting of several tokens that one pass then verifies."},
+    {"speculation.draft_length", CFG_INT, "tokens", 0, 32, AT(speculation.draft_length), .fallback = "3",
+     .help = "Tokens that are drafted per step. 0: no speculation. The text does not depend on it."},
+
+    {"sampling", CFG_GROUP, .help = "Defaults for what a request leaves out."},
+    {"sampling.temperature", CFG_DOUBLE, .min = 0, .max = 2, AT(sampling.temperature), .fallback = "1.0",
+     .help = "0 always takes the most likely token."},
+    {"sampling.top_k", CFG_INT, "tokens", 0, 1 << 24, AT(sampling.top_k), .fallback = "0",
+     .help = "Sample among this many most likely tokens. 0: among all."},
+    {"sampling.top_p", CFG_DOUBLE, .min = 0, .max = 1, .above_min = true, AT(sampling.top_p), .fallback = "1.0",
+     .help = "Sample among the most likely tokens that together have at least this probability."},
+    {"sampling.min_p", CFG_DOUBLE, .min = 0, .max = 1, AT(sampling.min_p), .fallback = "0.0",
+     .help = "Drop tokens that are less likely than this share of the most likely one."},
+    {"sampling.repetition_penalty", CFG_DOUBLE, .min = 0, .max = 10, .above_min = true, AT(sampling.repetition_penalty),
+     .fallback = "1.0", .help = "Weakens tokens that have occurred, by division or multiplication. 1: off."},
+    {"sampling.presence_penalty", CFG_DOUBLE, .min = -2, .max = 2, AT(sampling.presence_penalty), .fallback = "0.0",
+     .help = "Subtracted once from tokens that the output already has."},
+    {"sampling.frequency_penalty", CFG_DOUBLE, .min = -2, .max = 2, AT(sampling.frequency_penalty), .fallback = "0.0",
+     .help = "Subtracted from tokens that the output already has, once per occurrence."},
+    {"sampling.max_tokens", CFG_INT, "tokens", 0, 1 << 24, AT(sampling.max_tokens), .fallback = "0",
+     .help = "Longest output. 0: to the end of the context."},
+
+    {"limits", CFG_GROUP, .help = "What one client may ask for."},
+    {"limits.request_bytes", CFG_SIZE, "B", 1024, 1 << 30, AT(limits.request_bytes), .fallback = "16MiB",
+     .help = "Largest request: a chat file, a line of a batch file."},
+
+    {"log", CFG_GROUP, .help = "What is said on standard error."},
+    {"log.level", CFG_ENUM, .values = level_values, AT(log.level), .fallback = "info",
+     .help = "Messages of this importance and above."},
+    {"log.format", CFG_ENUM, .values = format_values, AT(log.format), .fallback = "text",
+     .help = "text for people, json for machines: one object per line."},
+    {"log.progress_after", CFG_DURATION, "ms", 0, 3600000, AT(log.progress_after_us), .fallback = "1s",
+     .help = "A progress display appears on a terminal when something takes longer than this."},
+
+    {"nodes", CFG_LIST, .min = 1, .max = CFG_NODES_MAX, .offset = offsetof(struct cfg_config, nodes),
+     .size = sizeof(struct cfg_node), .count_offset = offsetof(struct cfg_config, n_nodes),
+     .help = "The processes of a deployment. Without this list there is one node with the name \"local\" and every "
+             "role."},
+    {"nodes[].name", CFG_TEXT, IN_NODE(name), .required = true, .help = "Name of the node; no other node has it."},
+    {"nodes[].roles", CFG_SET, .values = role_values, IN_NODE(roles), .required = true,
+     .help = "What the node does. Every role but kv must be taken by at least one node."},
+    {"nodes[].host", CFG_TEXT, IN_NODE(host), .fallback = "127.0.0.1",
+     .help = "Name or address under which the other nodes reach it."},
+    {"nodes[].listen", CFG_ADDRESS, "HOST:PORT", IN_NODE(listen), .fallback = "",
+     .help = "Where a gateway accepts clients. Needed with the role gateway, and only with it. An IPv6 address stands "
+             "in brackets."},
+};
+const int cfg_n_keys = (int)(sizeof cfg_keys / sizeof cfg_keys[0]);
+
+_Static_assert(sizeof cfg_keys / sizeof cfg_keys[0] <= CFG_KEYS_MAX, "raise CFG_KEYS_MAX");
+_Static_assert(CFG_ROLE_KV == 1u << (sizeof role_values / sizeof role_values[0] - 2), "roles and their names differ");
+_Static_assert(CFG_CPU_AVX512 == sizeof cpu_values / sizeof cpu_values[0] - 2, "CPU paths and their names differ");
+
+const char *cfg_type_name(enum cfg_type type)
+{
+    static const char *const names[] = {
+        [CFG_GROUP] = "group",     [CFG_LIST] = "list of groups", [CFG_BOOL] = "true or false", [CFG_INT] = "integer",
+        [CFG_DOUBLE] = "number",   [CFG_SIZE] = "size",           [CFG_DURATION] = "duration",  [CFG_TEXT] = "text",
+        [CFG_ADDRESS] = "address", [CFG_ENUM] = "choice",         [CFG_SET] = "set of choices",
+    };
+    return names[type];
+}
+
+int cfg_key_find(const char *path)
+{
+    for (int i = 0; i < cfg_n_keys; i++)
+        if (strcmp(cfg_keys[i].path, path) == 0)
+            return i;
+    return -1;
+}
+
+bool cfg_key_below(int i, const char *prefix, const char **name)
+{
+    const char *path = cfg_keys[i].path;
+    size_t n = strlen(prefix);
+    if (n > 0) {
+        if (strncmp(path, prefix, n) != 0 || path[n] != '.')
+            return false;
+        path += n + 1;
+    }
+    if (strpbrk(path, ".["))
+        return false;
+    *name = path;
+    return true;
+}
+
+void cfg_key_set_default(int i, void *base)
+{
+    const struct cfg_key *k = &cfg_keys[i];
+    char *field = (char *)base + k->offset;
+    const char *text = k->fallback;
+    if (k->type == CFG_GROUP || k->type == CFG_LIST)
+        return;
+    if (!text) {
+        memset(field, 0, k->size);
+        return;
+    }
+    switch (k->type) {
+    case CFG_BOOL:
+        *(bool *)field = strcmp(text, "true") == 0;
+        break;
+    case CFG_INT:
+        *(int *)field = (int)strtol(text, NULL, 10);
+        break;
+    case CFG_DOUBLE:
+        *(double *)field = strtod(text, NULL);
+        break;
+    case CFG_SIZE:
+        cfg_size_parse(text, (int64_t *)field);
+        break;
+    case CFG_DURATION:
+        cfg_duration_parse(text, (int64_t *)field);
+        break;
+    case CFG_ENUM:
+        for (int v = 0; k->values[v]; v++)
+            if (strcmp(k->values[v], text) == 0)
+                *(int *)field = v;
+        break;
+    case CFG_TEXT:
+    case CFG_ADDRESS:
+        memset(field, 0, k->size);
+        memcpy(field, text, strlen(text) + 1);
+        break;
+    case CFG_GROUP:
+    case CFG_LIST:
+    case CFG_SET:
+        break;
+    }
+}
+
+static void join(const char *const *values, char *out, size_t size)
+{
+    size_t len = 0;
+    for (int i = 0; values[i] && len < size; i++)
+        len += (size_t)snprintf(out + len, size - len, "%s%s", i ? ", " : "", values[i]);
+}
+
+static void limit_text(const struct cfg_key *k, double value, char out[CFG_UNIT_TEXT_MAX])
+{
+    if (k->type == CFG_SIZE)
+        cfg_size_format((int64_t)value * cfg_size_unit(k->unit), out);
+    else if (k->type == CFG_DURATION)
+        cfg_duration_format((int64_t)value * cfg_duration_unit(k->unit), out);
+    else
+        snprintf(out, CFG_UNIT_TEXT_MAX, "%.10g", value);
+}
+
+void cfg_key_range(int i, char *out, size_t size)
+{
+    const struct cfg_key *k = &cfg_keys[i];
+    char lo[CFG_UNIT_TEXT_MAX], hi[CFG_UNIT_TEXT_MAX];
+    out[0] = 0;
+    if (k->type == CFG_ENUM || k->type == CFG_SET) {
+        int n = snprintf(out, size, k->type == CFG_ENUM ? "one of " : "any of ");
+        join(k->values, out + n, size - (size_t)n);
+    } else if (k->type == CFG_INT || k->type == CFG_DOUBLE || k->type == CFG_SIZE || k->type == CFG_DURATION) {
+        limit_text(k, k->min, lo);
+        limit_text(k, k->max, hi);
+        snprintf(out, size, k->above_min ? "above %s, up to %s" : "%s to %s", lo, hi);
+    } else if (k->type == CFG_LIST) {
+        snprintf(out, size, "up to %.0f", k->max);
+    }
+}
+
+/* Shortest of the forms that read back to the same number; always with a point, so that it stays a number. */
+static void print_double(double v, char *out, size_t size)
+{
+    for (int digits = 1; digits <= 17; digits++) {
+        snprintf(out, size, "%.*g", digits, v);
+        if (strtod(out, NULL) == v)
+            break;
+    }
+    if (!strpbrk(out, ".e") && strlen(out) + 3 <= size)
+        strcat(out, ".0");
+}
+
+static void print_text(const char *text, char *out, size_t size)
+{
+    size_t len = 0;
+    out[len++] = '"';
+    for (; *text && len + 4 < size; text++) {
+        if (*text == '"' || *text == '\\')
+            out[len++] = '\\';
+        out[len++] = *text;
+    }
+    out[len++] = '"';
+    out[len] = 0;
+}
+
+void cfg_key_print(int i, const void *base, char *out, size_t size)
+{
+    const struct cfg_key *k = &cfg_keys[i];
+    const char *field = (const char *)base + k->offset;
+    char text[CFG_UNIT_TEXT_MAX];
+    size_t len = 0;
+    out[0] = 0;
+    switch (k->type) {
+    case CFG_BOOL:
+        snprintf(out, size, "%s", *(const bool *)field ? "true" : "false");
+        break;
+    case CFG_INT:
+        snprintf(out, size, "%d", *(const int *)field);
+        break;
+    case CFG_DOUBLE:
+        print_double(*(const double *)field, out, size);
+        break;
+    case CFG_SIZE:
+        cfg_size_format(*(const int64_t *)field, text);
+        snprintf(out, size, "\"%s\"", text);
+        break;
+    case CFG_DURATION:
+        cfg_duration_format(*(const int64_t *)field, text);
+        snprintf(out, size, "\"%s\"", text);
+        break;
+    case CFG_TEXT:
+    case CFG_ADDRESS:
+        print_text(field, out, size);
+        break;
+    case CFG_ENUM:
+        snprintf(out, size, "\"%s\"", k->values[*(const int *)field]);
+        break;
+    case CFG_SET:
+        len = (size_t)snprintf(out, size, "[");
+        for (int v = 0; k->values[v] && len < size; v++)
+            if (*(const unsigned *)field >> v & 1)
+                len += (size_t)snprintf(out + len, size - len, "%s\"%s\"", len > 1 ? ", " : "", k->values[v]);
+        if (len < size)
+            snprintf(out + len, size - len, "]");
+        break;
+    case CFG_GROUP:
+    case CFG_LIST:
+        break;
+    }
+}
+
+bool cfg_address_valid(const char *text)
+{
+    const char *colon = strrchr(text, ':');
+    if (!colon || colon == text || strspn(colon + 1, "0123456789") != strlen(colon + 1))
+        return false;
+    size_t digits = strlen(colon + 1), host = (size_t)(colon - text);
+    if (digits < 1 || digits > 5 || atoi(colon + 1) < 1 || atoi(colon + 1) > 65535)
+        return false;
+    if (text[0] == '[')
+        return host > 2 && text[host - 1] == ']' && !strpbrk(text, " \t");
+    return !memchr(text, ':', host) && !strpbrk(text, " \t[]/");
+}

@@ -1,0 +1,156 @@
+#include "model/decode.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct mdl_decoder {
+    struct mdl_model *m;
+    int max_streams, max_draft, max_tokens;
+    struct mdl_step *verify, *draft; /* draft NULL without guesses */
+    int32_t *ids;                    /* [max_streams][max_draft + 1] rows of the verification */
+    struct mdl_stream **drafting;    /* [max_streams] the stream of each draft segment */
+    float *logits;                   /* [vocab] a copy that pick may change */
+};
+
+void mdl_decoder_free(struct mdl_decoder *d)
+{
+    if (!d)
+        return;
+    mdl_step_free(d->verify);
+    mdl_step_free(d->draft);
+    free(d->ids);
+    free(d->drafting);
+    free(d->logits);
+    free(d);
+}
+
+int mdl_decoder_new(struct mdl_model *m, int max_streams, int max_draft, int max_tokens, struct mdl_decoder **out,
+                    struct cfg_error *err)
+{
+    *out = NULL;
+    if (max_draft < 0 || max_draft > m->cfg->draft_block)
+        return cfg_error_set(err, EINVAL, "draft length %d: this model drafts 0 to %d tokens", max_draft,
+                             m->cfg->draft_block);
+    struct mdl_decoder *d = calloc(1, sizeof *d);
+    if (!d)
+        return cfg_error_set(err, ENOMEM, "decoder: out of memory");
+    *d = (struct mdl_decoder){.m = m, .max_streams = max_streams, .max_draft = max_draft, .max_tokens = max_tokens};
+    d->ids = malloc((size_t)max_streams * (size_t)(max_draft + 1) * sizeof *d->ids);
+    d->drafting = malloc((size_t)max_streams * sizeof(struct mdl_stream *));
+    d->logits = malloc((size_t)m->cfg->vocab_size * sizeof *d->logits);
+    int r = d->ids && d->drafting && d->logits ? 0 : cfg_error_set(err, ENOMEM, "decoder: out of memory");
+    if (!r)
+        r = mdl_step_new(m, max_streams * (max_draft + 1), max_tokens, &d->verify, err);
+    /* A draft block reaches past the sequence's end; its last rows are dropped. */
+    if (!r && max_draft)
+        r = mdl_step_new(m, max_streams * m->cfg->draft_block, max_tokens + m->cfg->draft_block, &d->draft, err);
+    if (r) {
+        mdl_decoder_free(d);
+        return r;
+    }
+    *out = d;
+    return 0;
+}
+
+static int run_step(struct mdl_step *step, const char *what, struct cfg_error *err)
+{
+    int r = mdl_step_run(step);
+    if (r == MDL_STEP_DONE)
+        return 0;
+    return cfg_error_set(err, r < 0 ? -r : EPROTO, "%s step failed: %s", what, strerror(r < 0 ? -r : EPROTO));
+}
+
+/* Guesses that can still come true: one token of the round is always the target's own. */
+static int draft_length(const struct mdl_decoder *d, const struct mdl_stream *s)
+{
+    int room = s->seq->params.max_tokens - s->seq->len - 1, n = s->draft < d->max_draft ? s->draft : d->max_draft;
+    n = n < room ? n : room;
+    n = n < s->limit - 1 ? n : s->limit - 1;
+    return n > 0 ? n : 0;
+}
+
+static int32_t choose_draft(void *ctx, int segment, int pos, float *logits)
+{
+    const struct mdl_decoder *d = ctx;
+    const struct mdl_stream *s = d->drafting[segment];
+    return s->pick ? s->pick(s->pick_ctx, pos, logits, true) : mdl_argmax(logits, d->m->cfg->vocab_size);
+}
+
+static int draft_round(struct mdl_decoder *d, struct mdl_stream *const *streams, int n, struct cfg_error *err)
+{
+    int drafting = 0, r = 0;
+    for (int i = 0; i < n; i++)
+        streams[i]->guess.n = 0;
+    if (!d->draft)
+        return 0;
+    mdl_step_begin(d->draft, NULL);
+    for (int i = 0; i < n && !r; i++)
+        if (draft_length(d, streams[i]) > 0) {
+            d->drafting[drafting++] = streams[i];
+            r = mdl_draft_add(d->draft, streams[i]->seq, streams[i]->next, err);
+        }
+    if (r || !drafting)
+        return r;
+    r = run_step(d->draft, "draft", err);
+    for (int i = 0; i < drafting && !r; i++) {
+        struct mdl_stream *s = d->drafting[i];
+        if (mdl_draft_pick(d->draft, i, draft_length(d, s), choose_draft, d, &s->guess, NULL))
+            r = cfg_error_set(err, ENOMEM, "draft step: out of memory");
+    }
+    return r;
+}
+
+/* Picks row after row while the guess of the next row turns out to be the pick. */
+static void accept(struct mdl_decoder *d, struct mdl_stream *s, int segment)
+{
+    int start = s->seq->len, vocab = d->m->cfg->vocab_size;
+    s->n_emitted = s->status = 0;
+    for (int i = 0; i <= s->guess.n; i++) {
+        memcpy(d->logits, mdl_step_logits(d->verify, segment, i), (size_t)vocab * sizeof(float));
+        int32_t id = s->pick ? s->pick(s->pick_ctx, start + i + 1, d->logits, false) : mdl_argmax(d->logits, vocab);
+        if (id < 0) {
+            s->status = id;
+            s->n_emitted = 0;
+            return;
+        }
+        s->emitted[s->n_emitted++] = id;
+        if (s->finished || i == s->guess.n || id != s->guess.ids[i])
+            break;
+        s->counters.accepted_at[i]++;
+    }
+    int accepted = s->n_emitted - 1;
+    mdl_step_commit(d->verify, segment, s->n_emitted);
+    s->next = s->emitted[accepted];
+    s->counters.steps++;
+    s->counters.drafted += s->guess.n;
+    s->counters.offered += s->guess.n;
+    s->counters.accepted += accepted;
+    s->counters.emitted += s->n_emitted;
+    for (int i = 0; i < s->guess.n; i++)
+        s->counters.offered_at[i]++;
+}
+
+int mdl_decoder_round(struct mdl_decoder *d, struct mdl_stream *const *streams, int n, struct cfg_error *err)
+{
+    if (n < 1 || n > d->max_streams)
+        return cfg_error_set(err, EINVAL, "round of %d streams: this decoder takes 1 to %d", n, d->max_streams);
+    int r = draft_round(d, streams, n, err);
+    if (r)
+        return r;
+    mdl_step_begin(d->verify, NULL);
+    for (int i = 0; i < n && !r; i++) {
+        struct mdl_stream *s = streams[i];
+        int32_t *ids = d->ids + (size_t)i * (size_t)(d->max_draft + 1);
+        ids[0] = s->next;
+        memcpy(ids + 1, s->guess.ids, (size_t)s->guess.n * sizeof *ids);
+        struct mdl_segment seg = {.seq = s->seq, .start = s->seq->len, .n = s->guess.n + 1, .ids = ids,
+                                  .layer_end = d->m->cfg->n_layers};
+        r = mdl_step_add(d->verify, &seg, err);
+    }
+    if (!r)
+        r = run_step(d->verify, "decode", err);
+    for (int i = 0; i < n && !r; i++)
+        accept(d, streams[i], i);
+    return r;
+}

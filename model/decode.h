@@ -1,0 +1,58 @@
+/* Decoding rounds: draft, verify, accept, commit, for several streams in one batch.
+ *
+ * Acceptance is sample-and-match: each verified row picks the token that plain decoding would pick at that position, and
+ * a guess is kept when it is that token. The picks depend on logits, recipe and position alone, so the output is the
+ * plain run's output under any draft length; greedy is the special case without randomness.
+ *
+ * A decoder belongs to the thread that owns the model's team; streams belong to the caller. */
+#ifndef WEFT_MODEL_DECODE_H
+#define WEFT_MODEL_DECODE_H
+
+#include "model/draft.h"
+
+enum { MDL_ROUND_MAX = MDL_MAX_BLOCK + 1 };
+
+/* Raw events, by stream. Every ratio is derived from these. */
+struct mdl_counters {
+    int64_t steps;    /* rounds that verified at least one row of the stream */
+    int64_t drafted;  /* tokens that the drafter produced */
+    int64_t offered;  /* of these, rows given to verification */
+    int64_t accepted; /* of these, tokens kept */
+    int64_t emitted;  /* tokens that came out of rounds: accepted ones and one of the target's own per step */
+    int64_t offered_at[MDL_MAX_BLOCK], accepted_at[MDL_MAX_BLOCK]; /* by draft position, 0 = first */
+};
+
+/* Picks the token for position pos. draft: the logits are the drafter's and nothing is to be recorded; otherwise the
+ * token is final when it returns, because every earlier one was accepted. A negative errno fails the stream. NULL:
+ * greedy. */
+typedef int32_t mdl_pick_fn(void *ctx, int pos, float *logits, bool draft);
+
+struct mdl_stream {
+    struct mdl_seq *seq;
+    int32_t next;        /* token at position seq->len, already picked, not yet run */
+    int draft;           /* guesses to verify per round, 0..draft_block; fewer where the sequence ends */
+    int limit;           /* most tokens to emit in this round; at least 1 */
+    mdl_pick_fn *pick;
+    void *pick_ctx;
+    /* Results of a round. */
+    int32_t emitted[MDL_ROUND_MAX];
+    int n_emitted;
+    bool finished;       /* set by pick: this token is the last, nothing more is picked */
+    int status;          /* negative errno of pick: the stream cannot go on, its sequence is as before the round */
+    struct mdl_counters counters;
+    /* Filled for tests and logs: the last round's guesses. */
+    struct mdl_draft guess;
+};
+
+struct mdl_decoder;
+
+/* max_streams of up to max_draft guesses each, sequences of up to max_tokens. */
+int mdl_decoder_new(struct mdl_model *m, int max_streams, int max_draft, int max_tokens, struct mdl_decoder **out,
+                    struct cfg_error *err);
+void mdl_decoder_free(struct mdl_decoder *d);
+
+/* One round for n streams. Each needs room for at least one more token in its sequence. On an error nothing was
+ * committed. */
+int mdl_decoder_round(struct mdl_decoder *d, struct mdl_stream *const *streams, int n, struct cfg_error *err);
+
+#endif
