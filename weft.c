@@ -2,10 +2,16 @@
 #include <stddef.h>
 
 #include "cli/cli.h"
+#include "cli/model_info.h"
+#include "cli/tokenize.h"
 
 static const struct cli_command commands[] = {
     {"generate", "text from a prompt, a conversation or a file of prompts", cli_generate_run},
+    {"fidelity", "distance of bounded replay and prefix hits from exact mode", cli_fidelity_run},
+    {"perplexity", "how well a model predicts a text", cli_perplexity_run},
     {"score", "logits and inner values of given token ids", cli_score_run},
+    {"model", "what a checkpoint holds and what a node needs for it", cli_model_run},
+    {"tokenize", "text to token ids and back", cli_tokenize_run},
     {"config", "check, explain and print configuration files", cli_config_run},
     {"version", "print the version", cli_version_run},
     {"help", "explain a command", cli_help_run},

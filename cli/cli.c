@@ -41,13 +41,15 @@ static int unknown_command(const char *name)
         names[count++] = c->name;
     const char *near = cfg_suggest(name, names, count);
     if (near)
-        return cli_error(CLI_USAGE, "there is no command \"%s\"; did you mean \"%s\"? `weft --help` lists all", name, near);
+        return cli_error(CLI_USAGE, "there is no command \"%s\"; did you mean \"%s\"? `weft --help` lists all", name,
+                         near);
     return cli_error(CLI_USAGE, "there is no command \"%s\"; `weft --help` lists all", name);
 }
 
 static void print_help(FILE *f)
 {
-    fputs("usage: weft COMMAND [OPTIONS]\n\nWeft serves language models of the DeepSeek-V4.1-Flash class.\n\ncommands:\n", f);
+    fputs("usage: weft COMMAND [OPTIONS]\n\n", f);
+    fputs("Weft runs language models of the DeepSeek-V4.1-Flash class.\n\ncommands:\n", f);
     for (const struct cli_command *c = table; c->name; c++)
         fprintf(f, "  %-12s %s\n", c->name, c->summary);
     fputs("\n`weft COMMAND --help` explains a command.\n", f);

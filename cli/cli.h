@@ -31,5 +31,7 @@ int cli_config_run(int argc, char **argv);
 int cli_version_run(int argc, char **argv);
 int cli_score_run(int argc, char **argv);
 int cli_generate_run(int argc, char **argv);
+int cli_fidelity_run(int argc, char **argv);
+int cli_perplexity_run(int argc, char **argv);
 
 #endif

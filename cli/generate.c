@@ -220,6 +220,24 @@ static void print_json(json_t *j, FILE *to)
     json_decref(j);
 }
 
+static void print_counters(const struct mdl_counters *c, const struct cli_engine *e, int parallel)
+{
+    fprintf(stderr, "steps         %lld, %.2f tokens emitted per step\n", (long long)c->steps,
+            c->steps ? (double)c->emitted / (double)c->steps : 0.0);
+    if (e->options.draft) {
+        fprintf(stderr, "drafts        %lld drafted, %lld offered, %lld accepted (%.1f %% of offered, %.2f per step)\n",
+                (long long)c->drafted, (long long)c->offered, (long long)c->accepted,
+                c->offered ? 100.0 * (double)c->accepted / (double)c->offered : 0.0,
+                c->steps ? (double)c->accepted / (double)c->steps : 0.0);
+        fprintf(stderr, "by position  ");
+        for (int i = 0; i < e->options.draft; i++)
+            fprintf(stderr, " %lld/%lld", (long long)c->accepted_at[i], (long long)c->offered_at[i]);
+        fprintf(stderr, "  (accepted/offered)\n");
+    }
+    fprintf(stderr, "conditions    cpu path %s, %d threads, up to %d requests at a time\n", e->m->exec.be->name,
+            mdl_team_size(e->m->team), parallel);
+}
+
 static void print_stats(const struct cli_job *job, const struct cli_engine *e)
 {
     const struct mdl_counters *c = &job->counters;
@@ -228,20 +246,7 @@ static void print_stats(const struct cli_job *job, const struct cli_engine *e)
     fprintf(stderr, "first token   %.3f s\n", job->first_token_seconds);
     fprintf(stderr, "output        %d tokens, decoding %.3f s (%.1f tokens/s)\n", job->n_new, job->decode_seconds,
             job->decode_seconds > 0 ? (double)c->emitted / job->decode_seconds : 0.0);
-    fprintf(stderr, "steps         %lld, %.2f tokens emitted per step\n", (long long)c->steps,
-            c->steps ? (double)c->emitted / (double)c->steps : 0.0);
-    if (!e->options.draft)
-        return;
-    fprintf(stderr, "drafts        %lld drafted, %lld offered, %lld accepted (%.1f %% of offered, %.2f per step)\n",
-            (long long)c->drafted, (long long)c->offered, (long long)c->accepted,
-            c->offered ? 100.0 * (double)c->accepted / (double)c->offered : 0.0,
-            c->steps ? (double)c->accepted / (double)c->steps : 0.0);
-    fprintf(stderr, "by position  ");
-    for (int i = 0; i < e->options.draft; i++)
-        fprintf(stderr, " %lld/%lld", (long long)c->accepted_at[i], (long long)c->offered_at[i]);
-    fprintf(stderr, "  (accepted/offered)\n");
-    fprintf(stderr, "conditions    cpu path %s, %d threads, 1 request, no other figure implied\n", e->m->exec.be->name,
-            mdl_team_size(e->m->team));
+    print_counters(c, e, 1);
 }
 
 /* ---- one prompt ---- */
@@ -319,6 +324,9 @@ struct batch {
     int64_t line, skip; /* next line; lines that the output file has already */
     int64_t total;     /* lines that hold a prompt */
     FILE *out;
+    struct mdl_counters counters; /* of the requests of this run */
+    int64_t tokens;
+    double seconds;    /* wall time of all of it, prefill included */
 };
 
 /* Lines of an earlier run: results come out in input order, so counting them says where to go on. A last line without
@@ -412,11 +420,26 @@ static struct request *take_request(struct batch *b)
     return q;
 }
 
+static void add_counters(struct mdl_counters *sum, const struct mdl_counters *c)
+{
+    sum->steps += c->steps;
+    sum->drafted += c->drafted;
+    sum->offered += c->offered;
+    sum->accepted += c->accepted;
+    sum->emitted += c->emitted;
+    for (int i = 0; i < MDL_MAX_BLOCK; i++) {
+        sum->offered_at[i] += c->offered_at[i];
+        sum->accepted_at[i] += c->accepted_at[i];
+    }
+}
+
 static void put_result(struct batch *b, struct request *q)
 {
     if (q->job.finish != CLI_FINISH_ERROR)
         finish_text(q);
     print_json(result_json(q), b->out);
+    add_counters(&b->counters, &q->job.counters);
+    b->tokens += q->job.n_new;
     request_free(q);
     free(q);
 }
@@ -478,8 +501,15 @@ static int run_batch(struct generate *g)
     }
     if (!r) {
         cli_progress_start(&g->progress, "generating", "prompts", (double)b.total);
+        b.seconds = -cli_seconds();
         r = run_window(&b);
+        b.seconds += cli_seconds();
         cli_progress_end(&g->progress);
+    }
+    if (!r && g->stats) {
+        fprintf(stderr, "output        %lld tokens in %.3f s, prompts included (%.1f tokens/s)\n", (long long)b.tokens,
+                b.seconds, (double)b.tokens / b.seconds);
+        print_counters(&b.counters, &g->e, g->e.options.parallel);
     }
     bool bad = b.out && ferror(b.out);
     if (b.out && b.out != stdout)

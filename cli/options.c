@@ -21,14 +21,15 @@ int cli_parse_int64(const char *text, const char *what, int64_t min, int64_t max
     if (end == text || *end)
         return cfg_error_set(err, EINVAL, "%s: \"%s\" is not a whole number", what, text);
     if (errno == ERANGE || v < min || v > max)
-        return cfg_error_set(err, EINVAL, "%s: %s is outside of %lld to %lld", what, text, (long long)min, (long long)max);
+        return cfg_error_set(err, EINVAL, "%s: %s is outside of %lld to %lld", what, text, (long long)min,
+                             (long long)max);
     *out = v;
     return 0;
 }
 
 int cli_parse_int(const char *text, const char *what, int min, int max, int *out, struct cfg_error *err)
 {
-    int64_t v;
+    int64_t v = 0;
     int rc = cli_parse_int64(text, what, min, max, &v, err);
     if (rc == 0)
         *out = (int)v;
@@ -151,8 +152,8 @@ static int unknown_option(const struct cli_usage *u, const char *command, const 
     bare[strcspn(bare, "=")] = 0;
     const char *near = cfg_suggest(bare, names, count);
     if (near)
-        return cli_error(CLI_USAGE, "%s: unknown option \"%s\"; did you mean \"--%s\"? `weft %s --help` lists all", command,
-                         word, near, command);
+        return cli_error(CLI_USAGE, "%s: unknown option \"%s\"; did you mean \"--%s\"? `weft %s --help` lists all",
+                         command, word, near, command);
     return cli_error(CLI_USAGE, "%s: unknown option \"%s\"; `weft %s --help` lists all", command, word, command);
 }
 
@@ -207,10 +208,11 @@ int cli_options_parse(const struct cli_usage *u, int argc, char **argv, int *fir
         }
         const struct cli_option *o = option_of(u, n, c == '?' || c == ':' ? optopt : c);
         if (c == ':')
-            return cli_error(CLI_USAGE, "%s: --%s needs a value (%s); `weft %s --help` explains", command, o->name, o->arg,
-                             command);
+            return cli_error(CLI_USAGE, "%s: --%s needs a value (%s); `weft %s --help` explains", command, o->name,
+                             o->arg, command);
         if (c == '?' && o && optopt >= LONG_BASE)
-            return cli_error(CLI_USAGE, "%s: --%s takes no value; `weft %s --help` explains", command, o->name, command);
+            return cli_error(CLI_USAGE, "%s: --%s takes no value; `weft %s --help` explains", command, o->name,
+                             command);
         if (c == '?') {
             char letter[] = {'-', (char)optopt, 0};
             return unknown_option(u, command, optopt ? letter : argv[optind - 1]);

@@ -30,22 +30,22 @@ struct cli_list {
 
 struct cli_option {
     enum cli_kind kind;
-    const char *name; /* long name, without dashes */
-    char letter;      /* short name, 0: none */
-    void *value;      /* by kind; holds the default before parsing */
-    const char *arg;  /* what the help calls the value, such as "DIR"; NULL for flags */
-    const char *help; /* one or more lines, separated by '\n' */
-    double min, max;  /* inclusive */
+    const char *name;           /* long name, without dashes */
+    char letter;                /* short name, 0: none */
+    void *value;                /* by kind; holds the default before parsing */
+    const char *arg;            /* what the help calls the value, such as "DIR"; NULL for flags */
+    const char *help;           /* one or more lines, separated by '\n' */
+    double min, max;            /* inclusive */
     const char *const *choices; /* NULL-terminated; CLI_CHOICE */
-    bool *given;      /* set to true when the option is used; may be NULL */
+    bool *given;                /* set to true when the option is used; may be NULL */
 };
 
 struct cli_usage {
     const char *synopsis; /* behind "usage: weft ", such as "config [--check FILE]"; '\n' starts another form */
     const char *intro;    /* what the command does */
     const struct cli_option *options; /* ends with CLI_END; NULL: only --help */
-    int min_args, max_args; /* arguments that are not options; max_args -1: any number */
-    const char *args_help; /* printed below the options; may be NULL */
+    int min_args, max_args;           /* arguments that are not options; max_args -1: any number */
+    const char *args_help;            /* printed below the options; may be NULL */
 };
 
 enum { CLI_GO_ON = -1 }; /* parsed; anything else is the exit status */

@@ -12,9 +12,9 @@ struct cli_progress {
     double start, last;      /* seconds */
     bool drawn;
     /* The seams that cli_progress_start fills and a test may replace before the first update. */
-    FILE *out;               /* NULL: stay silent */
-    double (*now)(void);     /* seconds, monotonic */
-    double after, every;     /* seconds until the first line and between lines */
+    FILE *out;           /* NULL: stay silent */
+    double (*now)(void); /* seconds, monotonic */
+    double after, every; /* seconds until the first line and between lines */
 };
 
 /* what is a short phrase such as "reading the prompt", unit such as "tokens". */

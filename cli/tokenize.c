@@ -184,9 +184,12 @@ int cli_tokenize_run(int argc, char **argv)
 {
     enum { NO_SPECIAL = 256, JSON_LINES };
     static const struct option options[] = {
-        {"model", required_argument, NULL, 'm'},      {"decode", no_argument, NULL, 'd'},
-        {"no-special", no_argument, NULL, NO_SPECIAL}, {"json-lines", no_argument, NULL, JSON_LINES},
-        {"help", no_argument, NULL, 'h'},             {0},
+        {"model", required_argument, NULL, 'm'},
+        {"decode", no_argument, NULL, 'd'},
+        {"no-special", no_argument, NULL, NO_SPECIAL},
+        {"json-lines", no_argument, NULL, JSON_LINES},
+        {"help", no_argument, NULL, 'h'},
+        {0},
     };
     struct job j = {0};
     const char *dir = NULL;

@@ -19,7 +19,8 @@ static struct cfg_place place_of(const struct cfg_config *c, const char *key, co
     return at;
 }
 
-#define REPORT_AT(report, c, at, remedy, ...) cfg_report_add(report, (c)->files[(at).file], (at).line, remedy, __VA_ARGS__)
+#define REPORT_AT(report, c, at, remedy, ...)                                                                          \
+    cfg_report_add(report, (c)->files[(at).file], (at).line, remedy, __VA_ARGS__)
 
 static void check_compute(const struct cfg_config *c, struct cfg_report *report)
 {
@@ -48,13 +49,15 @@ static void check_replay(const struct cfg_config *c, struct cfg_report *report)
         struct cfg_place at = place_of(c, "speculation.draft_length", "replay.rollback");
         REPORT_AT(report, c, at, "Lower speculation.draft_length or raise replay.rollback.",
                   "speculation.draft_length = %d is more than replay.rollback = %d, so rejected drafts could not be "
-                  "taken back", c->speculation.draft_length, c->replay.rollback);
+                  "taken back",
+                  c->speculation.draft_length, c->replay.rollback);
     }
     if (!c->replay.exact && c->replay.rows > 0 && c->replay.rows <= c->replay.rollback) {
         struct cfg_place at = place_of(c, "replay.rows", "replay.rollback");
         REPORT_AT(report, c, at, "Raise replay.rows, or leave it out.",
                   "replay.rows = %d is not more than replay.rollback = %d; it must be at least the sliding window of "
-                  "the model plus that", c->replay.rows, c->replay.rollback);
+                  "the model plus that",
+                  c->replay.rows, c->replay.rollback);
     }
 }
 
@@ -83,7 +86,8 @@ static void check_node(const struct cfg_config *c, const struct cfg_node *n, str
                       o->place.line);
         if (n->listen[0] && strcmp(o->listen, n->listen) == 0 && strcmp(o->host, n->host) == 0)
             REPORT_AT(report, c, n->place, "Give each gateway an address of its own.",
-                      "node \"%s\" listens at %s on host %s, as node \"%s\" does", n->name, n->listen, n->host, o->name);
+                      "node \"%s\" listens at %s on host %s, as node \"%s\" does", n->name, n->listen, n->host,
+                      o->name);
     }
 }
 
@@ -131,7 +135,8 @@ int cfg_config_check_model(const struct cfg_config *c, int window, int max_posit
     if (c->model.context > max_position) {
         struct cfg_place at = place_of(c, "model.context", NULL);
         REPORT_AT(report, c, at, "Lower it, or set 0 for the longest possible.",
-                  "model.context = %d is more than the %d tokens that the model allows", c->model.context, max_position);
+                  "model.context = %d is more than the %d tokens that the model allows", c->model.context,
+                  max_position);
     }
     int draft_key = cfg_key_find("speculation.draft_length");
     if (c->speculation.draft_length > draft_block && c->places[draft_key].line > 0)

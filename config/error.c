@@ -1,3 +1,4 @@
+/* Implementation of config/error.h. */
 #include "config/error.h"
 
 #include <stdio.h>

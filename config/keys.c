@@ -176,7 +176,7 @@ void cfg_key_set_default(int i, void *base)
     case CFG_TEXT:
     case CFG_ADDRESS:
         memset(field, 0, k->size);
-        memcpy(field, text, strlen(text));
+        memcpy(field, text, strlen(text) + 1);
         break;
     case CFG_GROUP:
     case CFG_LIST:

@@ -24,16 +24,16 @@ enum cfg_type {
 struct cfg_key {
     const char *path; /* "group.key"; in a list "list[].key" */
     enum cfg_type type;
-    const char *unit;           /* for people; of a plain number where texts with units are possible; NULL: none */
-    double min, max;            /* inclusive; in unit. CFG_LIST: number of elements */
-    bool above_min;             /* min itself is outside */
-    bool required;              /* CFG_TEXT, CFG_ADDRESS, CFG_SET in a list: no default */
-    const char *fallback;       /* the default as text, as in a file but without quotes; NULL for groups and lists */
-    const char *const *values;  /* CFG_ENUM, CFG_SET; NULL-terminated */
-    size_t offset, size;        /* in struct cfg_config, or in the element of the list; size: of the field */
-    size_t count_offset;        /* CFG_LIST: of the int with the number of elements. size is that of one element, which
-                                   starts with its struct cfg_place */
-    const char *help;           /* sentences */
+    const char *unit;          /* for people; of a plain number where texts with units are possible; NULL: none */
+    double min, max;           /* inclusive; in unit. CFG_LIST: number of elements */
+    bool above_min;            /* min itself is outside */
+    bool required;             /* CFG_TEXT, CFG_ADDRESS, CFG_SET in a list: no default */
+    const char *fallback;      /* the default as text, as in a file but without quotes; NULL for groups and lists */
+    const char *const *values; /* CFG_ENUM, CFG_SET; NULL-terminated */
+    size_t offset, size;       /* in struct cfg_config, or in the element of the list; size: of the field */
+    size_t count_offset;       /* CFG_LIST: of the int with the number of elements. size is that of one element, which
+                                  starts with its struct cfg_place */
+    const char *help;          /* sentences */
 };
 
 extern const struct cfg_key cfg_keys[];

@@ -17,12 +17,18 @@
 /* Where the scanner is between two lines: a directive counts only in plain text, as with comments in C. */
 enum state { PLAIN, IN_COMMENT, IN_STRING };
 
+enum { BRACKETS_MAX = 64 };
+
 struct reader {
     struct cfg_source *source;
     struct cfg_report *report;
     enum state state;
-    int depth;
+    int depth; /* of includes */
     bool may_include;
+    bool refused; /* libconfig must not see this text */
+    char last;    /* last character that counted; 'w' for words, '"' for texts */
+    char bracket[BRACKETS_MAX];
+    int brackets;
 };
 
 static int add_file(struct reader *r, const char *name)
@@ -87,7 +93,8 @@ static int append_word(struct cfg_source *s, const char *word, size_t len)
     digits[bare] = 0;
     bool hex = len > 2 && digits[0] == '0' && (digits[1] == 'x' || digits[1] == 'X');
     size_t skip = hex ? 2 : 0, count = 0;
-    while (skip + count < len && (hex ? isxdigit((unsigned char)word[skip + count]) : isdigit((unsigned char)word[count])))
+    while (skip + count < len &&
+           (hex ? isxdigit((unsigned char)word[skip + count]) : isdigit((unsigned char)word[count])))
         count++;
     if (count == 0 || skip + count < len)
         return append(s, word, len);
@@ -99,6 +106,33 @@ static int append_word(struct cfg_source *s, const char *word, size_t len)
     }
     int rc = append(s, word, len);
     return rc == 0 && value > INT32_MAX ? append(s, "L", 1) : rc;
+}
+
+static void refuse(struct reader *r, const char *remedy, const char *message)
+{
+    struct cfg_place at = r->source->lines[r->source->n_lines - 1];
+    cfg_report_add(r->report, r->source->files[at.file], at.line, remedy, "%s", message);
+    r->refused = true;
+}
+
+/* A text where the grammar has none: libconfig would say "syntax error" and lose the memory of the text. */
+static void check_text(struct reader *r)
+{
+    char inner = r->brackets > 0 ? r->bracket[r->brackets - 1] : '{';
+    bool fits = r->last && (strchr("=:([\"", r->last) || (r->last == ',' && inner != '{'));
+    if (!fits && !r->refused)
+        refuse(r, "Write NAME = \"TEXT\"; is a name, '=' or ';' missing before it?", "a text stands where none can be");
+    r->last = '"';
+}
+
+static void check_bracket(struct reader *r, char c)
+{
+    if (strchr("([{", c) && r->brackets < BRACKETS_MAX)
+        r->bracket[r->brackets++] = c;
+    else if (strchr("([{", c) && !r->refused)
+        refuse(r, "No key needs that.", "brackets are nested too deeply");
+    else if (strchr(")]}", c) && r->brackets > 0)
+        r->brackets--;
 }
 
 /* Appends one line and follows comments and strings through it, in which nothing has a meaning. */
@@ -124,14 +158,19 @@ static int add_line(struct reader *r, const char *p, const char *end)
             r->state = IN_COMMENT;
             n = 2;
         } else if (*p == '"') {
+            check_text(r);
             r->state = IN_STRING;
         } else if (is_word(*p)) {
+            r->last = 'w';
             bool name = isalpha((unsigned char)*p); /* only names go on after '-' and '*' */
             while (p + n < end && (is_word(p[n]) || (name && (p[n] == '-' || p[n] == '*'))))
                 n++;
             rc = append_word(s, p, n);
             p += n;
             continue;
+        } else if (!isspace((unsigned char)*p)) {
+            check_bracket(r, *p);
+            r->last = *p;
         }
         rc = append(s, p, n);
         p += n;
@@ -216,6 +255,11 @@ static int add_text(struct reader *r, const char *text, size_t len, int file)
             return rc;
         p = eol + 1;
     }
+    if (r->state != PLAIN) {
+        cfg_report_add(r->report, name, 0, "Close it.", "the file ends inside a %s",
+                       r->state == IN_STRING ? "string" : "comment");
+        return -EINVAL;
+    }
     return 0;
 }
 
@@ -249,7 +293,7 @@ static int read_whole(const char *path, char **text, size_t *len)
             have += (size_t)n;
     }
     close(fd);
-    if (rc < 0) {
+    if (rc != 0 || !data) {
         free(data);
         return rc;
     }
@@ -267,10 +311,11 @@ static int read_path(struct reader *r, const char *path, const char *from, int f
     int rc = read_whole(path, &text, &len);
     if (rc == -ENOMEM)
         return rc;
-    if (rc < 0) {
+    if (rc != 0 || !text) {
         const char *why = rc == -EINVAL ? "not a regular file" : strerror(-rc);
         if (!from) {
-            cfg_report_add(r->report, path, 0, "Name a configuration file that can be read.", "cannot be read: %s", why);
+            cfg_report_add(r->report, path, 0, "Name a configuration file that can be read.", "cannot be read: %s",
+                           why);
             return rc;
         }
         cfg_report_add(r->report, from, from_line,
@@ -280,21 +325,18 @@ static int read_path(struct reader *r, const char *path, const char *from, int f
     }
     int file = add_file(r, path);
     rc = file < 0 ? file : 0;
-    if (rc == 0) {
+    if (rc == 0)
         rc = add_text(r, text, len, file);
-        if (rc == 0 && r->state != PLAIN) {
-            cfg_report_add(r->report, path, 0, "Close it.", "the file ends inside a %s",
-                           r->state == IN_STRING ? "string" : "comment");
-            rc = -EINVAL;
-        }
-    }
     free(text);
     return rc;
 }
 
 /* An empty source still has a text. */
-static int finish(struct cfg_source *s, int rc)
+static int finish(struct reader *r, int rc)
 {
+    struct cfg_source *s = r->source;
+    if (rc == 0 && r->refused)
+        return -EINVAL;
     if (rc == 0 && !s->text)
         rc = begin_line(s, 0, 1);
     return rc == 0 ? append(s, "", 0) : rc;
@@ -304,7 +346,7 @@ int cfg_source_read(const char *path, struct cfg_source *s, struct cfg_report *r
 {
     *s = (struct cfg_source){0};
     struct reader r = {.source = s, .report = report, .state = PLAIN, .may_include = true};
-    return finish(s, read_path(&r, path, NULL, 0));
+    return finish(&r, read_path(&r, path, NULL, 0));
 }
 
 int cfg_source_set(const char *text, size_t len, const char *name, struct cfg_source *s, struct cfg_report *report)
@@ -312,7 +354,7 @@ int cfg_source_set(const char *text, size_t len, const char *name, struct cfg_so
     *s = (struct cfg_source){0};
     struct reader r = {.source = s, .report = report, .state = PLAIN};
     int file = add_file(&r, name);
-    return finish(s, file < 0 ? file : add_text(&r, text, len, file));
+    return finish(&r, file < 0 ? file : add_text(&r, text, len, file));
 }
 
 struct cfg_place cfg_source_place(const struct cfg_source *s, int line)

@@ -14,9 +14,16 @@ struct unit {
 
 /* Largest first within the binary and the decimal row: formatting takes the first that divides. */
 static const struct unit sizes[] = {
-    {"TiB", INT64_C(1) << 40}, {"GiB", INT64_C(1) << 30}, {"MiB", INT64_C(1) << 20}, {"KiB", INT64_C(1) << 10},
-    {"TB", 1000000000000},     {"GB", 1000000000},        {"MB", 1000000},           {"kB", 1000},
-    {"B", 1},                  {NULL, 0},
+    {"TiB", INT64_C(1) << 40},
+    {"GiB", INT64_C(1) << 30},
+    {"MiB", INT64_C(1) << 20},
+    {"KiB", INT64_C(1) << 10},
+    {"TB", 1000000000000},
+    {"GB", 1000000000},
+    {"MB", 1000000},
+    {"kB", 1000},
+    {"B", 1},
+    {NULL, 0},
 };
 static const struct unit durations[] = {
     {"h", 3600000000}, {"min", 60000000}, {"s", 1000000}, {"ms", 1000}, {"us", 1}, {NULL, 0},

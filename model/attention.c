@@ -105,9 +105,9 @@ static void pool_pair(const float *a, const float *b, int d, uint16_t *out)
     }
 }
 
-/* Rotates, quantises and stores latent i as row j of the source; the index key comes from the plain latent. */
+/* Stores row j of the source: the index key from the plain latent, the main row from a rotated copy of it. */
 static void store_global_row(struct mdl_step *s, const struct mdl_block *b, const struct mdl_seq *seq, int source, int j,
-                             int ratio, uint16_t *latent, uint16_t *key)
+                             int ratio, const uint16_t *latent, uint16_t *key)
 {
     const struct mdl_config *cfg = s->m->cfg;
     struct mdl_rope_angle angle;
@@ -115,9 +115,11 @@ static void store_global_row(struct mdl_step *s, const struct mdl_block *b, cons
     mdl_rms_row(key, b->idx_k_norm, cfg->index_dim, cfg->rms_eps, key);
     mdl_rope_rotate(&s->m->rope, &angle, false, cfg->index_dim, key);
     mdl_quant_q4i(key, cfg->index_dim, mdl_seq_index_codes(seq, source, j), mdl_seq_index_scales(seq, source, j));
-    mdl_rope_rotate(&s->m->rope, &angle, false, cfg->head_dim, latent);
+    uint16_t *rotated = s->scratch[0].keys;
+    memcpy(rotated, latent, (size_t)cfg->head_dim * sizeof *rotated);
+    mdl_rope_rotate(&s->m->rope, &angle, false, cfg->head_dim, rotated);
     uint8_t *main = mdl_seq_main_row(seq, source, j);
-    mdl_quant_q4k(latent, cfg->head_dim, main, main + cfg->head_dim / 2);
+    mdl_quant_q4k(rotated, cfg->head_dim, main, main + cfg->head_dim / 2);
 }
 
 /* Global rows of a source layer for step rows; s->u holds their normed attention input (bf16, not quantised). */

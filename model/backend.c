@@ -2,20 +2,75 @@
 
 #include <errno.h>
 #include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "model/numerics.h"
 
+/* The paths of this build, best first, with the CPU features that each needs. __builtin_cpu_supports also asks whether
+ * the operating system keeps the registers. */
+enum { LACKS_MAX = 128 };
+
+static void add_lack(bool has, const char *feature, char *lacks)
+{
+    if (!has)
+        snprintf(lacks + strlen(lacks), LACKS_MAX - strlen(lacks), "%s%s", lacks[0] ? ", " : "", feature);
+}
+
+#if defined(__x86_64__)
+static void avx512_lacks(char *lacks)
+{
+    __builtin_cpu_init();
+    add_lack(__builtin_cpu_supports("avx512f"), "AVX512F", lacks);
+    add_lack(__builtin_cpu_supports("avx512bw"), "AVX512BW", lacks);
+    add_lack(__builtin_cpu_supports("avx512vl"), "AVX512VL", lacks);
+    add_lack(__builtin_cpu_supports("avx512dq"), "AVX512DQ", lacks);
+    add_lack(__builtin_cpu_supports("avx512vbmi"), "AVX512_VBMI", lacks);
+    add_lack(__builtin_cpu_supports("avx512bf16"), "AVX512_BF16", lacks);
+}
+#endif
+
+static void scalar_lacks(char *lacks)
+{
+    (void)lacks;
+}
+
+static const struct {
+    const struct mdl_backend *be;
+    void (*lacks)(char *lacks); /* names the missing features; nothing when the machine has all */
+} paths[] = {
+#if defined(__x86_64__)
+    {&mdl_backend_avx512, avx512_lacks},
+#endif
+    {&mdl_backend_scalar, scalar_lacks},
+};
+
 int mdl_backend_select(const char *name, const struct mdl_backend **out, struct cfg_error *err)
 {
-    *out = &mdl_backend_scalar;
-    if (!name || !*name || !strcmp(name, "scalar"))
-        return 0;
+    *out = NULL;
+    bool any = !name || !*name;
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
+        if (!any && strcmp(name, paths[i].be->name))
+            continue;
+        char lacks[LACKS_MAX] = "";
+        paths[i].lacks(lacks);
+        if (!lacks[0]) {
+            *out = paths[i].be;
+            return 0;
+        }
+        if (!any)
+            return cfg_error_set(err, ENOTSUP, "CPU path %s needs what this machine lacks: %s; leave WEFT_CPU unset to use the "
+                                               "best path it has", name, lacks);
+    }
+    if (!strcmp(name, "avx512") || !strcmp(name, "avx2"))
+        return cfg_error_set(err, ENOTSUP, "CPU path %s is not part of this build; leave WEFT_CPU unset to use the best path it "
+                                           "has", name);
     return cfg_error_set(err, EINVAL, "CPU path \"%s\" is unknown; use scalar, avx2 or avx512", name);
 }
 
-enum { TILE = 32, ROWS = 64 };
+enum { TILE = 32, ROWS = 96 };
 
 struct linear_job {
     const struct mdl_exec *ex;

@@ -1,14 +1,19 @@
 /* The kernels of one CPU path behind one table, and the parallel loops around them.
  *
- * A path is chosen once per process (WEFT_CPU=scalar|avx2|avx512 forces one). Within a path every kernel computes an
- * output element in one fixed order that depends on nothing but the sizes of that element's own operands, so neither
- * the number of rows nor the split over threads changes a bit. The orders:
+ * A path is chosen once per process (WEFT_CPU=scalar|avx2|avx512 forces one; otherwise the best that the machine has).
+ * Within a path every kernel computes an output element in one fixed order that depends on nothing but the sizes of that
+ * element's own operands, so neither the number of rows nor the split over tiles and threads changes a bit. The orders:
  *
  *   scalar  linear: 32-element blocks in ascending order, elements of a block in ascending order, each block sum
- *           multiplied by its scale and added to the total. dot products of attention: ascending.
- *   avx512  linear and dot products: 32 elements at a time into 16 lanes (lane i takes elements 2i, 2i+1 of the block),
- *           blocks in ascending order, lanes added pairwise at the end (i + i+8, i + i+4, i + i+2, i + i+1).
- *   all     softmax sums and value sums: keys in ascending slot order (window first, then selected rows).
+ *           multiplied by its scale and added to the total. dot products of attention and indexer: ascending.
+ *   avx512  linear and dot products: 16 lanes; 32 elements at a time, blocks in ascending order, lane i adds the products
+ *           of elements 2i and 2i+1 of each block as vdpbf16ps does. Scales are multiplied into the weights first, which
+ *           is exact; a block whose scale would leave bf16's range (below 2^-117 or above 2^119) is summed from zero and
+ *           its lanes are multiplied by the scale and added (fused). At the end lanes are added in pairs: i + i+8,
+ *           i + i+4, i + i+2, i + i+1. float32 weights: 16 elements at a time, lane i takes element i (fused), the same
+ *           end. vdpbf16ps takes inputs and sums below 2^-126 as zero.
+ *   all     softmax sums and value sums: keys in ascending slot order (window first, then selected rows). Heads of an
+ *           index score: ascending.
  *
  * Products of bf16, E4M3 and E2M1 values are exact in float32, and scales are powers of two (or E4M3 for main KV rows,
  * applied exactly), so only the order of additions matters. */
@@ -25,10 +30,11 @@ struct mdl_backend {
                    size_t ldy);
     /* s[i] = q . key_i for n_keys rows of dim bf16 values, rows ld apart. dim is a multiple of 32. */
     void (*dots)(const uint16_t *q, const uint16_t *keys, size_t ld, int n_keys, int dim, float *s);
-    /* acc[c] += sum_i p[i] key_i[c], i ascending; p holds bf16-rounded values. */
+    /* acc[c] += sum_i p[i] key_i[c], i ascending; p holds bf16-rounded values. Same bits in every path. dim is a multiple
+     * of 32. */
     void (*weighted_sum)(const float *p, const uint16_t *keys, size_t ld, int n_keys, int dim, float *acc);
     /* score[j] = sum_h relu(q_h . k_j) weight[h], h ascending, for n rows of packed index keys (codes dim/2 bytes and
-     * scales dim/32 bytes a row, each array contiguous). q: bf16 [heads][dim]. */
+     * scales dim/32 bytes a row, each array contiguous). q: bf16 [heads][dim]. dim is at most 512. */
     void (*index_scores)(const uint16_t *q, const float *weight, int heads, int dim, const uint8_t *codes,
                          const uint8_t *scales, int n, float *score);
     void (*dequant_q8)(const uint8_t *codes, const uint8_t *scales, int n, uint16_t *out);
@@ -37,11 +43,14 @@ struct mdl_backend {
     void (*exps)(float *x, int n);
 };
 
-/* The path for this machine, or the one that WEFT_CPU names. -ENOTSUP when the machine lacks it, -EINVAL for an
- * unknown name. */
+/* The best path of this machine when name is NULL or empty, else the named one. -ENOTSUP when the machine or the build
+ * lacks it (the message lists the missing CPU features), -EINVAL for an unknown name; then *out is NULL. */
 int mdl_backend_select(const char *name, const struct mdl_backend **out, struct cfg_error *err);
 
 extern const struct mdl_backend mdl_backend_scalar;
+#if defined(__x86_64__)
+extern const struct mdl_backend mdl_backend_avx512; /* only through mdl_backend_select, which checks the CPU */
+#endif
 
 /* What every module needs to compute: borrowed pointers, lives with the model. */
 struct mdl_exec {

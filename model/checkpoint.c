@@ -548,3 +548,16 @@ const struct mdl_tensor *mdl_checkpoint_tensor(const struct mdl_checkpoint *ck, 
     const struct files *f = ck->priv;
     return mdl_nametab_get(&f->names, name);
 }
+
+int mdl_checkpoint_each(const struct mdl_checkpoint *ck, int (*visit)(void *arg, const struct mdl_tensor *t), void *arg)
+{
+    const struct files *f = ck->priv;
+    for (size_t i = 0; i < f->count; i++) {
+        for (size_t k = 0; k < mdl_st_count(f->st[i]); k++) {
+            int rc = visit(arg, mdl_st_at(f->st[i], k));
+            if (rc)
+                return rc;
+        }
+    }
+    return 0;
+}

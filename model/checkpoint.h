@@ -89,6 +89,10 @@ struct mdl_checkpoint {
 int mdl_checkpoint_open(const char *dir, struct mdl_checkpoint **out, struct cfg_error *err);
 void mdl_checkpoint_close(struct mdl_checkpoint *ck);
 
+/* Calls visit for every tensor of the weight files, also those the text path does not use, file by file. Stops at the
+ * first non-zero return and returns it. */
+int mdl_checkpoint_each(const struct mdl_checkpoint *ck, int (*visit)(void *arg, const struct mdl_tensor *t), void *arg);
+
 /* Any tensor of the checkpoint by its published name, also those the text path does not use; NULL when absent. */
 const struct mdl_tensor *mdl_checkpoint_tensor(const struct mdl_checkpoint *ck, const char *name);
 

@@ -53,12 +53,12 @@ static void select_items(void *ctx, int begin, int end, int thread)
         float *score = s->scores + (size_t)item * j->stride;
         int32_t *cand = s->cand + (size_t)row * (size_t)cfg->candidate_blocks;
         int32_t *sel = s->sel + (size_t)row * (size_t)cfg->index_topk;
-        if (s->score_dump)
+        if (s->hooks.want_scores)
             memcpy(s->score_dump + (size_t)row * (size_t)s->score_stride, score, (size_t)visible * sizeof *score);
         if (role->candidate_source)
             s->cand_n[row] = mdl_select_blocks(score, visible, cfg->candidate_block_size, cfg->candidate_blocks, t->block,
                                                t->order, cand);
-        if (role->restricted)
+        if (role->restricted && s->cand_n[row] >= 0)
             mdl_select_restrict(score, visible, cfg->candidate_block_size, cand, s->cand_n[row]);
         s->sel_n[row] = mdl_select_topk(score, visible, cfg->index_topk, t->order, sel);
         for (int k = s->sel_n[row]; k < cfg->index_topk; k++)

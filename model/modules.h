@@ -52,6 +52,9 @@ void mdl_moe_route(const struct mdl_exec *ex, const struct mdl_block *b, const u
 /* One expert over n rows: x is fake-quantised bf16 [n][hidden], weight [n] or NULL for 1; y bf16 [n][hidden]. */
 int mdl_moe_expert(const struct mdl_exec *ex, const struct mdl_expert *e, const uint16_t *x, int n, const float *weight,
                    uint16_t *y);
+/* out[i] = bf(sum of the k routed results of row i, ascending expert id, then shared[i]), summed in float32. result bf16
+ * [n][k][hidden], shared and out bf16 [n][hidden]. */
+void mdl_moe_combine(const struct mdl_exec *ex, const uint16_t *result, const uint16_t *shared, int n, int k, uint16_t *out);
 
 /* n-gram rows of one position: history[0] is the token itself, [1..ngram-1] the ones before (-1: none). */
 void mdl_engram_rows(const struct mdl_config *cfg, const struct mdl_engram *e, const int32_t *map, const int32_t *history,

@@ -110,6 +110,31 @@ int mdl_moe_expert(const struct mdl_exec *ex, const struct mdl_expert *e, const 
     return 0;
 }
 
+struct combine_job {
+    size_t hidden, k;
+    const uint16_t *result, *shared;
+    uint16_t *out;
+};
+
+static void combine_items(void *ctx, int begin, int end, int thread)
+{
+    (void)thread;
+    const struct combine_job *j = ctx;
+    for (size_t i = (size_t)begin; i < (size_t)end; i++)
+        for (size_t c = 0; c < j->hidden; c++) {
+            float sum = 0.0f;
+            for (size_t e = 0; e < j->k; e++)
+                sum += mdl_from_bf16(j->result[(i * j->k + e) * j->hidden + c]);
+            j->out[i * j->hidden + c] = mdl_to_bf16(sum + mdl_from_bf16(j->shared[i * j->hidden + c]));
+        }
+}
+
+void mdl_moe_combine(const struct mdl_exec *ex, const uint16_t *result, const uint16_t *shared, int n, int k, uint16_t *out)
+{
+    struct combine_job j = {(size_t)ex->cfg->hidden, (size_t)k, result, shared, out};
+    mdl_team_run(ex->team, n, 4, combine_items, &j);
+}
+
 void mdl_exchange_deliver(struct mdl_exchange *x, int row, int slot, int hidden, const uint16_t *result)
 {
     int at = row * x->k + slot;

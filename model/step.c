@@ -233,11 +233,23 @@ static int grow_logits(struct mdl_step *s, int rows)
     return 0;
 }
 
+static int want_scores(struct mdl_step *s)
+{
+    if (!s->hooks.want_scores || s->score_dump)
+        return 0;
+    s->score_stride = s->max_tokens;
+    s->score_dump = calloc((size_t)s->capacity * (size_t)s->score_stride, sizeof *s->score_dump);
+    return s->score_dump ? 0 : -ENOMEM;
+}
+
 int mdl_step_add(struct mdl_step *s, const struct mdl_segment *seg, struct cfg_error *err)
 {
     int r = check_layers(s, seg, err);
     if (!r)
         r = check_rows(s, seg, err);
+    if (!r && want_scores(s))
+        r = cfg_error_set(err, ENOMEM, "index scores of %d rows over %d tokens do not fit in memory", s->capacity,
+                          s->max_tokens);
     if (!r && !seg->draft)
         r = mdl_seq_reserve(seg->seq, seg->start + seg->n, err);
     if (r)
@@ -496,26 +508,11 @@ static int phase_route(struct mdl_step *s)
     return r ? r : MDL_PHASE_COMBINE;
 }
 
-/* Sum in float32: routed experts by ascending id, the shared one last. */
-static void combine_items(void *ctx, int begin, int end, int thread)
-{
-    (void)thread;
-    struct mdl_step *s = ctx;
-    size_t d = (size_t)s->m->cfg->hidden, k = (size_t)s->exchange.k;
-    for (int i = begin; i < end; i++)
-        for (size_t c = 0; c < d; c++) {
-            float sum = 0.0f;
-            for (size_t e = 0; e < k; e++)
-                sum += mdl_from_bf16(s->exchange.result[((size_t)i * k + e) * d + c]);
-            s->out[(size_t)i * d + c] = mdl_to_bf16(sum + mdl_from_bf16(s->shared[(size_t)i * d + c]));
-        }
-}
-
 static int phase_combine(struct mdl_step *s)
 {
     if (s->exchange.pending)
         return -EAGAIN;
-    mdl_team_run(s->m->team, s->n_active, 4, combine_items, s);
+    mdl_moe_combine(&s->m->exec, s->exchange.result, s->shared, s->n_active, s->exchange.k, s->out);
     hook(s, MDL_HOOK_FFN_OUT);
     mdl_mhc_expand(&s->m->exec, s->out, s->mix_post, s->mix_comb, s->active, s->n_active, s->x);
     s->layer++;

@@ -94,7 +94,7 @@ enum mdl_hook_point {
     MDL_HOOK_ENGRAM,    /* row ids known: step->fetch[slot] */
     MDL_HOOK_TAPS,      /* after taps were taken */
     MDL_HOOK_ATTN_IN,   /* xin */
-    MDL_HOOK_SELECTED,  /* sel, cand, scores (when want_scores) */
+    MDL_HOOK_SELECTED,  /* index sources only: sel, cand, score_dump (when want_scores) */
     MDL_HOOK_ATTN_OUT,  /* out, before expand */
     MDL_HOOK_MID,       /* x after the attention half */
     MDL_HOOK_ROUTED,    /* exchange.expert, exchange.weight, router scores z */
@@ -102,9 +102,10 @@ enum mdl_hook_point {
     MDL_HOOK_LEFT,      /* after the last layer of any segment: x, pre */
 };
 
+/* Set before rows are added. */
 struct mdl_hooks {
     void *ctx;
-    bool want_scores;
+    bool want_scores; /* keep every visible row's index score of the layer at hand in step->score_dump */
     void (*point)(void *ctx, struct mdl_step *step, enum mdl_hook_point at, int layer);
 };
 
@@ -167,7 +168,7 @@ struct mdl_step {
 
     float *scores;     /* index scores of a group of rows */
     size_t scores_cap;
-    float *score_dump; /* [capacity][score_stride] when hooks.want_scores */
+    float *score_dump; /* [capacity][score_stride], unmasked, when hooks.want_scores */
     int score_stride;
     struct mdl_scratch *scratch; /* [team size] */
     void *memory;

@@ -1,5 +1,5 @@
-/* Split patterns of tokenizer.json: Oniguruma's notation, translated to PCRE2 where the two mean different things by the
- * same letters, refused where a translation would only be a guess. Called by the loader alone. */
+/* Split patterns of tokenizer.json: Oniguruma's notation, translated to PCRE2 where the two mean different things by
+ * the same letters, refused where a translation would only be a guess. Called by the loader alone. */
 #include "model/tokenizer_impl.h"
 
 #include <errno.h>
@@ -8,8 +8,9 @@
 #include <string.h>
 
 /* Unicode White_Space. PCRE2's own \s also takes U+180E. */
-#define SPACES "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
-#define NOT_SPACES \
+#define SPACES                                                                                                         \
+    "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
+#define NOT_SPACES                                                                                                     \
     "\\x{0}-\\x{8}\\x{e}-\\x{1f}\\x{21}-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}\\x{200b}-\\x{2027}" \
     "\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{10ffff}"
 
@@ -28,8 +29,8 @@ static int refuse(struct translation *t, const char *what)
 }
 
 static const char *const categories[] = {
-    "C", "Cc", "Cf", "Cn", "Co", "Cs", "L", "Ll", "Lm", "Lo", "Lt", "Lu", "M", "Mc", "Me", "Mn", "N", "Nd", "Nl",
-    "No", "P", "Pc", "Pd", "Pe", "Pf", "Pi", "Po", "Ps", "S", "Sc", "Sk", "Sm", "So", "Z", "Zl", "Zp", "Zs",
+    "C",  "Cc", "Cf", "Cn", "Co", "Cs", "L",  "Ll", "Lm", "Lo", "Lt", "Lu", "M",  "Mc", "Me", "Mn", "N",  "Nd", "Nl",
+    "No", "P",  "Pc", "Pd", "Pe", "Pf", "Pi", "Po", "Ps", "S",  "Sc", "Sk", "Sm", "So", "Z",  "Zl", "Zp", "Zs",
 };
 
 /* \p{X}: a general category as it is, anything else as a script (PCRE2 would take the script's extensions too). */
@@ -95,7 +96,14 @@ static int escape(struct translation *t)
         if (t->end - t->p > 2 && t->p[2] == '{')
             break;
         return hex_escape(t, 2);
-    case 'd': case 'D': case 'n': case 'r': case 't': case 'f': case 'a': case 'e':
+    case 'd':
+    case 'D':
+    case 'n':
+    case 'r':
+    case 't':
+    case 'f':
+    case 'a':
+    case 'e':
         break;
     default:
         if ((c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z')) {

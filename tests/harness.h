@@ -16,6 +16,16 @@
 #ifndef WEFT_TESTS_HARNESS_H
 #define WEFT_TESTS_HARNESS_H
 
+/* The same in both, so that a suite does not lean on what one of them happens to bring. */
+#include <float.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
 #ifndef WEFT_PLAIN_RUNNER
 
 #include <criterion/criterion.h>
@@ -27,15 +37,6 @@
 #define cr_expect_ge cr_expect_geq
 
 #else
-
-#include <float.h>
-#include <math.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 struct th_options {
     void (*init)(void);

@@ -85,8 +85,7 @@ bool th_str_check(const char *a, const char *b, bool want)
 {
     bool equal = a && b ? strcmp(a, b) == 0 : a == b;
     if (equal != want)
-        printf("%s strings:\n  \"%s\"\n  \"%s\"\n", equal ? "equal" : "different", a ? a : "(null)",
-               b ? b : "(null)");
+        printf("%s strings:\n  \"%s\"\n  \"%s\"\n", equal ? "equal" : "different", a ? a : "(null)", b ? b : "(null)");
     return equal == want;
 }
 

@@ -1,4 +1,5 @@
-/* A suite for the plain runner in which tests pass, fail, skip and are disabled; test_harness.c reads what it prints. */
+/* A suite for the plain runner in which tests pass, fail, skip and are disabled; test_harness.c reads what it prints.
+ */
 #ifndef WEFT_PLAIN_RUNNER
 #define WEFT_PLAIN_RUNNER
 #endif

@@ -103,7 +103,7 @@ struct ts_result ts_run_argv(const char *input, const char *const argv[])
     for (; argv[n] && n < TS_ARGS_MAX; n++)
         args[n] = strdup(argv[n]);
     args[n] = NULL;
-    if (in >= 0 && pipe2(po, O_CLOEXEC) == 0 && pipe2(pe, O_CLOEXEC) == 0) {
+    if (n > 0 && in >= 0 && pipe2(po, O_CLOEXEC) == 0 && pipe2(pe, O_CLOEXEC) == 0) {
         pid_t pid = fork();
         if (pid == 0) {
             dup2(in, 0);

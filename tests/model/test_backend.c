@@ -1,0 +1,557 @@
+/* The CPU paths: each against the definition in double precision, and each against itself over rows, tiles and threads. */
+#include "tests/harness.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "model/backend.h"
+#include "model/numerics.h"
+
+static uint64_t seed;
+
+static uint32_t rnd(void)
+{
+    seed ^= seed << 13;
+    seed ^= seed >> 7;
+    seed ^= seed << 17;
+    return (uint32_t)(seed >> 32);
+}
+
+static float uniform(void)
+{
+    return (float)((int)(rnd() >> 8) - (1 << 23)) * 0x1p-23f;
+}
+
+static const char *const path_names[] = {"scalar", "avx2", "avx512"};
+enum { PATHS = 3 };
+
+/* The path, or NULL where this machine or build lacks it. */
+static const struct mdl_backend *path_at(int i)
+{
+    const struct mdl_backend *be;
+    struct cfg_error err;
+    int r = mdl_backend_select(path_names[i], &be, &err);
+    if (r == -ENOTSUP)
+        return NULL;
+    cr_assert_eq(r, 0);
+    cr_assert_str_eq(be->name, path_names[i]);
+    return be;
+}
+
+static void fill_bf16(uint16_t *x, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        x[i] = rnd() % 16 ? mdl_to_bf16(uniform() * (float)(1 << rnd() % 4)) : 0;
+}
+
+static struct mdl_linear make_linear(enum mdl_wkind kind, int n, int k)
+{
+    size_t cells = (size_t)n * (size_t)k, blocks = (size_t)k / 32;
+    size_t unit2 = kind == MDL_W_FP4 ? 1 : kind == MDL_W_FP8 ? 2 : kind == MDL_W_BF16 ? 4 : 8;
+    uint8_t *data = malloc(cells * unit2 / 2), *scale = NULL;
+    if (kind == MDL_W_BF16)
+        fill_bf16((uint16_t *)data, cells);
+    else if (kind == MDL_W_F32)
+        for (size_t i = 0; i < cells; i++)
+            ((float *)data)[i] = uniform();
+    else
+        for (size_t i = 0; i < cells * unit2 / 2; i++) {
+            data[i] = (uint8_t)rnd();
+            if (kind == MDL_W_FP8 && (data[i] & 0x7f) == 0x7f)
+                data[i] = 0;
+        }
+    if (kind == MDL_W_FP8 || kind == MDL_W_FP4) {
+        size_t rows = kind == MDL_W_FP8 ? ((size_t)n + 31) / 32 : (size_t)n;
+        scale = malloc(rows * blocks + 1);
+        for (size_t i = 0; i < rows * blocks; i++)
+            scale[i] = (uint8_t)(112 + rnd() % 12);
+    }
+    return (struct mdl_linear){.kind = kind, .n = n, .k = k, .data = data, .scale = scale};
+}
+
+static void free_linear(struct mdl_linear *w)
+{
+    free((void *)w->data);
+    free((void *)w->scale);
+}
+
+static double weight(const struct mdl_linear *w, int n, int k)
+{
+    size_t at = (size_t)n * (size_t)w->k + (size_t)k, blocks = (size_t)w->k / 32;
+    switch (w->kind) {
+    case MDL_W_FP8:
+        return (double)mdl_e4m3_table[((const uint8_t *)w->data)[at]] *
+               (double)mdl_from_e8m0(w->scale[(size_t)(n / 32) * blocks + (size_t)(k / 32)]);
+    case MDL_W_FP4:
+        return (double)mdl_e2m1_table[((const uint8_t *)w->data)[at / 2] >> (at % 2 * 4) & 15] *
+               (double)mdl_from_e8m0(w->scale[(size_t)n * blocks + (size_t)(k / 32)]);
+    case MDL_W_BF16:
+        return mdl_from_bf16(((const uint16_t *)w->data)[at]);
+    default:
+        return ((const float *)w->data)[at];
+    }
+}
+
+static bool same(const void *a, const void *b, size_t floats)
+{
+    return !memcmp(a, b, floats * sizeof(float));
+}
+
+/* A sum of float32 values may be off by one rounding of half a unit per addition, relative to the sum of magnitudes. No
+ * path adds more than k/16 values in a row in a lane, a block of 32, and then the lanes or blocks. */
+static double bound(int k, double magnitude)
+{
+    return (k / 16 + 64) * 0x1p-24 * magnitude + 1e-35;
+}
+
+struct shape {
+    int n, k;
+};
+
+static void check_definition(const struct mdl_backend *be, enum mdl_wkind kind, int n, int k)
+{
+    struct mdl_linear w = make_linear(kind, n, k);
+    enum { ROWS = 7 };
+    uint16_t *x = malloc((size_t)ROWS * (size_t)k * sizeof *x);
+    float *y = malloc((size_t)ROWS * (size_t)n * sizeof *y);
+    fill_bf16(x, (size_t)ROWS * (size_t)k);
+    be->linear(&w, x, (size_t)k, ROWS, 0, n, y, (size_t)n);
+    int wrong = 0;
+    for (int r = 0; r < ROWS; r++)
+        for (int i = 0; i < n; i++) {
+            double sum = 0, magnitude = 0;
+            for (int c = 0; c < k; c++) {
+                double p = weight(&w, i, c) * (double)mdl_from_bf16(x[(size_t)r * (size_t)k + (size_t)c]);
+                sum += p;
+                magnitude += fabs(p);
+            }
+            wrong += !(fabs((double)y[r * n + i] - sum) <= bound(k, magnitude));
+        }
+    cr_expect_eq(wrong, 0, "%s, kind %d, %d x %d: %d values beyond the bound", be->name, (int)kind, n, k, wrong);
+    free(y);
+    free(x);
+    free_linear(&w);
+}
+
+Test(backend, linear_matches_definition)
+{
+    static const struct shape any[] = {{1, 32}, {5, 64}, {24, 96}, {33, 160}, {40, 2304}, {64, 1056}, {36, 5120}};
+    static const struct shape odd[] = {{7, 1}, {6, 8}, {24, 40}, {9, 1000}, {3, 2081}};
+    seed = 1;
+    for (int p = 0; p < PATHS; p++) {
+        const struct mdl_backend *be = path_at(p);
+        for (int kind = MDL_W_FP8; be && kind <= MDL_W_F32; kind++) {
+            for (size_t i = 0; i < sizeof any / sizeof *any; i++)
+                check_definition(be, (enum mdl_wkind)kind, any[i].n, any[i].k);
+            for (size_t i = 0; kind >= MDL_W_BF16 && i < sizeof odd / sizeof *odd; i++)
+                check_definition(be, (enum mdl_wkind)kind, odd[i].n, odd[i].k);
+        }
+    }
+}
+
+/* Each row alone, against blocks of rows of every kind that a kernel may form; x and y with gaps between rows. */
+static void check_rows(const struct mdl_backend *be, enum mdl_wkind kind, int n, int k)
+{
+    enum { ROWS = 103 };
+    static const int splits[] = {103, 1, 2, 3, 4, 5, 6, 7, 12, 64, 97};
+    struct mdl_linear w = make_linear(kind, n, k);
+    size_t ldx = (size_t)k + 8, ldy = (size_t)n + 3;
+    uint16_t *x = malloc(ROWS * ldx * sizeof *x);
+    float *alone = malloc(ROWS * ldy * sizeof *alone), *y = malloc(ROWS * ldy * sizeof *y);
+    fill_bf16(x, ROWS * ldx);
+    memset(alone, 0, ROWS * ldy * sizeof *alone);
+    for (int r = 0; r < ROWS; r++)
+        be->linear(&w, x + (size_t)r * ldx, ldx, 1, 0, n, alone + (size_t)r * ldy, ldy);
+    for (size_t s = 0; s < sizeof splits / sizeof *splits; s++) {
+        memset(y, 0, ROWS * ldy * sizeof *y);
+        for (int r = 0; r < ROWS; r += splits[s])
+            be->linear(&w, x + (size_t)r * ldx, ldx, ROWS - r < splits[s] ? ROWS - r : splits[s], 0, n,
+                       y + (size_t)r * ldy, ldy);
+        cr_expect(same(alone, y, ROWS * ldy), "%s, kind %d, %d x %d: %d rows together differ from one", be->name, (int)kind,
+                  n, k, splits[s]);
+    }
+    free(y);
+    free(alone);
+    free(x);
+    free_linear(&w);
+}
+
+Test(backend, rows_together_equal_one_row)
+{
+    seed = 2;
+    for (int p = 0; p < PATHS; p++) {
+        const struct mdl_backend *be = path_at(p);
+        for (int kind = MDL_W_FP8; be && kind <= MDL_W_F32; kind++) {
+            check_rows(be, (enum mdl_wkind)kind, 33, 96);
+            check_rows(be, (enum mdl_wkind)kind, 6, 1024);
+            check_rows(be, (enum mdl_wkind)kind, 5, 2080);
+        }
+    }
+}
+
+/* The widths of the full-size network, 1 row against several. */
+Test(backend, rows_together_equal_one_row_full_size)
+{
+    static const int widths[] = {5120, 1280, 2304, 8192, 15360, 6144, 20480};
+    enum { ROWS = 13, N = 32 };
+    seed = 3;
+    for (int p = 1; p < PATHS; p++) {
+        const struct mdl_backend *be = path_at(p);
+        for (int kind = MDL_W_FP8; be && kind <= MDL_W_F32; kind++)
+            for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+                int k = widths[i];
+                struct mdl_linear w = make_linear((enum mdl_wkind)kind, N, k);
+                uint16_t *x = malloc((size_t)ROWS * (size_t)k * sizeof *x);
+                float alone[ROWS * N], y[ROWS * N];
+                fill_bf16(x, (size_t)ROWS * (size_t)k);
+                for (int r = 0; r < ROWS; r++)
+                    be->linear(&w, x + (size_t)r * (size_t)k, (size_t)k, 1, 0, N, alone + r * N, N);
+                be->linear(&w, x, (size_t)k, ROWS, 0, N, y, N);
+                cr_expect(same(alone, y, ROWS * N), "%s, kind %d, width %d", be->name, kind, k);
+                free(x);
+                free_linear(&w);
+            }
+    }
+}
+
+Test(backend, gate_of_384_experts)
+{
+    enum { N = 384, K = 5120, ROWS = 5 };
+    seed = 4;
+    struct mdl_linear w = make_linear(MDL_W_BF16, N, K);
+    uint16_t *x = malloc(ROWS * K * sizeof *x);
+    float *y = malloc(ROWS * N * sizeof *y), *alone = malloc(N * sizeof *alone);
+    fill_bf16(x, ROWS * K);
+    for (int p = 0; p < PATHS; p++) {
+        const struct mdl_backend *be = path_at(p);
+        if (!be)
+            continue;
+        be->linear(&w, x, K, ROWS, 0, N, y, N);
+        be->linear(&w, x + 4 * K, K, 1, 0, N, alone, N);
+        cr_expect(same(y + (size_t)4 * N, alone, N), "%s", be->name);
+    }
+    free(alone);
+    free(y);
+    free(x);
+    free_linear(&w);
+}
+
+Test(backend, tiles_equal_the_whole)
+{
+    enum { N = 150, K = 192, ROWS = 9 };
+    seed = 5;
+    for (int p = 0; p < PATHS; p++) {
+        const struct mdl_backend *be = path_at(p);
+        for (int kind = MDL_W_FP8; be && kind <= MDL_W_F32; kind++) {
+            struct mdl_linear w = make_linear((enum mdl_wkind)kind, N, K);
+            uint16_t x[ROWS * K];
+            float whole[ROWS * N], y[ROWS * N];
+            fill_bf16(x, ROWS * K);
+            be->linear(&w, x, K, ROWS, 0, N, whole, N);
+            for (int step = 32; step <= 96; step += 32) {
+                memset(y, 0, sizeof y);
+                for (int n0 = 0; n0 < N; n0 += step)
+                    be->linear(&w, x, K, ROWS, n0, n0 + step < N ? n0 + step : N, y + n0, N);
+                cr_expect(same(whole, y, ROWS * N), "%s, kind %d, tiles of %d", be->name, kind, step);
+            }
+            free_linear(&w);
+        }
+    }
+}
+
+Test(backend, threads_change_nothing)
+{
+    enum { N = 328, K = 320, ROWS = 70 };
+    seed = 6;
+    struct mdl_linear w = make_linear(MDL_W_FP8, N, K);
+    uint16_t *x = malloc(ROWS * K * sizeof *x), *h = malloc(2 * ROWS * N * sizeof *h);
+    float *y = malloc(2 * ROWS * N * sizeof *y);
+    fill_bf16(x, ROWS * K);
+    for (int p = 0; p < PATHS; p++) {
+        struct mdl_exec ex = {.be = path_at(p)};
+        for (int threads = 1; ex.be && threads <= 5; threads += 2) {
+            struct cfg_error err;
+            int at = threads > 1;
+            cr_assert_eq(mdl_team_new(threads, &ex.team, &err), 0);
+            mdl_linear_f32(&ex, &w, x, K, ROWS, y + at * ROWS * N, N);
+            mdl_linear_bf16(&ex, &w, x, K, ROWS, h + at * ROWS * N, N);
+            mdl_team_free(ex.team);
+            cr_expect(same(y, y + at * ROWS * N, ROWS * N), "%s, %d threads", ex.be->name, threads);
+            for (int i = 0; i < ROWS * N; i++)
+                cr_assert_eq(h[at * ROWS * N + i], mdl_to_bf16(y[i]));
+        }
+    }
+    free(y);
+    free(h);
+    free(x);
+    free_linear(&w);
+}
+
+static bool same_or_nan(float a, float b)
+{
+    return mdl_bits(a) == mdl_bits(b) || (isnan(a) && isnan(b)) || (a == 0.0f && b == 0.0f);
+}
+
+/* One product per output, so every path must be exact: all codes, all scales (also those that leave bf16's range), both
+ * kernels. */
+Test(backend, every_code_and_scale_is_exact)
+{
+    enum { ROWS = 6 };
+    uint16_t x[ROWS * 32] = {0};
+    for (int r = 0; r < ROWS; r++)
+        x[r * 32 + r] = mdl_to_bf16(1.0f);
+    for (int p = 0; p < PATHS; p++) {
+        const struct mdl_backend *be = path_at(p);
+        for (int kind = MDL_W_FP8; be && kind <= MDL_W_FP4; kind++)
+            for (int s = 0; s < 256; s++) {
+                int codes = kind == MDL_W_FP8 ? 256 : 16, wrong = 0;
+                uint8_t data[256 * 32] = {0}, scale[256];
+                memset(scale, s, sizeof scale);
+                for (int c = 0; c < codes; c++)
+                    for (int r = 0; r < ROWS; r++) {
+                        if (kind == MDL_W_FP8)
+                            data[c * 32 + r] = (uint8_t)c;
+                        else
+                            data[(c * 32 + r) / 2] = (uint8_t)(c | c << 4);
+                    }
+                struct mdl_linear w = {(enum mdl_wkind)kind, codes, 32, data, scale};
+                float y[ROWS * 256], one[256];
+                be->linear(&w, x, 32, ROWS, 0, codes, y, 256);
+                be->linear(&w, x, 32, 1, 0, codes, one, 256);
+                for (int c = 0; c < codes; c++) {
+                    float code = kind == MDL_W_FP8 ? mdl_e4m3_table[c] : mdl_e2m1_table[c];
+                    /* The other five products of the block are zero times the code: NaN for a NaN. */
+                    float want = code * mdl_from_e8m0((uint8_t)s);
+                    wrong += !same_or_nan(one[c], want);
+                    for (int r = 0; r < ROWS; r++)
+                        wrong += !same_or_nan(y[r * 256 + c], want);
+                }
+                cr_expect_eq(wrong, 0, "%s, kind %d, scale %d: %d wrong", be->name, kind, s, wrong);
+            }
+    }
+}
+
+/* A scale outside the range that a bf16 weight can take, amid ordinary ones. */
+Test(backend, extreme_scales_keep_the_order)
+{
+    enum { N = 36, K = 160, ROWS = 6 };
+    static const uint8_t extreme[] = {0, 1, 9, 247, 252};
+    seed = 7;
+    for (int p = 0; p < PATHS; p++) {
+        const struct mdl_backend *be = path_at(p);
+        for (int kind = MDL_W_FP8; be && kind <= MDL_W_FP4; kind++)
+            for (size_t e = 0; e < sizeof extreme; e++) {
+                struct mdl_linear w = make_linear((enum mdl_wkind)kind, N, K);
+                uint16_t x[ROWS * K];
+                float y[ROWS * N], one[N], before[N];
+                fill_bf16(x, sizeof x / sizeof *x);
+                be->linear(&w, x, K, 1, 0, N, before, N);
+                ((uint8_t *)w.scale)[2] = extreme[e];
+                be->linear(&w, x, K, ROWS, 0, N, y, N);
+                for (int r = 0; r < ROWS; r++) {
+                    be->linear(&w, x + r * K, K, 1, 0, N, one, N);
+                    cr_expect(same(one, y + r * N, N), "%s, kind %d, scale %d, row %d", be->name, kind, extreme[e], r);
+                }
+                /* A block scaled below 2^-117 adds nothing that counts. */
+                int wrong = 0;
+                for (int n = 0; extreme[e] < 127 && n < N; n++) {
+                    double sum = 0, magnitude = 0;
+                    for (int k = 0; k < K; k++) {
+                        double v = weight(&w, n, k) * (double)mdl_from_bf16(x[k]);
+                        sum += v;
+                        magnitude += fabs(v);
+                    }
+                    wrong += !(fabs((double)y[n] - sum) <= bound(K, magnitude));
+                }
+                cr_expect_eq(wrong, 0, "%s, kind %d, scale %d: %d beyond the bound", be->name, kind, extreme[e], wrong);
+                /* Rows of other scale blocks are as before. */
+                int other = kind == MDL_W_FP8 ? 32 : 1;
+                cr_expect(same(before + other, y + other, (size_t)(N - other)));
+                free_linear(&w);
+            }
+    }
+}
+
+Test(backend, dots)
+{
+    static const int dims[] = {32, 64, 96, 512}, counts[] = {0, 1, 7, 8, 9, 37, 640};
+    seed = 8;
+    uint16_t *keys = malloc(640 * 520 * sizeof *keys), q[512];
+    float s[640], one;
+    for (int p = 0; p < PATHS; p++) {
+        const struct mdl_backend *be = path_at(p);
+        for (size_t d = 0; be && d < 4; d++)
+            for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
+                int dim = dims[d], n = counts[c], wrong = 0, differ = 0;
+                size_t ld = (size_t)dim + 8;
+                fill_bf16(keys, (size_t)n * ld);
+                fill_bf16(q, 512);
+                be->dots(q, keys, ld, n, dim, s);
+                for (int i = 0; i < n; i++) {
+                    double sum = 0, magnitude = 0;
+                    for (int k = 0; k < dim; k++) {
+                        double v = (double)mdl_from_bf16(q[k]) * (double)mdl_from_bf16(keys[(size_t)i * ld + (size_t)k]);
+                        sum += v;
+                        magnitude += fabs(v);
+                    }
+                    wrong += !(fabs((double)s[i] - sum) <= bound(dim, magnitude) * 8);
+                    be->dots(q, keys + (size_t)i * ld, ld, 1, dim, &one);
+                    differ += !same(&one, &s[i], 1);
+                }
+                cr_expect_eq(wrong, 0, "%s, dim %d, %d keys: %d beyond the bound", be->name, dim, n, wrong);
+                cr_expect_eq(differ, 0, "%s, dim %d, %d keys: %d differ from a call of their own", be->name, dim, n, differ);
+            }
+    }
+    free(keys);
+}
+
+/* Keys one after the other in every path, so the bits are the scalar ones. */
+Test(backend, weighted_sum_equals_scalar)
+{
+    static const int dims[] = {32, 64, 288, 512, 544};
+    seed = 9;
+    uint16_t *keys = malloc(200 * 544 * sizeof *keys);
+    float weights[200], a[544], b[544];
+    for (int p = 1; p < PATHS; p++) {
+        const struct mdl_backend *be = path_at(p);
+        for (size_t d = 0; be && d < sizeof dims / sizeof *dims; d++)
+            for (int n = 0; n <= 200; n += 67) {
+                fill_bf16(keys, 200 * 544);
+                for (int i = 0; i < 200; i++)
+                    weights[i] = mdl_round_bf16(fabsf(uniform()));
+                for (int i = 0; i < 544; i++)
+                    a[i] = b[i] = uniform();
+                be->weighted_sum(weights, keys, 544, n, dims[d], a);
+                mdl_backend_scalar.weighted_sum(weights, keys, 544, n, dims[d], b);
+                cr_expect(same(a, b, 544), "%s, dim %d, %d keys", be->name, dims[d], n);
+            }
+    }
+    free(keys);
+}
+
+Test(backend, index_scores)
+{
+    static const struct {
+        int heads, dim;
+    } shapes[] = {{32, 128}, {2, 32}, {5, 96}, {4, 512}};
+    enum { N = 53 };
+    seed = 10;
+    for (int p = 0; p < PATHS; p++) {
+        const struct mdl_backend *be = path_at(p);
+        for (size_t i = 0; be && i < sizeof shapes / sizeof *shapes; i++) {
+            int heads = shapes[i].heads, dim = shapes[i].dim, wrong = 0, differ = 0;
+            uint16_t q[32 * 128], key[512];
+            uint8_t codes[N * 256], scales[N * 16];
+            float w[32], score[N], one;
+            fill_bf16(q, (size_t)(heads * dim));
+            for (int k = 0; k < N * dim / 2; k++)
+                codes[k] = (uint8_t)rnd();
+            for (int k = 0; k < N * dim / 32; k++)
+                scales[k] = (uint8_t)(rnd() % 8 ? 118 + rnd() % 10 : 2 + rnd() % 10); /* also very small ones */
+            for (int h = 0; h < heads; h++)
+                w[h] = uniform();
+            be->index_scores(q, w, heads, dim, codes, scales, N, score);
+            for (int j = 0; j < N; j++) {
+                mdl_dequant_q4i(codes + j * dim / 2, scales + j * dim / 32, dim, key);
+                double total = 0, magnitude = 0;
+                for (int h = 0; h < heads; h++) {
+                    double sum = 0;
+                    for (int c = 0; c < dim; c++) {
+                        double v = (double)mdl_from_bf16(q[h * dim + c]) * (double)mdl_from_bf16(key[c]);
+                        sum += v;
+                        magnitude += fabs(v) * fabs((double)w[h]);
+                    }
+                    total += (sum > 0 ? sum : 0) * (double)w[h];
+                }
+                wrong += !(fabs((double)score[j] - total) <= bound(dim, magnitude) * 8);
+                be->index_scores(q, w, heads, dim, codes + j * dim / 2, scales + j * dim / 32, 1, &one);
+                differ += !same(&one, &score[j], 1);
+            }
+            cr_expect_eq(wrong, 0, "%s, %d x %d: %d beyond the bound", be->name, heads, dim, wrong);
+            cr_expect_eq(differ, 0, "%s, %d x %d: %d differ from a call of their own", be->name, heads, dim, differ);
+        }
+    }
+}
+
+static int count_unlike(const uint16_t *a, const uint16_t *b, int n)
+{
+    int unlike = 0;
+    for (int i = 0; i < n; i++)
+        unlike += a[i] != b[i] && !(isnan(mdl_from_bf16(a[i])) && isnan(mdl_from_bf16(b[i])));
+    return unlike;
+}
+
+Test(backend, stored_rows_decode_as_scalar)
+{
+    uint8_t codes[256], scales[16];
+    uint16_t a[512], b[512];
+    for (int i = 0; i < 256; i++)
+        codes[i] = (uint8_t)i;
+    for (int p = 1; p < PATHS; p++) {
+        const struct mdl_backend *be = path_at(p);
+        for (int s = 0; be && s < 256; s++) {
+            memset(scales, s, sizeof scales);
+            scales[0] = (uint8_t)~s;
+            be->dequant_q8(codes, scales, 256, a);
+            mdl_dequant_q8(codes, scales, 256, b);
+            cr_expect_eq(count_unlike(a, b, 256), 0, "%s, q8, scale %d", be->name, s);
+            be->dequant_q4k(codes, scales, 256, a);
+            mdl_dequant_q4k(codes, scales, 256, b);
+            be->dequant_q4k(codes + 128, scales, 256, a + 256);
+            mdl_dequant_q4k(codes + 128, scales, 256, b + 256);
+            cr_expect_eq(count_unlike(a, b, 512), 0, "%s, q4k, scale %d", be->name, s);
+        }
+    }
+}
+
+Test(backend, exps_equal_scalar)
+{
+    static float x[65521], want[65521];
+    for (int p = 1; p < PATHS; p++) {
+        const struct mdl_backend *be = path_at(p);
+        for (int round = 0; be && round < 8; round++) {
+            /* Steps of a prime over all bit patterns, subnormals, infinities and NaNs included. */
+            for (uint32_t i = 0; i < 65521; i++) {
+                x[i] = mdl_float((i + (uint32_t)round * 65521u) * 8191u + (uint32_t)round);
+                want[i] = isnan(x[i]) ? x[i] : mdl_expf(x[i]);
+            }
+            be->exps(x, 65521);
+            int wrong = 0;
+            for (int i = 0; i < 65521; i++)
+                wrong += !(mdl_bits(x[i]) == mdl_bits(want[i]) || (isnan(x[i]) && isnan(want[i])));
+            cr_expect_eq(wrong, 0, "%s, round %d: %d differ", be->name, round, wrong);
+            for (int i = 0; i < 65521; i++)
+                want[i] = mdl_expf(x[i] = uniform() * 110.0f);
+            be->exps(x, 65521);
+            cr_expect(same(x, want, 65521), "%s, round %d", be->name, round);
+        }
+    }
+}
+
+Test(backend, choice_of_path)
+{
+    const struct mdl_backend *be;
+    struct cfg_error err = {""};
+    cr_assert_eq(mdl_backend_select("scalar", &be, &err), 0);
+    cr_assert_eq(be, &mdl_backend_scalar);
+    cr_assert_eq(mdl_backend_select(NULL, &be, &err), 0);
+    cr_assert_not_null(be);
+    cr_assert_eq(mdl_backend_select("", &be, &err), 0);
+    const struct mdl_backend *best = be;
+    cr_assert_eq(mdl_backend_select("sse9", &be, &err), -EINVAL);
+    cr_assert_not_null(strstr(err.msg, "sse9"));
+    cr_assert_null(be);
+    for (int p = PATHS - 1; p >= 0; p--) {
+        err.msg[0] = 0;
+        int r = mdl_backend_select(path_names[p], &be, &err);
+        cr_assert(r == 0 || r == -ENOTSUP);
+        if (r)
+            cr_expect_not_null(strstr(err.msg, path_names[p]));
+        if (r == 0) {
+            cr_expect_eq(be, best, "the default is the best path of the machine");
+            break;
+        }
+    }
+}
