@@ -666,6 +666,7 @@ void mdl_step_commit(struct mdl_step *s, int segment, int accept)
         commit_window(s, seg, cfg->cut, accept);
     commit_tails(s, seg, accept);
     int end = seg->start + accept;
+    q->highest = end > q->highest ? end : q->highest;
     if (seg->layer_begin == 0) {
         memcpy(q->ids + seg->start, seg->ids, (size_t)accept * sizeof *q->ids);
         q->encoded = end;

@@ -271,7 +271,7 @@ static void image_piece(void *ctx, void *at, size_t len)
 struct ts_image ts_image_take(const struct mdl_seq *s, int tokens)
 {
     struct ts_image i = {0};
-    int numbers[4] = {s->len, s->encoded, s->draft_lo, s->bridge_lo};
+    int numbers[] = {s->len, s->encoded, s->highest, s->draft_lo, s->bridge_lo};
     image_piece(&i, numbers, sizeof numbers);
     image_piece(&i, (void *)s->window_lo, (size_t)s->cfg->n_layers * sizeof *s->window_lo);
     raw_pieces(s, image_piece, &i);
@@ -333,6 +333,7 @@ struct mdl_seq *ts_seq_clone(const struct mdl_seq *s)
     memcpy(c->window_lo, s->window_lo, sizeof c->window_lo);
     c->len = s->len;
     c->encoded = s->encoded;
+    c->highest = s->highest;
     c->draft_lo = s->draft_lo;
     c->bridge_lo = s->bridge_lo;
     return c;
