@@ -131,7 +131,7 @@ void mdl_seq_free(struct mdl_seq *s)
 
 void mdl_seq_reset(struct mdl_seq *s)
 {
-    s->len = s->encoded = s->bridge_lo = s->draft_lo = 0;
+    s->len = s->encoded = s->highest = s->bridge_lo = s->draft_lo = 0;
     memset(s->window_lo, 0, sizeof s->window_lo);
 }
 
@@ -164,9 +164,10 @@ int mdl_seq_truncate(struct mdl_seq *s, int len, struct cfg_error *err)
 {
     if (s->encoded != s->len)
         return cfg_error_set(err, EINVAL, "cannot take tokens back while a prefill is unfinished");
-    if (len < 0 || len > s->len || s->len - len > s->params.rollback)
+    int kept = s->params.rollback - (s->highest - s->len);
+    if (len < 0 || len > s->len || s->len - len > kept)
         return cfg_error_set(err, EINVAL, "cannot take %d of %d tokens back: only the last %d are kept", s->len - len,
-                             s->len, s->params.rollback);
+                             s->len, kept);
     s->len = s->encoded = len;
     return 0;
 }
@@ -204,7 +205,7 @@ int mdl_seq_copy_prefix(struct mdl_seq *dst, const struct mdl_seq *src, int hit,
             memcpy(mdl_seq_ring_row(dst, l, p), mdl_seq_ring_row(src, l, p), dst->layout.swa_row);
     }
     dst->draft_lo = dst->bridge_lo = hit;
-    dst->encoded = hit;
+    dst->encoded = dst->highest = hit;
     return 0;
 }
 

@@ -47,6 +47,7 @@ struct mdl_seq {
     int32_t *ids;     /* committed tokens, [len or encoded, whichever is larger] */
     int encoded;      /* tokens whose layers below the cut are committed (all layers in exact mode) */
     int len;          /* tokens whose every layer is committed */
+    int highest;      /* most tokens that were ever committed: older rows than its rings hold are gone for good */
     uint8_t **blocks; /* [ceil(max_tokens/block_tokens)], NULL until needed; owned unless external */
     int n_blocks;
     /* Rings of window rows, slot = position mod ring_rows; rows below window_lo do not exist. */
@@ -75,7 +76,8 @@ void mdl_seq_reset(struct mdl_seq *seq);
 uint8_t *mdl_seq_attach(struct mdl_seq *seq, int block, uint8_t *bytes);
 /* Makes blocks exist for tokens 0..tokens-1. -ENOSPC beyond max_tokens or where an external block is missing, -ENOMEM. */
 int mdl_seq_reserve(struct mdl_seq *seq, int tokens, struct cfg_error *err);
-/* Takes back committed tokens so that len tokens remain. -EINVAL when more than params.rollback would go. */
+/* Takes back committed tokens so that len tokens remain. -EINVAL when more than params.rollback of the most tokens that the
+ * sequence ever had would be gone, in however many calls. */
 int mdl_seq_truncate(struct mdl_seq *seq, int len, struct cfg_error *err);
 
 /* A prefix hit: dst (empty) receives src's global rows of the first hit tokens (even) and its ids; with window also the
