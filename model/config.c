@@ -520,9 +520,9 @@ static void derive_cut(struct mdl_config *c)
                      l, c->layer[l].ratio, cut);
             return;
         }
-        if (l > cut && c->layer[l].engram >= 0) {
-            snprintf(c->cut_reason, sizeof c->cut_reason, "layer %d has an Engram after the last KV source (%d)", l,
-                     cut);
+        if (c->layer[l].engram >= 0) {
+            snprintf(c->cut_reason, sizeof c->cut_reason,
+                     "layer %d has an Engram; none may lie at or after the last KV source (%d)", l, cut);
             return;
         }
     }

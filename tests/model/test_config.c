@@ -356,8 +356,9 @@ Test(config, models_without_a_cut_still_load)
     static const struct {
         const char *key, *value, *reason;
     } cases[] = {
-        {"engram_layer_ids", "[1,21]", "layer 21 has an Engram after the last KV source (20)"},
-        {"engram_layer_ids", "[1,20]", ""},
+        {"engram_layer_ids", "[1,21]", "layer 21 has an Engram; none may lie at or after the last KV source (20)"},
+        {"engram_layer_ids", "[1,20]", "layer 20 has an Engram; none may lie at or after the last KV source (20)"},
+        {"engram_layer_ids", "[1,19]", ""},
     };
     struct mdl_config c;
     struct cfg_error err;
