@@ -70,7 +70,7 @@ int mdl_backend_select(const char *name, const struct mdl_backend **out, struct 
     return cfg_error_set(err, EINVAL, "CPU path \"%s\" is unknown; use scalar, avx2 or avx512", name);
 }
 
-enum { TILE = 32, ROWS = 64 };
+enum { TILE = 32, ROWS = 96 };
 
 struct linear_job {
     const struct mdl_exec *ex;

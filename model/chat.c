@@ -11,32 +11,33 @@
 
 const char mdl_chat_tool_text[] =
     "## Tools\n\n"
-    "You can call the tools listed at the end, one JSON schema per line. To call some of them, finish the reply with one "
-    "block of this form:\n\n"
+    "You can call the tools listed at the end, one JSON schema per line. To call some of them, finish the reply with "
+    "one block of this form:\n\n"
     "<" MDL_CHAT_DSML " calls>\n"
     "<" MDL_CHAT_DSML " invoke name=\"TOOL\">\n"
     "<" MDL_CHAT_DSML " parameter name=\"PARAMETER\" string=\"true\">VALUE</" MDL_CHAT_DSML " parameter>\n"
     "</" MDL_CHAT_DSML " invoke>\n"
     "</" MDL_CHAT_DSML " calls>\n\n"
     "Write one invoke element per call and one parameter element per argument. A text goes in as it is, with "
-    "string=\"true\"; every other value as JSON, with string=\"false\". Results arrive as <tool_result> elements in the "
-    "order of the calls.\n\n"
+    "string=\"true\"; every other value as JSON, with string=\"false\". Results arrive as <tool_result> elements in "
+    "the order of the calls.\n\n"
     "{tools}";
 
-static const char format_text[] = "## Response Format:\n\nAnswer with JSON that fits this schema, and with nothing else:\n";
+static const char format_text[] =
+    "## Response Format:\n\nAnswer with JSON that fits this schema, and with nothing else:\n";
 
 enum turn_kind { TURN_SYSTEM, TURN_USER, TURN_ASSISTANT };
 
 struct turn {
     enum turn_kind kind;
     struct mdl_text text;
-    bool has_results;          /* user: holds tool results */
-    const json_t *tools[2];    /* system: of the message and of the request; lists of one or more, or NULL */
-    const json_t *schema[2];   /* likewise */
-    const json_t *reasoning;   /* assistant: a string or NULL */
-    const json_t *calls;       /* assistant: a list of one or more, or NULL */
-    bool prefix;               /* assistant */
-    size_t message;            /* index, for error messages */
+    bool has_results;        /* user: holds tool results */
+    const json_t *tools[2];  /* system: of the message and of the request; lists of one or more, or NULL */
+    const json_t *schema[2]; /* likewise */
+    const json_t *reasoning; /* assistant: a string or NULL */
+    const json_t *calls;     /* assistant: a list of one or more, or NULL */
+    bool prefix;             /* assistant */
+    size_t message;          /* index, for error messages */
 };
 
 struct chat {
@@ -65,7 +66,8 @@ static const json_t *present(const json_t *o, const char *key)
 static int add_block(struct chat *c, struct mdl_text *t, const char *open, const char *s, size_t n, const char *close)
 {
     bool more = t->n != 0;
-    if ((more && mdl_text_puts(t, "\n\n")) || mdl_text_puts(t, open) || mdl_text_add(t, s, n) || mdl_text_puts(t, close))
+    if ((more && mdl_text_puts(t, "\n\n")) || mdl_text_puts(t, open) || mdl_text_add(t, s, n) ||
+        mdl_text_puts(t, close))
         return nomem(c);
     return 0;
 }
@@ -84,7 +86,8 @@ static int read_content(struct chat *c, const json_t *m, size_t i, struct mdl_te
         const json_t *part = json_array_get(v, k), *text = json_object_get(part, "text");
         const char *type = json_string_value(json_object_get(part, "type"));
         if (!type || strcmp(type, "text") != 0)
-            return cfg_error_set(c->err, EINVAL, "messages[%zu].content[%zu].type is %s; this engine reads only \"text\"", i, k,
+            return cfg_error_set(c->err, EINVAL,
+                                 "messages[%zu].content[%zu].type is %s; this engine reads only \"text\"", i, k,
                                  type ? type : "missing");
         if (!json_is_string(text))
             return cfg_error_set(c->err, EINVAL, "messages[%zu].content[%zu].text must be a string", i, k);
@@ -107,7 +110,8 @@ static int read_tools(struct chat *c, const json_t *o, const char *where, const 
         const json_t *tool = json_array_get(v, i), *f = json_object_get(tool, "function");
         const char *type = json_string_value(json_object_get(tool, "type"));
         if (type && strcmp(type, "function") != 0)
-            return cfg_error_set(c->err, EINVAL, "%stools[%zu].type is %s; only \"function\" is supported", where, i, type);
+            return cfg_error_set(c->err, EINVAL, "%stools[%zu].type is %s; only \"function\" is supported", where, i,
+                                 type);
         if (!json_is_object(f) || json_string_length(json_object_get(f, "name")) == 0)
             return cfg_error_set(c->err, EINVAL, "%stools[%zu].function must be an object with a name", where, i);
     }
@@ -126,8 +130,9 @@ static int read_format(struct chat *c, const json_t *o, const char *where, const
     if (strcmp(type, "text") == 0 || strcmp(type, "json_object") == 0)
         return 0;
     if (strcmp(type, "json_schema") != 0)
-        return cfg_error_set(c->err, EINVAL, "%sresponse_format.type is %s; text, json_object and json_schema are supported",
-                             where, type);
+        return cfg_error_set(c->err, EINVAL,
+                             "%sresponse_format.type is %s; text, json_object and json_schema are supported", where,
+                             type);
     *out = json_object_get(json_object_get(v, "json_schema"), "schema");
     if (!json_is_object(*out))
         return cfg_error_set(c->err, EINVAL, "%sresponse_format.json_schema.schema must be an object", where);
@@ -185,8 +190,10 @@ static int check_calls(struct chat *c, const json_t *calls, size_t i)
         if (id && !json_is_string(id))
             return cfg_error_set(c->err, EINVAL, "messages[%zu].tool_calls[%zu].id must be a string", i, k);
         if (json_string_length(name) == 0 || strpbrk(json_string_value(name), "\"<>\n"))
-            return cfg_error_set(c->err, EINVAL, "messages[%zu].tool_calls[%zu].function.name must be a name without quotes, "
-                                 "angle brackets and line ends", i, k);
+            return cfg_error_set(c->err, EINVAL,
+                                 "messages[%zu].tool_calls[%zu].function.name must be a name without quotes, "
+                                 "angle brackets and line ends",
+                                 i, k);
     }
     return 0;
 }
@@ -228,8 +235,10 @@ static int result_place(struct chat *c, const json_t *calls, size_t i, size_t *p
             return 0;
         }
     }
-    return cfg_error_set(c->err, EINVAL, "messages[%zu].tool_call_id \"%s\" is not the id of a call in the assistant message "
-                         "before it", i, json_string_value(id));
+    return cfg_error_set(c->err, EINVAL,
+                         "messages[%zu].tool_call_id \"%s\" is not the id of a call in the assistant message "
+                         "before it",
+                         i, json_string_value(id));
 }
 
 static const char *role_of(const json_t *m)
@@ -252,8 +261,10 @@ static int read_results(struct chat *c, size_t i, size_t *next)
         end++;
     *next = end;
     if (!calls)
-        return cfg_error_set(c->err, EINVAL, "messages[%zu] is a tool result, but the assistant message before it has no "
-                             "tool_calls", i);
+        return cfg_error_set(c->err, EINVAL,
+                             "messages[%zu] is a tool result, but the assistant message before it has no "
+                             "tool_calls",
+                             i);
     struct turn *t = last_turn(c);
     if (t->kind != TURN_USER)
         t = new_turn(c, TURN_USER, i);
@@ -298,7 +309,8 @@ static int read_messages(struct chat *c)
         else if (strcmp(role, "tool") == 0)
             rc = read_results(c, i, &next);
         else
-            rc = cfg_error_set(c->err, EINVAL, "messages[%zu].role must be system, developer, user, assistant or tool%s%s", i,
+            rc = cfg_error_set(c->err, EINVAL,
+                               "messages[%zu].role must be system, developer, user, assistant or tool%s%s", i,
                                *role ? ", not " : "", role);
         if (rc)
             return rc;
@@ -306,8 +318,10 @@ static int read_messages(struct chat *c)
     }
     const struct turn *last = last_turn(c);
     if (last->kind == TURN_ASSISTANT && !last->prefix && !c->opt->complete)
-        return cfg_error_set(c->err, EINVAL, "messages[%zu] is a finished assistant message, so there is nothing to answer; add "
-                             "a user message, or \"prefix\": true to continue it", last->message);
+        return cfg_error_set(c->err, EINVAL,
+                             "messages[%zu] is a finished assistant message, so there is nothing to answer; add "
+                             "a user message, or \"prefix\": true to continue it",
+                             last->message);
     return 0;
 }
 
@@ -336,8 +350,13 @@ static int effort_name(const char *s, int *effort)
         const char *name;
         int effort;
     } names[] = {
-        {"none", 0}, {"minimal", MDL_CHAT_EFFORT_LOW}, {"low", MDL_CHAT_EFFORT_LOW}, {"medium", MDL_CHAT_EFFORT_HIGH},
-        {"high", MDL_CHAT_EFFORT_HIGH}, {"xhigh", MDL_CHAT_EFFORT_HIGH}, {"max", MDL_CHAT_EFFORT_MAX},
+        {"none", 0},
+        {"minimal", MDL_CHAT_EFFORT_LOW},
+        {"low", MDL_CHAT_EFFORT_LOW},
+        {"medium", MDL_CHAT_EFFORT_HIGH},
+        {"high", MDL_CHAT_EFFORT_HIGH},
+        {"xhigh", MDL_CHAT_EFFORT_HIGH},
+        {"max", MDL_CHAT_EFFORT_MAX},
         {"ultra", MDL_CHAT_EFFORT_MAX},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -358,8 +377,10 @@ static int read_mode(struct chat *c)
     if (json_is_string(effort)) {
         int e;
         if (effort_name(json_string_value(effort), &e))
-            return cfg_error_set(c->err, EINVAL, "reasoning_effort is %s; none, minimal, low, medium, high, xhigh, max, ultra or "
-                                 "1 to 100 are allowed", json_string_value(effort));
+            return cfg_error_set(c->err, EINVAL,
+                                 "reasoning_effort is %s; none, minimal, low, medium, high, xhigh, max, ultra or "
+                                 "1 to 100 are allowed",
+                                 json_string_value(effort));
         off = e == 0;
         if (e)
             p->effort = e;
@@ -495,23 +516,28 @@ static int put_call(struct chat *c, const struct turn *t, size_t k)
     if (!given || (json_is_string(given) && json_string_length(given) == 0))
         args = json_object();
     else if (json_is_string(given))
-        args = json_loadb(json_string_value(given), json_string_length(given), JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &je);
+        args = json_loadb(json_string_value(given), json_string_length(given), JSON_REJECT_DUPLICATES | JSON_DECODE_ANY,
+                          &je);
     else
         args = json_incref((json_t *)given);
     if (!json_is_object(args)) {
         json_decref(args);
-        return cfg_error_set(c->err, EINVAL, "messages[%zu].tool_calls[%zu].function.arguments must be a JSON object, or a string "
-                             "that holds one (%s)", t->message, k, je.text);
+        return cfg_error_set(c->err, EINVAL,
+                             "messages[%zu].tool_calls[%zu].function.arguments must be a JSON object, or a string "
+                             "that holds one (%s)",
+                             t->message, k, je.text);
     }
     put_tag(c, "<", "invoke name=\"");
     put_text(c, json_string_value(json_object_get(f, "name")));
     put_text(c, "\">\n");
     const char *key;
     int rc = 0;
-    json_object_foreach(args, key, v) {
+    json_object_foreach (args, key, v) {
         if (strpbrk(key, "\"<>\n")) {
-            rc = cfg_error_set(c->err, EINVAL, "messages[%zu].tool_calls[%zu].function.arguments: the name %s has a quote, an angle "
-                               "bracket or a line end", t->message, k, key);
+            rc = cfg_error_set(c->err, EINVAL,
+                               "messages[%zu].tool_calls[%zu].function.arguments: the name %s has a quote, an angle "
+                               "bracket or a line end",
+                               t->message, k, key);
             break;
         }
         put_tag(c, "<", "parameter name=\"");
@@ -572,8 +598,10 @@ static int put_turns(struct chat *c)
     put_marker(c, MDL_CHAT_BOS);
     if (thinking || c->turn[0].kind == TURN_SYSTEM)
         put_marker(c, MDL_CHAT_SYSTEM);
-    snprintf(effort, sizeof effort, "Reasoning Effort: %d (range 1-100, the higher the value, the more thorough the "
-             "reasoning)\n\n", p->effort);
+    snprintf(effort, sizeof effort,
+             "Reasoning Effort: %d (range 1-100, the higher the value, the more thorough the "
+             "reasoning)\n\n",
+             p->effort);
     if (thinking)
         put_text(c, effort);
     for (size_t i = 0; i < c->n_turns; i++) {
@@ -636,11 +664,15 @@ static int marker_id(const struct mdl_tokenizer *tok, const char *name, size_t n
 {
     *id = mdl_tokenizer_id(tok, name, n);
     if (*id < 0 || !mdl_tokenizer_is_added(tok, *id))
-        return cfg_error_set(err, EINVAL, "the tokenizer has no added token %.*s, which the chat form needs; this model was made "
-                             "for another prompt form", (int)n, name);
+        return cfg_error_set(err, EINVAL,
+                             "the tokenizer has no added token %.*s, which the chat form needs; this model was made "
+                             "for another prompt form",
+                             (int)n, name);
     if (mdl_tokenizer_is_typable(tok, *id))
-        return cfg_error_set(err, EINVAL, "the tokenizer's token %.*s can be built from plain text, so messages could forge it; "
-                             "the chat form refuses such a tokenizer", (int)n, name);
+        return cfg_error_set(err, EINVAL,
+                             "the tokenizer's token %.*s can be built from plain text, so messages could forge it; "
+                             "the chat form refuses such a tokenizer",
+                             (int)n, name);
     return 0;
 }
 
@@ -651,7 +683,7 @@ int mdl_chat_encode(const struct mdl_tokenizer *tok, struct mdl_tok_encoder *enc
     int rc = 0;
     for (size_t i = 0; i < p->n_seg && !rc; i++) {
         const struct mdl_chat_segment *s = &p->seg[i];
-        int32_t id;
+        int32_t id = -1;
         if (!s->marker)
             rc = mdl_tok_encode(enc, p->text.s + s->off, s->len, 0, out, err);
         else
@@ -667,8 +699,8 @@ int mdl_chat_encode(const struct mdl_tokenizer *tok, struct mdl_tok_encoder *enc
 int mdl_chat_check(const struct mdl_tokenizer *tok, bool with_tools, struct cfg_error *err)
 {
     static const char *const names[] = {
-        MDL_CHAT_BOS, MDL_CHAT_EOS, MDL_CHAT_SYSTEM, MDL_CHAT_USER, MDL_CHAT_ASSISTANT, MDL_CHAT_THINK, MDL_CHAT_END_THINK,
-        MDL_CHAT_DSML,
+        MDL_CHAT_BOS,       MDL_CHAT_EOS,   MDL_CHAT_SYSTEM,    MDL_CHAT_USER,
+        MDL_CHAT_ASSISTANT, MDL_CHAT_THINK, MDL_CHAT_END_THINK, MDL_CHAT_DSML,
     };
     size_t n = sizeof names / sizeof *names - !with_tools;
     int rc = 0;

@@ -54,7 +54,7 @@ static int write_object(const json_t *v, struct mdl_text *out)
     json_t *item;
     bool first = true;
     int rc = mdl_text_puts(out, "{");
-    json_object_keylen_foreach((json_t *)v, key, len, item) {
+    json_object_keylen_foreach ((json_t *)v, key, len, item) {
         if (!rc && !first)
             rc = mdl_text_puts(out, ", ");
         first = false;

@@ -97,8 +97,9 @@ int mdl_seq_new(const struct mdl_config *cfg, const struct mdl_seq_params *param
         return r;
     }
     s->n_blocks = (params->max_tokens + s->layout.block_tokens - 1) / s->layout.block_tokens;
+    int encoder = cfg->cut >= 0 ? cfg->cut : cfg->n_layers;
     for (int l = 0; l < cfg->n_layers; l++)
-        s->ring_rows[l] = cfg->window + params->rollback;
+        s->ring_rows[l] = cfg->window + params->rollback + (l < encoder ? params->window_extra : 0);
     if (params->full_bridge && cfg->cut >= 0)
         s->ring_rows[cfg->cut] += params->replay;
     s->draft_ring_rows = cfg->window + params->rollback;
@@ -122,7 +123,7 @@ void mdl_seq_free(struct mdl_seq *s)
 {
     if (!s)
         return;
-    for (int b = 0; b < s->n_blocks; b++)
+    for (int b = 0; b < s->n_blocks && !s->params.external_blocks; b++)
         free(s->blocks[b]);
     free(s->memory);
     free(s);
@@ -130,8 +131,15 @@ void mdl_seq_free(struct mdl_seq *s)
 
 void mdl_seq_reset(struct mdl_seq *s)
 {
-    s->len = s->encoded = s->bridge_lo = s->draft_lo = 0;
+    s->len = s->encoded = s->highest = s->bridge_lo = s->draft_lo = 0;
     memset(s->window_lo, 0, sizeof s->window_lo);
+}
+
+uint8_t *mdl_seq_attach(struct mdl_seq *s, int block, uint8_t *bytes)
+{
+    uint8_t *old = s->blocks[block];
+    s->blocks[block] = bytes;
+    return old;
 }
 
 int mdl_seq_reserve(struct mdl_seq *s, int tokens, struct cfg_error *err)
@@ -143,6 +151,8 @@ int mdl_seq_reserve(struct mdl_seq *s, int tokens, struct cfg_error *err)
     for (int b = 0; b < need; b++) {
         if (s->blocks[b])
             continue;
+        if (s->params.external_blocks)
+            return cfg_error_set(err, ENOSPC, "sequence of %d tokens has no block %d", tokens, b);
         s->blocks[b] = aligned_alloc(PAGE, s->layout.block_bytes ? s->layout.block_bytes : PAGE);
         if (!s->blocks[b])
             return cfg_error_set(err, ENOMEM, "KV block of %zu bytes does not fit in memory", s->layout.block_bytes);
@@ -154,9 +164,10 @@ int mdl_seq_truncate(struct mdl_seq *s, int len, struct cfg_error *err)
 {
     if (s->encoded != s->len)
         return cfg_error_set(err, EINVAL, "cannot take tokens back while a prefill is unfinished");
-    if (len < 0 || len > s->len || s->len - len > s->params.rollback)
+    int kept = s->params.rollback - (s->highest - s->len);
+    if (len < 0 || len > s->len || s->len - len > kept)
         return cfg_error_set(err, EINVAL, "cannot take %d of %d tokens back: only the last %d are kept", s->len - len,
-                             s->len, s->params.rollback);
+                             s->len, kept);
     s->len = s->encoded = len;
     return 0;
 }
@@ -194,7 +205,7 @@ int mdl_seq_copy_prefix(struct mdl_seq *dst, const struct mdl_seq *src, int hit,
             memcpy(mdl_seq_ring_row(dst, l, p), mdl_seq_ring_row(src, l, p), dst->layout.swa_row);
     }
     dst->draft_lo = dst->bridge_lo = hit;
-    dst->encoded = hit;
+    dst->encoded = dst->highest = hit;
     return 0;
 }
 

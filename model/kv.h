@@ -36,6 +36,8 @@ struct mdl_seq_params {
     int rollback;     /* committed tokens that mdl_seq_truncate can take back; rows kept beyond the window */
     int replay;       /* R: bridge rows kept for the decoder replay; 0: exact mode only */
     bool full_bridge; /* keep the cut layer's window rows for bridge_window = full */
+    int window_extra; /* further window rows of the encoder layers, for snapshots that a later prompt restarts from */
+    bool external_blocks; /* blocks are lent by the caller (mdl_seq_attach), who also takes them back */
 };
 
 struct mdl_seq {
@@ -45,7 +47,8 @@ struct mdl_seq {
     int32_t *ids;     /* committed tokens, [len or encoded, whichever is larger] */
     int encoded;      /* tokens whose layers below the cut are committed (all layers in exact mode) */
     int len;          /* tokens whose every layer is committed */
-    uint8_t **blocks; /* [ceil(max_tokens/block_tokens)], NULL until needed; owned */
+    int highest;      /* most tokens that were ever committed: older rows than its rings hold are gone for good */
+    uint8_t **blocks; /* [ceil(max_tokens/block_tokens)], NULL until needed; owned unless external */
     int n_blocks;
     /* Rings of window rows, slot = position mod ring_rows; rows below window_lo do not exist. */
     uint8_t *ring[MDL_MAX_LAYERS];
@@ -68,9 +71,13 @@ int mdl_seq_new(const struct mdl_config *cfg, const struct mdl_seq_params *param
 void mdl_seq_free(struct mdl_seq *seq);
 /* Forgets everything but keeps the memory. */
 void mdl_seq_reset(struct mdl_seq *seq);
-/* Makes blocks exist for tokens 0..tokens-1. -ENOSPC beyond max_tokens, -ENOMEM. */
+/* Lends block number `block` (4 KiB aligned, layout.block_bytes) to a sequence with external blocks, or NULL takes it
+ * back; returns what was there. A shared block must be complete: no row of it is written again. */
+uint8_t *mdl_seq_attach(struct mdl_seq *seq, int block, uint8_t *bytes);
+/* Makes blocks exist for tokens 0..tokens-1. -ENOSPC beyond max_tokens or where an external block is missing, -ENOMEM. */
 int mdl_seq_reserve(struct mdl_seq *seq, int tokens, struct cfg_error *err);
-/* Takes back committed tokens so that len tokens remain. -EINVAL when more than params.rollback would go. */
+/* Takes back committed tokens so that len tokens remain. -EINVAL when more than params.rollback of the most tokens that the
+ * sequence ever had would be gone, in however many calls. */
 int mdl_seq_truncate(struct mdl_seq *seq, int len, struct cfg_error *err);
 
 /* A prefix hit: dst (empty) receives src's global rows of the first hit tokens (even) and its ids; with window also the

@@ -39,13 +39,14 @@ double mdl_random_unit(uint64_t seed, uint64_t position, uint32_t stream)
     return (double)(((uint64_t)r[0] << 32 | r[1]) >> 11) * 0x1p-53;
 }
 
-/* x becomes exp(x), for x <= 0; 0 below NEGLIGIBLE. Within two units of the last place. Multiplications and additions in
- * the order written, so the same bits everywhere, which the C library does not promise. BLOCK values at a time, which
- * compilers turn into vector code; lanes do not depend on each other. */
+/* x becomes exp(x), for x <= 0; 0 below NEGLIGIBLE. Within two units of the last place. Multiplications and additions
+ * in the order written, so the same bits everywhere, which the C library does not promise. BLOCK values at a time,
+ * which compilers turn into vector code; lanes do not depend on each other. */
 static void exp_block(double x[BLOCK])
 {
-    static const double inverse[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
-                                     1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 1.0 / 2, 1.0, 1.0};
+    static const double inverse[] = {
+        1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720,
+        1.0 / 120,       1.0 / 24,       1.0 / 6,       1.0 / 2,      1.0,         1.0};
     const double round = 0x1.8p52; /* added: the fraction is rounded off and the low bits are the whole number */
     double r[BLOCK], p[BLOCK];
     uint64_t scale[BLOCK];
@@ -95,13 +96,15 @@ static int out_of_range(struct cfg_error *err, const char *field, double value, 
 static int check_bias(const struct mdl_sampling *s, int vocab, struct cfg_error *err)
 {
     if (s->n_bias < 0 || s->n_bias > MDL_MAX_LOGIT_BIAS)
-        return cfg_error_set(err, EINVAL, "logit_bias has %d entries; at most %d are allowed", s->n_bias, MDL_MAX_LOGIT_BIAS);
+        return cfg_error_set(err, EINVAL, "logit_bias has %d entries; at most %d are allowed", s->n_bias,
+                             MDL_MAX_LOGIT_BIAS);
     for (int i = 0; i < s->n_bias; i++) {
         if (s->bias[i].id < 0 || s->bias[i].id >= vocab)
-            return cfg_error_set(err, EINVAL, "logit_bias names token %d; ids go from 0 to %d", s->bias[i].id, vocab - 1);
+            return cfg_error_set(err, EINVAL, "logit_bias names token %d; ids go from 0 to %d", s->bias[i].id,
+                                 vocab - 1);
         if (!(s->bias[i].bias >= -100 && s->bias[i].bias <= 100))
-            return cfg_error_set(err, EINVAL, "logit_bias of token %d is %g; it must be from -100 to 100", s->bias[i].id,
-                                 (double)s->bias[i].bias);
+            return cfg_error_set(err, EINVAL, "logit_bias of token %d is %g; it must be from -100 to 100",
+                                 s->bias[i].id, (double)s->bias[i].bias);
         for (int k = 0; k < i; k++)
             if (s->bias[k].id == s->bias[i].id)
                 return cfg_error_set(err, EINVAL, "logit_bias names token %d twice", s->bias[i].id);
@@ -234,7 +237,7 @@ static uint64_t key_of(float logit, int32_t id)
 
 static int32_t id_of(uint64_t key)
 {
-    return (int32_t)~(uint32_t)key;
+    return (int32_t) ~(uint32_t)key;
 }
 
 /* Moves the k greatest of n different keys to the front, in no order. */

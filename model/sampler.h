@@ -1,11 +1,12 @@
 /* From logits to one token: a recipe applied to numbers, with no state of its own.
  *
- * The token is a function of (recipe, logits, history, position) alone, bit for bit on every machine: the arithmetic is
- * double precision in a fixed order with exponentials of this file's own, and randomness is a counter-based generator keyed by
- * (seed, position). So a request gives the same tokens in whatever process and batch it runs, with or without drafts.
+ * The token is a function of (recipe, logits, history, position) alone, bit for bit on every machine: the arithmetic
+ * is double precision in a fixed order with exponentials of this file's own, and randomness is a counter-based
+ * generator keyed by (seed, position). So a request gives the same tokens in whatever process and batch it runs, with
+ * or without drafts.
  *
  * Order of the steps; later ones see what earlier ones left:
- *   1 repetition_penalty  for every token of prompt or output: a positive logit is divided by it, another one multiplied
+ *   1 repetition_penalty  for every token of prompt or output: a positive logit is divided by it, others multiplied
  *   2 frequency_penalty   times how often the token occurs in the output, subtracted;
  *     presence_penalty    subtracted if it occurs in the output
  *   3 bias                added
@@ -14,9 +15,9 @@
  *   6 top_p               of these, the fewest most probable ones that together have at least this share of their mass
  *   7 min_p               of these, the ones at least this many times as probable as the most probable
  *   8 draw                by u in [0, 1) from the generator: the first token at which the running mass exceeds u
- * The draw walks the tokens by falling probability (of equals, rising id) after top_k or top_p, by rising id otherwise.
- * A token e^-64 times as probable as the best, or less, has no chance. Log-probabilities are those of the model: of the logits as
- * given, before step 1. */
+ * The draw walks the tokens by falling probability (of equals, rising id) after top_k or top_p, by rising id
+ * otherwise. A token e^-64 times as probable as the best, or less, has no chance. Log-probabilities are those of the
+ * model: of the logits as given, before step 1. */
 #ifndef WEFT_MODEL_SAMPLER_H
 #define WEFT_MODEL_SAMPLER_H
 
@@ -41,9 +42,9 @@ struct mdl_sampling {
     double presence_penalty;   /* -2..2 */
     double frequency_penalty;  /* -2..2 */
     const struct mdl_logit_bias *bias;
-    int n_bias;                /* at most MDL_MAX_LOGIT_BIAS, ids different */
+    int n_bias; /* at most MDL_MAX_LOGIT_BIAS, ids different */
     uint64_t seed;
-    int top_logprobs;          /* 0..MDL_MAX_TOP_LOGPROBS: alternatives that struct mdl_logprobs lists */
+    int top_logprobs; /* 0..MDL_MAX_TOP_LOGPROBS: alternatives that struct mdl_logprobs lists */
 };
 
 struct mdl_logprobs {

@@ -172,23 +172,46 @@ void mdl_step_begin(struct mdl_step *s, const struct mdl_providers *providers)
         s->fetch[e].pending = 0;
 }
 
-static int check_segment(const struct mdl_step *s, const struct mdl_segment *seg, struct cfg_error *err)
+static int check_layers(const struct mdl_step *s, const struct mdl_segment *seg, struct cfg_error *err)
 {
     const struct mdl_config *cfg = s->m->cfg;
     int begin = seg->draft ? cfg->n_layers : 0, end = seg->draft ? cfg->n_layers + cfg->n_draft : cfg->n_layers;
-    bool range = seg->layer_end > seg->layer_begin && seg->layer_end <= end &&
-                 (seg->layer_begin == begin || (!seg->draft && seg->layer_begin == cfg->cut)) &&
+    bool at_cut = cfg->cut >= 0 && !seg->draft && seg->layer_begin == cfg->cut;
+    bool range = seg->layer_end > seg->layer_begin && seg->layer_end <= end && (seg->layer_begin == begin || at_cut) &&
                  (seg->layer_end == end || seg->layer_end == cfg->cut || s->hooks.point);
     if (!range)
         return cfg_error_set(err, EINVAL, "segment over layers %d to %d: it must begin at the first layer or the cut (%d) "
                              "and end at the cut or the last layer", seg->layer_begin, seg->layer_end, cfg->cut);
-    if (seg->n < 1 || seg->start < 0 || seg->n > s->capacity - s->n_rows)
+    if (seg->n < 1)
+        return cfg_error_set(err, EINVAL, "segment of %d rows: it needs at least one", seg->n);
+    if (seg->n > s->capacity - s->n_rows)
         return cfg_error_set(err, ENOSPC, "segment of %d rows does not fit: %d of %d rows are taken", seg->n, s->n_rows,
                              s->capacity);
     if (seg->draft && seg->n > cfg->draft_block)
         return cfg_error_set(err, EINVAL, "draft block of %d rows is longer than the model's %d", seg->n, cfg->draft_block);
     if (s->n_segments && s->segment[0].draft != seg->draft)
         return cfg_error_set(err, EINVAL, "draft blocks and backbone rows cannot share a step");
+    for (int i = 0; i < s->n_segments; i++)
+        if (s->segment[i].seq == seg->seq)
+            return cfg_error_set(err, EINVAL, "a sequence cannot be twice in one step");
+    return 0;
+}
+
+/* Rows go on where the sequence stands, or lie in its past. Hooks may put any state under them. */
+static int check_rows(const struct mdl_step *s, const struct mdl_segment *seg, struct cfg_error *err)
+{
+    const struct mdl_config *cfg = s->m->cfg;
+    const struct mdl_seq *q = seg->seq;
+    bool bridge = !seg->draft && cfg->cut > 0 && seg->layer_begin == cfg->cut;
+    if (bridge == !!seg->ids)
+        return cfg_error_set(err, EINVAL, "segment from layer %d: %s", seg->layer_begin,
+                             bridge ? "it takes bridge rows and no ids" : "its ids are missing");
+    if (seg->start < 0 || (!bridge && seg->start > q->encoded && !s->hooks.point))
+        return cfg_error_set(err, EINVAL, "segment at position %d of a sequence of %d tokens", seg->start, q->encoded);
+    int lo = q->encoded - q->params.replay > q->bridge_lo ? q->encoded - q->params.replay : q->bridge_lo;
+    if (bridge && (!q->params.replay || seg->start < lo || seg->start + seg->n > q->encoded))
+        return cfg_error_set(err, EINVAL, "bridge rows %d to %d are asked for, the sequence holds %d to %d", seg->start,
+                             seg->start + seg->n - 1, q->params.replay ? lo : 0, q->params.replay ? q->encoded - 1 : -1);
     if (seg->start + seg->n > s->max_tokens)
         return cfg_error_set(err, ENOSPC, "position %d is beyond the step's %d tokens", seg->start + seg->n, s->max_tokens);
     for (int i = 0; seg->ids && i < seg->n; i++)
@@ -221,7 +244,9 @@ static int want_scores(struct mdl_step *s)
 
 int mdl_step_add(struct mdl_step *s, const struct mdl_segment *seg, struct cfg_error *err)
 {
-    int r = check_segment(s, seg, err);
+    int r = check_layers(s, seg, err);
+    if (!r)
+        r = check_rows(s, seg, err);
     if (!r && want_scores(s))
         r = cfg_error_set(err, ENOMEM, "index scores of %d rows over %d tokens do not fit in memory", s->capacity,
                           s->max_tokens);
@@ -641,6 +666,7 @@ void mdl_step_commit(struct mdl_step *s, int segment, int accept)
         commit_window(s, seg, cfg->cut, accept);
     commit_tails(s, seg, accept);
     int end = seg->start + accept;
+    q->highest = end > q->highest ? end : q->highest;
     if (seg->layer_begin == 0) {
         memcpy(q->ids + seg->start, seg->ids, (size_t)accept * sizeof *q->ids);
         q->encoded = end;

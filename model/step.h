@@ -180,7 +180,8 @@ void mdl_step_free(struct mdl_step *s);
 
 /* Starts an empty step; providers NULL: local ones. */
 void mdl_step_begin(struct mdl_step *s, const struct mdl_providers *providers);
-/* Adds a segment (copied). A sequence may appear once. -ENOSPC when the rows do not fit, -EINVAL, -ENOMEM. */
+/* Adds a segment (copied). A sequence may appear once; its rows begin at its end or before (without hooks), bridge rows
+ * are ones that it holds. On an error nothing is added: -ENOSPC when rows or tokens do not fit, -EINVAL, -ENOMEM. */
 int mdl_step_add(struct mdl_step *s, const struct mdl_segment *seg, struct cfg_error *err);
 
 /* One phase. MDL_STEP_MORE: call again; MDL_STEP_WAIT: something is outstanding; MDL_STEP_DONE; negative errno. */

@@ -8,8 +8,11 @@
 
 enum {
     MAX_TEXT = 1 << 30,
-    JIT_STACK_MIN = 32 << 10, JIT_STACK_MAX = 8 << 20,
-    CACHE_WORDS = 1 << 14, WORD_BYTES = 30, WORD_IDS = 8,
+    JIT_STACK_MIN = 32 << 10,
+    JIT_STACK_MAX = 8 << 20,
+    CACHE_WORDS = 1 << 14,
+    WORD_BYTES = 30,
+    WORD_IDS = 8,
 };
 
 /* One cache line; a word that hashes to the same slot replaces it. len 0: empty. */
@@ -239,7 +242,7 @@ static int next_stage(struct mdl_tok_encoder *e, int stage, bool drop, const cha
 }
 
 /* Divides s into matches and gaps and hands each on. A pattern sees one piece at a time, as if it were the whole text.
- * An empty match divides too, except right behind the match before it. */
+ * An empty match divides, too. */
 static int encode_split(struct mdl_tok_encoder *e, int stage, const char *s, size_t n)
 {
     const struct tok_stage *st = &e->tok->stage[stage];
@@ -251,16 +254,16 @@ static int encode_split(struct mdl_tok_encoder *e, int stage, const char *s, siz
         if (m == PCRE2_ERROR_NOMATCH)
             break;
         if (m < 0)
-            return cfg_error_set(e->err, m == PCRE2_ERROR_NOMEMORY ? ENOMEM : EINVAL, "split pattern %d of the tokenizer "
-                                 "exceeded its limits on a text of %zu bytes (PCRE2 error %d)", stage, n, m);
+            return cfg_error_set(e->err, m == PCRE2_ERROR_NOMEMORY ? ENOMEM : EINVAL,
+                                 "split pattern %d of the tokenizer "
+                                 "exceeded its limits on a text of %zu bytes (PCRE2 error %d)",
+                                 stage, n, m);
         size_t from = found[0], to = found[1];
         if (to < from)
             to = from;
         if (from == to) { /* go on behind the next character */
             uint32_t cp;
             at = from + (from < n ? (size_t)mdl_utf8_get(s + from, &cp) : 1);
-            if (from == done)
-                continue;
         } else {
             at = to;
         }
@@ -373,7 +376,8 @@ bool mdl_tokenizer_bytes(const struct mdl_tokenizer *t, int32_t id, const char *
 
 int32_t tok_find_bytes(const struct mdl_tokenizer *t, const char *bytes, size_t n)
 {
-    for (uint32_t h = (uint32_t)XXH3_64bits(bytes, n) & t->by_bytes_mask; t->by_bytes[h]; h = (h + 1) & t->by_bytes_mask) {
+    for (uint32_t h = (uint32_t)XXH3_64bits(bytes, n) & t->by_bytes_mask; t->by_bytes[h];
+         h = (h + 1) & t->by_bytes_mask) {
         const struct tok_token *tk = &t->token[t->by_bytes[h] - 1];
         if (tk->len == n && memcmp(t->pool.s + tk->off, bytes, n) == 0)
             return (int32_t)t->by_bytes[h] - 1;

@@ -6,11 +6,11 @@
  *   normalizer     none (null or an empty Sequence). Refused: any other.
  *   pre_tokenizer  ByteLevel (add_prefix_space, use_regex), alone or last in a Sequence after any number of Split
  *                  (pattern Regex or String, behavior Isolated or Removed, invert). Refused: other kinds.
- *   added_tokens   matched on the raw text, leftmost first, then longest; those with normalized false before those with
- *                  normalized true. Refused: lstrip, rstrip, single_word.
+ *   added_tokens   matched on the raw text, leftmost first, then longest; those with normalized false before those
+ *                  with normalized true. Refused: lstrip, rstrip, single_word.
  *   decoder        ByteLevel or none. post_processor is not applied: whoever writes a prompt writes its begin token.
- * Regular expressions mean what Oniguruma (which defines the format) takes them to mean; they are translated to PCRE2 and
- * constructs on which the two differ are translated or refused. Character properties are those of the PCRE2 in use.
+ * Regular expressions mean what Oniguruma (which defines the format) takes them to mean, with the character properties
+ * of Unicode 16; they are translated to PCRE2, and constructs on which the two differ are translated or refused.
  *
  * A tokenizer is immutable after load: any number of threads may share it. What a thread needs while it encodes lives
  * in its own struct mdl_tok_encoder. A struct mdl_tok_stream decodes one stream of ids.
@@ -46,7 +46,7 @@ void mdl_tokenizer_free(struct mdl_tokenizer *tok);
 int mdl_tokenizer_vocab_size(const struct mdl_tokenizer *tok);
 
 /* The bytes of an id (not NUL-terminated, owned by the tokenizer); false when no token has this id. Bytes of one token
- * need not be valid UTF-8. An added token's bytes are its content as written in the file. */
+ * need not be valid UTF-8. An added token's bytes are its content as written in the file, unless it is typable. */
 bool mdl_tokenizer_bytes(const struct mdl_tokenizer *tok, int32_t id, const char **bytes, size_t *n);
 /* The id of the added token with this content, else of the token with these bytes, else -1. */
 int32_t mdl_tokenizer_id(const struct mdl_tokenizer *tok, const char *bytes, size_t n);

@@ -53,7 +53,7 @@ struct mdl_tokenizer {
     int32_t byte_id[256];    /* -1: a byte that valid UTF-8 has not and the vocabulary neither */
     struct tok_merge *merge; /* open addressing, power of two */
     uint32_t merge_mask;
-    uint32_t *by_bytes;      /* id + 1 of vocabulary tokens by their bytes, open addressing; 0: empty */
+    uint32_t *by_bytes; /* id + 1 of vocabulary tokens by their bytes, open addressing; 0: empty */
     uint32_t by_bytes_mask;
     bool ignore_merges;
     int n_stages;

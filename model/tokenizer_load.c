@@ -95,10 +95,10 @@ static int add_token_bytes(struct loader *l, const char *s, size_t n, struct tok
 /* Highest id of vocabulary and added tokens decides the size of the table. */
 static int size_table(struct loader *l, const json_t *added)
 {
-    int32_t top = -1, id;
+    int32_t top = -1, id = 0;
     const char *key;
     json_t *v;
-    json_object_foreach((json_t *)l->vocab, key, v) {
+    json_object_foreach ((json_t *)l->vocab, key, v) {
         if (get_id(l, v, "model.vocab: each value", &id))
             return -EINVAL;
         top = id > top ? id : top;
@@ -126,7 +126,7 @@ static int load_vocab(struct loader *l)
     const char *key;
     size_t len;
     json_t *v;
-    json_object_keylen_foreach((json_t *)l->vocab, key, len, v) {
+    json_object_keylen_foreach ((json_t *)l->vocab, key, len, v) {
         int32_t id = (int32_t)json_integer_value(v);
         struct tok_token *tk = &t->token[id];
         if (tk->flags)
@@ -146,8 +146,10 @@ static int load_vocab(struct loader *l)
         t->byte_id[b] = tok_find_bytes(t, &byte, 1);
         bool in_utf8 = b != 0xc0 && b != 0xc1 && b < 0xf5;
         if (t->byte_id[b] < 0 && in_utf8)
-            return cfg_error_set(l->err, EINVAL, "model.vocab has no token for byte 0x%02x (U+%04X in the byte-level "
-                                 "alphabet); a byte-level vocabulary has all of them", b, l->abc.char_of[b]);
+            return cfg_error_set(l->err, EINVAL,
+                                 "model.vocab has no token for byte 0x%02x (U+%04X in the byte-level "
+                                 "alphabet); a byte-level vocabulary has all of them",
+                                 b, l->abc.char_of[b]);
     }
     /* So far every mapped token counts as typable; from here on only those that bytes and merges can build. */
     for (int i = 0; i < t->n_ids; i++)
@@ -180,7 +182,8 @@ static int merge_parts(struct loader *l, const json_t *m, size_t i, const char *
             len[1] = n - len[0] - 1;
             return 0;
         }
-    } else if (json_array_size(m) == 2 && json_is_string(json_array_get(m, 0)) && json_is_string(json_array_get(m, 1))) {
+    } else if (json_array_size(m) == 2 && json_is_string(json_array_get(m, 0)) &&
+               json_is_string(json_array_get(m, 1))) {
         for (size_t k = 0; k < 2; k++) {
             part[k] = json_string_value(json_array_get(m, k));
             len[k] = json_string_length(json_array_get(m, k));
@@ -204,7 +207,8 @@ static int load_merges(struct loader *l, const json_t *merges)
     struct mdl_tokenizer *t = l->t;
     size_t count = json_array_size(merges), slots = 16;
     if (count > TOK_MAX_IDS)
-        return cfg_error_set(l->err, EINVAL, "model.merges has %zu entries; at most %d are allowed", count, TOK_MAX_IDS);
+        return cfg_error_set(l->err, EINVAL, "model.merges has %zu entries; at most %d are allowed", count,
+                             TOK_MAX_IDS);
     while (slots < count * 2)
         slots *= 2;
     t->merge = malloc(slots * sizeof *t->merge);
@@ -227,8 +231,10 @@ static int load_merges(struct loader *l, const json_t *merges)
             rc = nomem(l);
         } else if (vocab_id(l, part[0], len[0], &id[0]) || vocab_id(l, part[1], len[1], &id[1]) ||
                    vocab_id(l, joined.s, joined.n, &id[2])) {
-            rc = cfg_error_set(l->err, EINVAL, "model.merges[%zu] joins \"%.*s\" and \"%.*s\"; both and their joined form "
-                               "must be in model.vocab", i, (int)len[0], part[0], (int)len[1], part[1]);
+            rc = cfg_error_set(l->err, EINVAL,
+                               "model.merges[%zu] joins \"%.*s\" and \"%.*s\"; both and their joined form "
+                               "must be in model.vocab",
+                               i, (int)len[0], part[0], (int)len[1], part[1]);
         } else {
             put_merge(t, id[0], id[1], (uint32_t)i, id[2]);
             t->token[id[2]].flags |= TOK_TYPABLE;
@@ -328,8 +334,10 @@ static int load_added_one(struct loader *l, const json_t *a, size_t i)
     if (get_flag(l, a, where, "special", false, &special) || get_flag(l, a, where, "normalized", !special, &normalized))
         return -EINVAL;
     if (vocab_id(l, s, n, &known) == 0 ? known != id : t->token[id].flags != 0)
-        return cfg_error_set(l->err, EINVAL, "%s (\"%s\") has id %d, which belongs to another token or differs from its id "
-                             "in model.vocab", where, s, id);
+        return cfg_error_set(l->err, EINVAL,
+                             "%s (\"%s\") has id %d, which belongs to another token or differs from its id "
+                             "in model.vocab",
+                             where, s, id);
     for (int k = 0; k < 2; k++) {
         int32_t same = tok_trie_match(k ? &t->raw : &t->normalized, s, n, &len);
         if (same >= 0 && len == n)
@@ -337,15 +345,18 @@ static int load_added_one(struct loader *l, const json_t *a, size_t i)
     }
     struct tok_token *tk = &t->token[id];
     if (special && (tk->flags & TOK_TYPABLE))
-        return cfg_error_set(l->err, ENOTSUP, "%s: special token \"%s\" can also be built by merges, so plain text could "
-                             "forge it; such a file is not accepted", where, s);
-    size_t off = t->pool.n;
-    if (mdl_text_add(&t->pool, s, n))
-        return nomem(l);
-    if (t->pool.n > UINT32_MAX)
-        return cfg_error_set(l->err, EINVAL, "the tokens together are longer than 4 GiB");
-    tk->off = (uint32_t)off;
-    tk->len = (uint32_t)n;
+        return cfg_error_set(l->err, ENOTSUP,
+                             "%s: special token \"%s\" can also be built by merges, so plain text could "
+                             "forge it; such a file is not accepted",
+                             where, s);
+    if (!(tk->flags & TOK_TYPABLE)) { /* plain text that yields the id must get its own bytes back */
+        if (mdl_text_add(&t->pool, s, n))
+            return nomem(l);
+        if (t->pool.n > UINT32_MAX)
+            return cfg_error_set(l->err, EINVAL, "the tokens together are longer than 4 GiB");
+        tk->off = (uint32_t)(t->pool.n - n);
+        tk->len = (uint32_t)n;
+    }
     tk->flags |= TOK_PRESENT | TOK_ADDED | (special ? TOK_SPECIAL : 0);
     return trie_add(l, normalized ? &t->normalized : &t->raw, s, n, id);
 }
@@ -423,7 +434,8 @@ static int load_pre_tokenizer(struct loader *l, const json_t *o)
             snprintf(where, sizeof where, "pre_tokenizer.pretokenizers[%zu]", i);
         bool byte_level = strcmp(type_of(step), "ByteLevel") == 0;
         if (!byte_level && strcmp(type_of(step), "Split") != 0)
-            return cfg_error_set(l->err, ENOTSUP, "%s is %s; only Split and ByteLevel are supported", where, type_of(step));
+            return cfg_error_set(l->err, ENOTSUP, "%s is %s; only Split and ByteLevel are supported", where,
+                                 type_of(step));
         if (byte_level != (i + 1 == n))
             return cfg_error_set(l->err, ENOTSUP, "%s: ByteLevel must be the last step, and there must be one", where);
         int rc = byte_level ? load_byte_level(l, step, where) : load_split(l, step, where);
@@ -441,8 +453,9 @@ static int load_root(struct loader *l, const json_t *root)
         return cfg_error_set(l->err, EINVAL, "a JSON object was expected");
     if (added && !json_is_array(added) && !json_is_null(added))
         return cfg_error_set(l->err, EINVAL, "added_tokens must be a list");
-    bool no_norm = !norm || json_is_null(norm) ||
-                   (strcmp(type_of(norm), "Sequence") == 0 && json_array_size(json_object_get(norm, "normalizers")) == 0);
+    bool no_norm =
+        !norm || json_is_null(norm) ||
+        (strcmp(type_of(norm), "Sequence") == 0 && json_array_size(json_object_get(norm, "normalizers")) == 0);
     if (!no_norm)
         return cfg_error_set(l->err, ENOTSUP, "normalizer %s is not supported", type_of(norm));
     if (decoder && !json_is_null(decoder) && strcmp(type_of(decoder), "ByteLevel") != 0)
@@ -464,6 +477,10 @@ int mdl_tokenizer_parse(const char *json, size_t len, const char *name, struct m
     if (!l.t)
         return nomem(&l);
     alphabet_init(&l.abc);
+    if (mdl_text_add(&l.t->pool, "", 0)) { /* so that it has an address from the start */
+        mdl_tokenizer_free(l.t);
+        return nomem(&l);
+    }
     json_t *root = json_loadb(json, len, JSON_REJECT_DUPLICATES, &je);
     int rc = root ? load_root(&l, root)
                   : cfg_error_set(err, EINVAL, "not valid JSON: %s (line %d, column %d)", je.text, je.line, je.column);
@@ -481,7 +498,8 @@ static int read_file(const char *path, struct mdl_text *out, struct cfg_error *e
     FILE *f = fopen(path, "rb");
     if (!f) {
         int e = errno;
-        return cfg_error_set(err, e, "%s: %s; a model directory holds its tokenizer under this name", path, strerror(e));
+        return cfg_error_set(err, e, "%s: %s; a model directory holds its tokenizer under this name", path,
+                             strerror(e));
     }
     char buf[1 << 16];
     size_t n;

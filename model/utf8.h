@@ -25,8 +25,8 @@ int mdl_text_puts(struct mdl_text *t, const char *s);
  * valid character, never more than three. */
 struct mdl_utf8 {
     uint8_t held[4];
-    uint8_t n, need;    /* bytes held, bytes still missing */
-    uint8_t low, high;  /* range of the next byte */
+    uint8_t n, need;   /* bytes held, bytes still missing */
+    uint8_t low, high; /* range of the next byte */
 };
 
 /* Takes one byte, appends whatever is decided by it. 0 or -ENOMEM. */

@@ -30,6 +30,7 @@ struct gold_case {
     struct mdl_st *st;
     json_t *json;
     bool *seen;  /* per tensor of st */
+    void **data; /* [2] per tensor: aligned bytes, f32 values; filled as needed, until the end of the suite */
     char suite[256];
     struct timespec begin;
     int passed_before, failed_before;
@@ -85,7 +86,7 @@ struct gold_stat {
 };
 
 void gold_add(struct gold_stat *s, double v);
-/* q in 0..1, linear between ranks; 0 when empty. */
+/* q in 0..1, the lower of the two ranks around it, so that few rows may have one outlier; 0 when empty. */
 double gold_quantile(struct gold_stat *s, double q);
 void gold_stat_free(struct gold_stat *s);
 

@@ -29,7 +29,8 @@ static bool is_exact(struct gold_case *c, const char *name)
 static const json_t *limits_of(struct gold_case *c, const char *name)
 {
     const json_t *t = gold_json(gold_json(gold_json(c->json, "tolerance"), name), "f32");
-    gold_check(c, t != NULL, "%s: golden.json states a limit", name);
+    if (!t)
+        gold_check(c, false, "%s: golden.json states no limit", name);
     return t;
 }
 
@@ -760,9 +761,9 @@ static void engram(struct gold_case *c)
         const int32_t *ids = gold_data(c, ti);
         int32_t *rows = gold_alloc(c, (size_t)(n * columns), sizeof *rows);
         uint16_t *values = gold_alloc(c, (size_t)n * width, sizeof *values);
+        int64_t *row_ids = gold_alloc(c, (size_t)columns, sizeof *row_ids);
         for (int p = 0; p < n; p++) {
             int32_t history[MDL_MAX_ENGRAM];
-            int64_t row_ids[MDL_MAX_ENGRAM * 64];
             for (int k = 0; k < cfg->engram_ngram; k++)
                 history[k] = p - k < 0 ? -1 : ids[p - k];
             mdl_engram_rows(cfg, e, c->m->ck->engram_map, history, row_ids);

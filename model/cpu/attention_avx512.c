@@ -87,7 +87,7 @@ static void decode_index_key(const uint8_t *codes, const uint8_t *scales, int di
             continue;
         }
         __m512i at = e2m1_indices(_mm_loadu_si128((const __m128i *)(codes + c / 2)));
-        _mm512_store_si512(out + c, _mm512_permutexvar_epi16(at, e2m1_scaled_table(table, scales[c / 32])));
+        _mm512_store_si512(out + c, _mm512_permutexvar_epi16(at, e2m1_scaled_table(table, scale_addend(scales[c / 32]))));
     }
 }
 
@@ -128,7 +128,7 @@ static void avx512_index_scores(const uint16_t *q, const float *weight, int head
 
 static void avx512_dequant_q8(const uint8_t *codes, const uint8_t *scales, int n, uint16_t *out)
 {
-    struct e4m3_lut lut = e4m3_load_lut();
+    struct e4m3_lut lut = e4m3_load_lut(mdl_avx512_e4m3_low);
     for (int i = 0; i < n; i += 32) {
         if (!scale_folds(scales[i / 32])) {
             mdl_dequant_q8(codes + i, scales + i / 32, 32, out + i);

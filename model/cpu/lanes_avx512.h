@@ -14,8 +14,9 @@
 
 #include "model/numerics.h"
 
+/* Accumulators live in registers only when the loops over them are unrolled; clang does so unasked. */
 #if defined(__clang__)
-#define MDL_UNROLL _Pragma("unroll")
+#define MDL_UNROLL
 #else
 #define MDL_UNROLL _Pragma("GCC unroll 16")
 #endif
@@ -49,6 +50,8 @@ MDL_INLINE __m512i fold_scale(__m512i marked, __m512i addend)
 
 /* bf16 bits of the E4M3 magnitudes 0..127, low and high bytes apart; the low byte carries the mark. */
 extern const uint8_t mdl_avx512_e4m3_low[128], mdl_avx512_e4m3_high[128];
+/* The low bytes without the mark, for values that take no scale. */
+extern const uint8_t mdl_avx512_e4m3_plain[128];
 /* Marked bf16 words of the E2M1 codes, twice, so that bit 4 of an index is of no matter. */
 extern const uint16_t mdl_avx512_e2m1[32];
 
@@ -56,11 +59,11 @@ struct e4m3_lut {
     __m512i low0, low1, high0, high1;
 };
 
-MDL_INLINE struct e4m3_lut e4m3_load_lut(void)
+MDL_INLINE struct e4m3_lut e4m3_load_lut(const uint8_t *low)
 {
     return (struct e4m3_lut){
-        _mm512_load_si512(mdl_avx512_e4m3_low),
-        _mm512_load_si512(mdl_avx512_e4m3_low + 64),
+        _mm512_load_si512(low),
+        _mm512_load_si512(low + 64),
         _mm512_load_si512(mdl_avx512_e4m3_high),
         _mm512_load_si512(mdl_avx512_e4m3_high + 64),
     };
@@ -87,11 +90,11 @@ MDL_INLINE __m512i e2m1_indices(__m128i codes)
     return _mm512_multishift_epi64_epi8(shifts, _mm512_cvtepu8_epi32(codes));
 }
 
-/* The E2M1 table times a scale. */
-MDL_INLINE __m512i e2m1_scaled_table(__m512i table, uint8_t scale)
+/* The E2M1 table times a scale, given as its addend. */
+MDL_INLINE __m512i e2m1_scaled_table(__m512i table, __m512i addend)
 {
     /* Codes 0 and 8 of both copies are zero and carry no mark. */
-    return _mm512_mask_add_epi16(table, (__mmask32)~0x01010101u, table, scale_addend(scale));
+    return _mm512_mask_add_epi16(table, (__mmask32)~0x01010101u, table, addend);
 }
 
 /* Sum over the lanes of one accumulator, in the order of the path: i + i+8, i + i+4, i + i+2, i + i+1. */

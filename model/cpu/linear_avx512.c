@@ -2,7 +2,7 @@
  *
  * One output element is one accumulator of 16 lanes over ascending blocks of 32 inputs; weights are decoded to bf16 with
  * their scale multiplied in, which is exact. Two kernels share that order: few rows decode a weight in registers and use
- * it at once, many rows decode a panel of four weight rows and pass it over all input rows. A tile with a scale that
+ * it at once, many rows decode a panel of eight weight rows and pass it over all input rows. A tile with a scale that
  * cannot be multiplied in goes through a third, slow kernel with the same order. */
 #include "model/backend.h"
 #include "model/cpu/avx512.h"
@@ -16,9 +16,11 @@
     E4ROW(0, f), E4ROW(1, f), E4ROW(2, f), E4ROW(3, f), E4ROW(4, f), E4ROW(5, f), E4ROW(6, f), E4ROW(7, f), \
     E4ROW(8, f), E4ROW(9, f), E4ROW(10, f), E4ROW(11, f), E4ROW(12, f), E4ROW(13, f), E4ROW(14, f), E4ROW(15, f)
 #define LOW(w) ((w) & 255)
+#define PLAIN(w) ((w) & 254)
 #define HIGH(w) ((w) >> 8)
 
 _Alignas(64) const uint8_t mdl_avx512_e4m3_low[128] = {E4ALL(LOW)};
+_Alignas(64) const uint8_t mdl_avx512_e4m3_plain[128] = {E4ALL(PLAIN)};
 _Alignas(64) const uint8_t mdl_avx512_e4m3_high[128] = {E4ALL(HIGH)};
 
 #define E2ALL \
@@ -29,7 +31,10 @@ _Alignas(64) const uint16_t mdl_avx512_e2m1[32] = {E2ALL, E2ALL};
 enum {
     NW = 4,      /* weight rows that a kernel takes together; divides the 32 rows of a scale block */
     DIRECT = 4,  /* up to this many rows decode in registers */
-    NR = 6,      /* input rows per register block of the panel kernel */
+    DIRECT_K = 20480, /* up to this width */
+    PW = 8,      /* weight rows of a panel */
+    NR = 3,      /* input rows per register block of the panel kernel */
+    AHEAD = 16384, /* bytes between a prefetch and its use */
     GROUP = 96,  /* input rows that share one decoded panel */
     CHUNK = 1024 /* inputs per panel */
 };
@@ -68,7 +73,7 @@ MDL_INLINE struct decoder decoder_load(enum mdl_wkind kind)
 {
     struct decoder d = {0};
     if (kind == MDL_W_FP8)
-        d.e4m3 = e4m3_load_lut();
+        d.e4m3 = e4m3_load_lut(mdl_avx512_e4m3_low);
     if (kind == MDL_W_FP4)
         d.e2m1 = _mm512_load_si512(mdl_avx512_e2m1);
     return d;
@@ -86,11 +91,11 @@ MDL_INLINE void decode64(enum mdl_wkind kind, const struct decoder *d, const uin
         *w1 = second ? fold_scale(*w1, scale_addend(scale[k / 32 + 1])) : _mm512_setzero_si512();
     } else if (kind == MDL_W_FP4) {
         __m512i i0 = e2m1_indices(_mm_loadu_si128((const __m128i *)(data + k / 2)));
-        *w0 = _mm512_permutexvar_epi16(i0, e2m1_scaled_table(d->e2m1, scale[k / 32]));
+        *w0 = _mm512_permutexvar_epi16(i0, e2m1_scaled_table(d->e2m1, scale_addend(scale[k / 32])));
         *w1 = _mm512_setzero_si512();
         if (second) {
             __m512i i1 = e2m1_indices(_mm_loadu_si128((const __m128i *)(data + k / 2 + 16)));
-            *w1 = _mm512_permutexvar_epi16(i1, e2m1_scaled_table(d->e2m1, scale[k / 32 + 1]));
+            *w1 = _mm512_permutexvar_epi16(i1, e2m1_scaled_table(d->e2m1, scale_addend(scale[k / 32 + 1])));
         }
     } else {
         const uint16_t *p = (const uint16_t *)data + k;
@@ -111,30 +116,97 @@ MDL_INLINE void store_sums(__m512 (*acc)[NW], int nr, float *y, size_t ldy, int 
         _mm_mask_storeu_ps(y + (size_t)r * ldy, (__mmask8)((1 << nw) - 1), sum_lanes4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]));
 }
 
-MDL_INLINE void direct_step(enum mdl_wkind kind, int nr, const struct decoder *d, const struct wrows *w, const uint16_t *x,
-                            size_t ldx, int k, int left, __m512 (*acc)[NW])
+/* ---- few rows: weights are decoded in registers and used at once ---- */
+
+/* FP8 scales belong to 32 weight rows, so they are multiplied into the inputs, once for a whole tile. This is the same
+ * product as with the scale in the weight as long as the scaled input stays a normal bf16; returns false when one does
+ * not. Zeros, subnormals (zero to the dot product), infinities and NaN stay as they are. */
+static bool scale_inputs(const uint8_t *scale, const uint16_t *x, int k, uint16_t *out)
 {
-    __m512i x0[DIRECT], x1[DIRECT];
-    MDL_UNROLL
-    for (int r = 0; r < nr; r++) {
-        x0[r] = load_x(x + (size_t)r * ldx + k, left);
-        x1[r] = load_x(x + (size_t)r * ldx + k + 32, left - 32);
+    const __m512i magnitude = _mm512_set1_epi16(0x7fff), least = _mm512_set1_epi16(0x80), span = _mm512_set1_epi16(0x7eff);
+    __mmask32 bad = 0;
+    for (int i = 0; i < k; i += 32) {
+        __m512i v = _mm512_loadu_si512(x + i), add = _mm512_set1_epi16((short)(((int)scale[i / 32] - 127) * 128));
+        __m512i above = _mm512_sub_epi16(_mm512_and_si512(v, magnitude), least);
+        __mmask32 normal = _mm512_cmple_epu16_mask(above, span);
+        bad |= _mm512_mask_cmpgt_epu16_mask(normal, _mm512_add_epi16(above, add), span);
+        _mm512_store_si512(out + i, _mm512_mask_add_epi16(v, normal, v, add));
     }
+    return !bad;
+}
+
+MDL_INLINE void fp8_step(int nr, const struct e4m3_lut *lut, const struct wrows *w, const uint16_t *x, size_t ldx, int k,
+                         int left, __m512 (*acc)[NW])
+{
     MDL_UNROLL
     for (int i = 0; i < NW; i++) {
         __m512i w0, w1;
-        decode64(kind, d, w->data[i], w->scale[i], k, left, &w0, &w1);
+        e4m3_decode(lut, left >= 64 ? _mm512_loadu_si512(w->data[i] + k)
+                                    : _mm512_maskz_loadu_epi8(mask64(left), w->data[i] + k), &w0, &w1);
+        MDL_UNROLL
+        for (int r = 0; r < nr; r++) {
+            acc[r][i] = dot_step(acc[r][i], w0, load_x(x + (size_t)r * ldx + k, left));
+            acc[r][i] = dot_step(acc[r][i], w1, load_x(x + (size_t)r * ldx + k + 32, left - 32));
+        }
+    }
+}
+
+/* Rows of a matrix lie one after the other, so what comes next follows in memory; it is fetched line by line while NW rows
+ * are used, at least AHEAD bytes before its turn. Rows are too short for the hardware to find its pace in each of them. */
+MDL_INLINE void prefetch_lines(const uint8_t *at, int lines)
+{
+    MDL_UNROLL
+    for (int i = 0; i < lines; i++)
+        _mm_prefetch((const char *)at + 64 * i, _MM_HINT_T0);
+}
+
+/* Addends of the FP4 scales of NW rows, as words. The scales of rows further on are fetched meanwhile. */
+static void fp4_addends(const struct wrows *w, int blocks, size_t rows_ahead, uint16_t (*addend)[DIRECT_K / 32])
+{
+    for (int i = 0; i < NW * blocks; i += 64)
+        prefetch_lines(w->scale[0] + rows_ahead * (size_t)blocks + i, 1);
+    for (int i = 0; i < NW; i++)
+        for (int b = 0; b < blocks; b += 32) {
+            __m256i s = _mm256_maskz_loadu_epi8(mask32(blocks - b), w->scale[i] + b);
+            __m512i a = _mm512_sub_epi16(_mm512_slli_epi16(_mm512_cvtepu8_epi16(s), 7), _mm512_set1_epi16(127 * 128 + 1));
+            _mm512_store_si512(addend[i] + b, a);
+        }
+}
+
+MDL_INLINE void fp4_step(int nr, __m512i table, const struct wrows *w, uint16_t (*addend)[DIRECT_K / 32], const uint16_t *x,
+                         size_t ldx, int k, __m512 (*acc)[NW])
+{
+    MDL_UNROLL
+    for (int i = 0; i < NW; i++) {
+        __m512i at = e2m1_indices(_mm_loadu_si128((const __m128i *)(w->data[i] + k / 2)));
+        __m512i v = _mm512_permutexvar_epi16(at, e2m1_scaled_table(table, _mm512_set1_epi16((short)addend[i][k / 32])));
         MDL_UNROLL
         for (int r = 0; r < nr; r++)
-            acc[r][i] = dot_step(dot_step(acc[r][i], w0, x0[r]), w1, x1[r]);
+            acc[r][i] = dot_step(acc[r][i], v, _mm512_loadu_si512(x + (size_t)r * ldx + k));
+    }
+}
+
+MDL_INLINE void bf16_step(int nr, const struct wrows *w, const uint16_t *x, size_t ldx, int k, int left, __m512 (*acc)[NW])
+{
+    MDL_UNROLL
+    for (int i = 0; i < NW; i++) {
+        __m512i v = load_x((const uint16_t *)w->data[i] + k, left);
+        MDL_UNROLL
+        for (int r = 0; r < nr; r++)
+            acc[r][i] = dot_step(acc[r][i], v, load_x(x + (size_t)r * ldx + k, left));
     }
 }
 
 MDL_INLINE void direct_rows(enum mdl_wkind kind, int nr, const struct mdl_linear *lin, const uint16_t *x, size_t ldx, int n0,
                             int n1, float *y, size_t ldy)
 {
-    struct decoder d = decoder_load(kind);
-    int full = lin->k & ~63;
+    struct e4m3_lut lut = {0};
+    __m512i table = _mm512_load_si512(mdl_avx512_e2m1);
+    _Alignas(64) uint16_t addend[NW][DIRECT_K / 32]; /* FP4 only */
+    if (kind == MDL_W_FP8)
+        lut = e4m3_load_lut(mdl_avx512_e4m3_plain);
+    int step = kind == MDL_W_FP8 ? 64 : 32, full = lin->k & -step;
+    size_t together = NW * row_bytes(kind, lin->k), ahead = (AHEAD + together - 1) / together * together;
     for (int n = n0; n < n1; n += NW) {
         struct wrows w = rows_at(lin, n, n1);
         __m512 acc[DIRECT][NW];
@@ -143,10 +215,28 @@ MDL_INLINE void direct_rows(enum mdl_wkind kind, int nr, const struct mdl_linear
             MDL_UNROLL
             for (int i = 0; i < NW; i++)
                 acc[r][i] = _mm512_setzero_ps();
-        for (int k = 0; k < full; k += 64)
-            direct_step(kind, nr, &d, &w, x, ldx, k, 64, acc);
-        if (full < lin->k)
-            direct_step(kind, nr, &d, &w, x, ldx, full, lin->k - full, acc);
+        const uint8_t *next = w.data[0] + ahead;
+        if (kind == MDL_W_FP4) {
+            fp4_addends(&w, lin->k / 32, ahead / row_bytes(kind, lin->k), addend);
+            for (int k = 0; k < full; k += 32) {
+                prefetch_lines(next + 2 * k, 1);
+                fp4_step(nr, table, &w, addend, x, ldx, k, acc);
+            }
+        } else if (kind == MDL_W_FP8) {
+            for (int k = 0; k < full; k += 64) {
+                prefetch_lines(next + NW * k, NW);
+                fp8_step(nr, &lut, &w, x, ldx, k, 64, acc);
+            }
+            if (full < lin->k)
+                fp8_step(nr, &lut, &w, x, ldx, full, lin->k - full, acc);
+        } else {
+            for (int k = 0; k < full; k += 32) {
+                prefetch_lines(next + 2 * NW * k, NW);
+                bf16_step(nr, &w, x, ldx, k, 32, acc);
+            }
+            if (full < lin->k)
+                bf16_step(nr, &w, x, ldx, full, lin->k - full, acc);
+        }
         store_sums(acc, nr, y + (n - n0), ldy, n1 - n < NW ? n1 - n : NW);
     }
 }
@@ -162,80 +252,95 @@ MDL_INLINE void direct(enum mdl_wkind kind, const struct mdl_linear *w, const ui
     }
 }
 
-/* Decoded weights of one chunk: pairs of 32-element blocks, row by row within a pair, so that a step reads consecutive
- * memory. */
-typedef uint16_t panel_step[NW][64];
-
-MDL_INLINE void fill_panel(enum mdl_wkind kind, const struct wrows *w, int k0, int len, panel_step *panel)
+/* Tile by tile with scaled inputs; false when a scaled input would leave bf16's range. */
+static bool direct_fp8(const struct mdl_linear *w, const uint16_t *x, size_t ldx, int rows, int n0, int n1, float *y,
+                       size_t ldy)
 {
-    struct decoder d = decoder_load(kind);
-    for (int k = 0; k < len; k += 64)
-        MDL_UNROLL
-        for (int i = 0; i < NW; i++) {
-            __m512i w0, w1;
-            if (len - k >= 64)
-                decode64(kind, &d, w->data[i], w->scale[i], k0 + k, 64, &w0, &w1);
-            else
-                decode64(kind, &d, w->data[i], w->scale[i], k0 + k, len - k, &w0, &w1);
-            _mm512_store_si512(panel[k / 64][i], w0);
-            _mm512_store_si512(panel[k / 64][i] + 32, w1);
-        }
+    _Alignas(64) uint16_t scaled[DIRECT][DIRECT_K];
+    for (int n = n0; n < n1; n = (n / 32 + 1) * 32) {
+        int stop = (n / 32 + 1) * 32 < n1 ? (n / 32 + 1) * 32 : n1;
+        for (int r = 0; r < rows; r++)
+            if (!scale_inputs(w->scale + (size_t)(n / 32) * (size_t)(w->k / 32), x + (size_t)r * ldx, w->k, scaled[r]))
+                return false;
+        direct(MDL_W_FP8, w, scaled[0], DIRECT_K, rows, n, stop, y + (n - n0), ldy);
+    }
+    return true;
 }
 
-MDL_INLINE void panel_half(int nr, const panel_step *p, int half, const uint16_t *x, size_t ldx, int left, __m512 (*acc)[NW])
+/* ---- many rows: a panel of decoded weights passes over all of them ---- */
+
+/* Decoded weights of one chunk, block by block and row by row within a block, so that a step reads consecutive memory. */
+typedef uint16_t panel_block[PW][32];
+
+MDL_INLINE void fill_panel(enum mdl_wkind kind, const struct mdl_linear *lin, int n, int n1, int k0, int len, panel_block *panel)
 {
-    __m512i w[NW];
+    struct decoder d = decoder_load(kind);
+    /* The next chunk of these rows, or the first one of the next rows. */
+    size_t next = row_bytes(kind, k0 + CHUNK < lin->k ? CHUNK : PW * lin->k - k0);
+    for (int i = 0; i < PW; i += NW) {
+        struct wrows w = rows_at(lin, n + i < n1 ? n + i : n1 - 1, n1);
+        for (int k = 0; k < len; k += 64)
+            MDL_UNROLL
+            for (int j = 0; j < NW; j++) {
+                __m512i w0, w1;
+                prefetch_lines(w.data[j] + row_bytes(kind, k0 + k) + next, kind == MDL_W_BF16 ? 2 : 1);
+                if (len - k >= 64)
+                    decode64(kind, &d, w.data[j], w.scale[j], k0 + k, 64, &w0, &w1);
+                else
+                    decode64(kind, &d, w.data[j], w.scale[j], k0 + k, len - k, &w0, &w1);
+                _mm512_store_si512(panel[k / 32][i + j], w0);
+                _mm512_store_si512(panel[k / 32 + 1][i + j], w1);
+            }
+    }
+}
+
+MDL_INLINE void panel_step(int nr, const panel_block *p, const uint16_t *x, size_t ldx, int left, __m512 (*acc)[PW])
+{
+    __m512i v[NR];
     MDL_UNROLL
-    for (int i = 0; i < NW; i++)
-        w[i] = _mm512_load_si512((*p)[i] + half);
+    for (int r = 0; r < nr; r++)
+        v[r] = load_x(x + (size_t)r * ldx, left);
     MDL_UNROLL
-    for (int r = 0; r < nr; r++) {
-        __m512i v = load_x(x + (size_t)r * ldx + half, left - half);
+    for (int i = 0; i < PW; i++) {
+        __m512i w = _mm512_load_si512((*p)[i]);
         MDL_UNROLL
-        for (int i = 0; i < NW; i++)
-            acc[r][i] = dot_step(acc[r][i], w[i], v);
+        for (int r = 0; r < nr; r++)
+            acc[r][i] = dot_step(acc[r][i], w, v[r]);
     }
 }
 
 /* nr input rows over one panel; sums of earlier chunks come from and go to keep. */
-MDL_INLINE void panel_block(int nr, const panel_step *panel, int len, const uint16_t *x, size_t ldx, bool first,
-                            float (*keep)[NW][16])
+MDL_INLINE void panel_rows(int nr, const panel_block *panel, int len, const uint16_t *x, size_t ldx, bool first,
+                           float (*keep)[PW][16])
 {
-    __m512 acc[NR][NW];
+    __m512 acc[NR][PW];
     MDL_UNROLL
     for (int r = 0; r < nr; r++)
         MDL_UNROLL
-        for (int i = 0; i < NW; i++)
+        for (int i = 0; i < PW; i++)
             acc[r][i] = first ? _mm512_setzero_ps() : _mm512_load_ps(keep[r][i]);
-    int full = len & ~63;
-    for (int k = 0; k < full; k += 64) {
-        panel_half(nr, &panel[k / 64], 0, x + k, ldx, 64, acc);
-        panel_half(nr, &panel[k / 64], 32, x + k, ldx, 64, acc);
-    }
-    if (full < len) {
-        panel_half(nr, &panel[full / 64], 0, x + full, ldx, len - full, acc);
-        panel_half(nr, &panel[full / 64], 32, x + full, ldx, len - full, acc);
-    }
+    int k = 0;
+    for (; k + 32 <= len; k += 32)
+        panel_step(nr, &panel[k / 32], x + k, ldx, 32, acc);
+    if (k < len)
+        panel_step(nr, &panel[k / 32], x + k, ldx, len - k, acc);
     MDL_UNROLL
     for (int r = 0; r < nr; r++)
         MDL_UNROLL
-        for (int i = 0; i < NW; i++)
+        for (int i = 0; i < PW; i++)
             _mm512_store_ps(keep[r][i], acc[r][i]);
 }
 
-static void panel_rows(const panel_step *panel, int len, const uint16_t *x, size_t ldx, int rows, bool first,
-                       float (*keep)[NW][16])
+static __attribute__((noinline)) void panel_rows_all(const panel_block *panel, int len, const uint16_t *x, size_t ldx, int rows,
+                                                     bool first, float (*keep)[PW][16])
 {
     int r = 0;
     for (; r + NR <= rows; r += NR)
-        panel_block(NR, panel, len, x + (size_t)r * ldx, ldx, first, keep + r);
+        panel_rows(NR, panel, len, x + (size_t)r * ldx, ldx, first, keep + r);
     x += (size_t)r * ldx;
     switch (rows - r) {
-    case 1: panel_block(1, panel, len, x, ldx, first, keep + r); break;
-    case 2: panel_block(2, panel, len, x, ldx, first, keep + r); break;
-    case 3: panel_block(3, panel, len, x, ldx, first, keep + r); break;
-    case 4: panel_block(4, panel, len, x, ldx, first, keep + r); break;
-    case 5: panel_block(5, panel, len, x, ldx, first, keep + r); break;
+    case 1: panel_rows(1, panel, len, x, ldx, first, keep + r); break;
+    case 2: panel_rows(2, panel, len, x, ldx, first, keep + r); break;
     default: break;
     }
 }
@@ -243,25 +348,26 @@ static void panel_rows(const panel_step *panel, int len, const uint16_t *x, size
 static void paneled(const struct mdl_linear *lin, const uint16_t *x, size_t ldx, int rows, int n0, int n1, float *y,
                     size_t ldy)
 {
-    _Alignas(64) panel_step panel[CHUNK / 64];
-    _Alignas(64) float keep[GROUP][NW][16];
-    for (int n = n0; n < n1; n += NW) {
-        struct wrows w = rows_at(lin, n, n1);
+    _Alignas(64) panel_block panel[CHUNK / 32];
+    _Alignas(64) float keep[GROUP][PW][16];
+    for (int n = n0; n < n1; n += PW) {
         for (int k0 = 0; k0 < lin->k; k0 += CHUNK) {
             int len = lin->k - k0 < CHUNK ? lin->k - k0 : CHUNK;
             switch (lin->kind) {
-            case MDL_W_FP8: fill_panel(MDL_W_FP8, &w, k0, len, panel); break;
-            case MDL_W_FP4: fill_panel(MDL_W_FP4, &w, k0, len, panel); break;
-            default: fill_panel(MDL_W_BF16, &w, k0, len, panel); break;
+            case MDL_W_FP8: fill_panel(MDL_W_FP8, lin, n, n1, k0, len, panel); break;
+            case MDL_W_FP4: fill_panel(MDL_W_FP4, lin, n, n1, k0, len, panel); break;
+            default: fill_panel(MDL_W_BF16, lin, n, n1, k0, len, panel); break;
             }
-            panel_rows((const panel_step *)panel, len, x + k0, ldx, rows, k0 == 0, keep);
+            panel_rows_all((const panel_block *)panel, len, x + k0, ldx, rows, k0 == 0, keep);
         }
-        int nw = n1 - n < NW ? n1 - n : NW;
-        for (int r = 0; r < rows; r++) {
-            __m512 acc[1][NW];
-            for (int i = 0; i < NW; i++)
-                acc[0][i] = _mm512_load_ps(keep[r][i]);
-            store_sums(acc, 1, y + (size_t)r * ldy + (n - n0), ldy, nw);
+        for (int i = 0; i < PW && n + i < n1; i += NW) {
+            int nw = n1 - n - i < NW ? n1 - n - i : NW;
+            for (int r = 0; r < rows; r++) {
+                __m512 acc[1][NW];
+                for (int j = 0; j < NW; j++)
+                    acc[0][j] = _mm512_load_ps(keep[r][i + j]);
+                store_sums(acc, 1, y + (size_t)r * ldy + (n + i - n0), ldy, nw);
+            }
         }
     }
 }
@@ -384,13 +490,18 @@ void mdl_avx512_linear(const struct mdl_linear *w, const uint16_t *x, size_t ldx
         wild(w, x, ldx, rows, n0, n1, y, ldy);
         return;
     }
-    for (int r = 0; rows > DIRECT && r < rows; r += GROUP)
-        paneled(w, x + (size_t)r * ldx, ldx, rows - r < GROUP ? rows - r : GROUP, n0, n1, y + (size_t)r * ldy, ldy);
-    if (rows > DIRECT)
-        return;
-    switch (w->kind) {
-    case MDL_W_FP8: direct(MDL_W_FP8, w, x, ldx, rows, n0, n1, y, ldy); break;
-    case MDL_W_FP4: direct(MDL_W_FP4, w, x, ldx, rows, n0, n1, y, ldy); break;
-    default: direct(MDL_W_BF16, w, x, ldx, rows, n0, n1, y, ldy); break;
+    if (rows <= DIRECT && w->k <= DIRECT_K) {
+        if (w->kind == MDL_W_FP8 && direct_fp8(w, x, ldx, rows, n0, n1, y, ldy))
+            return;
+        if (w->kind == MDL_W_FP4) {
+            direct(MDL_W_FP4, w, x, ldx, rows, n0, n1, y, ldy);
+            return;
+        }
+        if (w->kind == MDL_W_BF16) {
+            direct(MDL_W_BF16, w, x, ldx, rows, n0, n1, y, ldy);
+            return;
+        }
     }
+    for (int r = 0; r < rows; r += GROUP)
+        paneled(w, x + (size_t)r * ldx, ldx, rows - r < GROUP ? rows - r : GROUP, n0, n1, y + (size_t)r * ldy, ldy);
 }

@@ -1,6 +1,6 @@
 // Makes tests/fixtures/tokenizer/tokenizer.json from text.txt beside it: all 256 bytes, merges counted on that text
-// (most frequent pair first, ties by the smaller pair of ids), and the added tokens that the chat form and the tests need.
-// The split patterns are of the kind that released models of this family use. Run: node tests/js/make-fixture.mjs
+// (most frequent pair first, ties by the smaller pair of ids), and the added tokens that the chat form and the tests
+// need. The split patterns are of the kind that released models of this family use. Run: node tests/js/make-fixture.mjs
 import fs from 'node:fs';
 
 const folder = new URL('../fixtures/tokenizer/', import.meta.url);
@@ -35,8 +35,9 @@ function split(pieces, pattern) {
 const lead = ['<｜begin▁of▁sentence｜>', '<｜end▁of▁sentence｜>', '<｜▁pad▁｜>'];
 const tokens = [...lead, ...symbols];
 const vocab = Object.fromEntries(tokens.map((t, i) => [t, i]));
-const parts = [digits, han, words].reduce(split, [text])
-    .map((piece) => [...new TextEncoder().encode(piece)].map((b) => lead.length + b));
+const parts = [digits, han, words]
+                  .reduce(split, [text])
+                  .map((piece) => [...new TextEncoder().encode(piece)].map((b) => lead.length + b));
 
 const merges = [];
 while (merges.length < MERGES) {
@@ -60,30 +61,54 @@ while (merges.length < MERGES) {
 }
 
 const added = [];
-const add = (content, special, normalized) =>
-    added.push({ id: vocab[content] ?? tokens.push(content) - 1, content, single_word: false, lstrip: false, rstrip: false,
-        normalized, special });
+const add = (content, special, normalized) => added.push({
+    id: vocab[content] ?? tokens.push(content) - 1,
+    content,
+    single_word: false,
+    lstrip: false,
+    rstrip: false,
+    normalized,
+    special
+});
 for (const t of lead) add(t, true, false);
-for (const t of ['<｜System｜>', '<｜User｜>', '<｜Assistant｜>', '<think>', '</think>', '｜DSML｜']) add(t, false, true);
+for (const t of ['<｜System｜>', '<｜User｜>', '<｜Assistant｜>', '<think>', '</think>', '｜DSML｜'])
+    add(t, false, true);
 add('<|EOT|>', true, true);
 add('<|EOT|>!', false, true);
 add('<|sep|>', true, false);
 add('>#<', false, true);
 
-fs.writeFileSync(new URL('tokenizer.json', folder), JSON.stringify({
-    version: '1.0', truncation: null, padding: null, added_tokens: added,
-    normalizer: { type: 'Sequence', normalizers: [] },
-    pre_tokenizer: {
-        type: 'Sequence',
-        pretokenizers: [
-            ...[digits, han, words].map((r) => ({ type: 'Split', pattern: { Regex: r }, behavior: 'Isolated', invert: false })),
-            { type: 'ByteLevel', add_prefix_space: false, trim_offsets: true, use_regex: false },
-        ],
-    },
-    post_processor: null,
-    decoder: { type: 'ByteLevel', add_prefix_space: true, trim_offsets: true, use_regex: true },
-    model: {
-        type: 'BPE', dropout: null, unk_token: null, continuing_subword_prefix: null, end_of_word_suffix: null,
-        fuse_unk: false, byte_fallback: false, vocab, merges,
-    },
-}, null, 1) + '\n');
+fs.writeFileSync(
+    new URL('tokenizer.json', folder),
+    JSON.stringify(
+        {
+            version: '1.0',
+            truncation: null,
+            padding: null,
+            added_tokens: added,
+            normalizer: {type: 'Sequence', normalizers: []},
+            pre_tokenizer: {
+                type: 'Sequence',
+                pretokenizers: [
+                    ...[digits, han, words].map(
+                        (r) => ({type: 'Split', pattern: {Regex: r}, behavior: 'Isolated', invert: false})),
+                    {type: 'ByteLevel', add_prefix_space: false, trim_offsets: true, use_regex: false},
+                ],
+            },
+            post_processor: null,
+            decoder: {type: 'ByteLevel', add_prefix_space: true, trim_offsets: true, use_regex: true},
+            model:
+                {
+                    type: 'BPE',
+                    dropout: null,
+                    unk_token: null,
+                    continuing_subword_prefix: null,
+                    end_of_word_suffix: null,
+                    fuse_unk: false,
+                    byte_fallback: false,
+                    vocab,
+                    merges,
+                },
+        },
+        null, 1) +
+        '\n');

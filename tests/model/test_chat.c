@@ -1,5 +1,5 @@
-/* The chat form: every rule of model/chat.h, as text, as segments and as ids. In expected prompts markers are written in
- * short: {BOS} {EOS} {S} {U} {A} {T} {/T} {D}. */
+/* The chat form: every rule of model/chat.h, as text, as segments and as ids. In expected prompts markers are written
+ * in short: {BOS} {EOS} {S} {U} {A} {T} {/T} {D}. */
 #include "tests/harness.h"
 
 #include <stdio.h>
@@ -14,7 +14,7 @@
 static const char *short_name(const char *s, size_t n)
 {
     static const char *const names[][2] = {
-        {MDL_CHAT_BOS, "{BOS}"}, {MDL_CHAT_EOS, "{EOS}"}, {MDL_CHAT_SYSTEM, "{S}"}, {MDL_CHAT_USER, "{U}"},
+        {MDL_CHAT_BOS, "{BOS}"},     {MDL_CHAT_EOS, "{EOS}"}, {MDL_CHAT_SYSTEM, "{S}"},     {MDL_CHAT_USER, "{U}"},
         {MDL_CHAT_ASSISTANT, "{A}"}, {MDL_CHAT_THINK, "{T}"}, {MDL_CHAT_END_THINK, "{/T}"}, {MDL_CHAT_DSML, "{D}"},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -48,6 +48,7 @@ static char *render_with(const char *request, const struct mdl_chat_options *opt
         else
             mdl_text_add(&out, s, p.seg[i].len);
         cr_assert(p.seg[i].marker || i == 0 || p.seg[i - 1].marker, "two text segments in a row");
+        cr_assert(p.seg[i].len > 0);
     }
     mdl_chat_prompt_free(&p);
     json_decref(root);
@@ -71,7 +72,8 @@ static void expect(const char *request, const char *want)
 static void expect_error(const char *request, const char *field, const char *what)
 {
     char *got = render_with(request, NULL);
-    cr_expect(strncmp(got, "error: ", 7) == 0 && strstr(got, field) && strstr(got, what), "request %s\n gives %s", request, got);
+    cr_expect(strncmp(got, "error: ", 7) == 0 && strstr(got, field) && strstr(got, what), "request %s\n gives %s",
+              request, got);
     free(got);
 }
 
@@ -100,14 +102,16 @@ Test(chat, a_list_of_messages_is_a_request)
 Test(chat, effort_names_and_numbers)
 {
     static const char *const cases[][2] = {
-        {"'minimal'", "50"}, {"'low'", "50"}, {"'medium'", "75"}, {"'high'", "75"}, {"'xhigh'", "75"}, {"'max'", "100"},
-        {"'ultra'", "100"}, {"1", "1"}, {"42", "42"}, {"100", "100"},
+        {"'minimal'", "50"}, {"'low'", "50"},    {"'medium'", "75"}, {"'high'", "75"}, {"'xhigh'", "75"},
+        {"'max'", "100"},    {"'ultra'", "100"}, {"1", "1"},         {"42", "42"},     {"100", "100"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char request[200], want[300];
         snprintf(request, sizeof request, "{'reasoning_effort':%s,'messages':[" USER("U") "]}", cases[i][0]);
-        snprintf(want, sizeof want, "{BOS}{S}Reasoning Effort: %s (range 1-100, the higher the value, the more thorough the "
-                 "reasoning)\n\n{U}U{A}{T}", cases[i][1]);
+        snprintf(want, sizeof want,
+                 "{BOS}{S}Reasoning Effort: %s (range 1-100, the higher the value, the more thorough the "
+                 "reasoning)\n\n{U}U{A}{T}",
+                 cases[i][1]);
         expect(request, want);
     }
     expect("{'reasoning_effort':'none','messages':[" USER("U") "]}", "{BOS}{U}U{A}{/T}");
@@ -181,10 +185,12 @@ Test(chat, tools_keep_all_reasoning)
 Test(chat, tools_block_follows_system_text)
 {
     struct mdl_chat_options o = {.tool_text = "T <" MDL_CHAT_DSML " calls>\n{tools}."};
-    expect_with("{" CHAT "'tools':[{'function':{'name':'f'}},{'function':{'name':'g'}}],'messages':[" SYS "," USER("U") "]}", &o,
-                "{BOS}{S}S\n\nT <{D} calls>\n{\"name\": \"f\"}\n{\"name\": \"g\"}.{U}U{A}{/T}");
+    expect_with("{" CHAT "'tools':[{'function':{'name':'f'}},{'function':{'name':'g'}}],'messages':[" SYS
+                "," USER("U") "]}",
+                &o, "{BOS}{S}S\n\nT <{D} calls>\n{\"name\": \"f\"}\n{\"name\": \"g\"}.{U}U{A}{/T}");
     /* tools of a message, in place; then the request's */
-    expect_with("{" CHAT TOOLS ",'messages':[{'role':'system','content':'S','tools':[{'function':{'name':'m'}}]}," USER("U") "]}",
+    expect_with("{" CHAT TOOLS
+                ",'messages':[{'role':'system','content':'S','tools':[{'function':{'name':'m'}}]}," USER("U") "]}",
                 &o, "{BOS}{S}S\n\nT <{D} calls>\n{\"name\": \"m\"}\n{\"name\": \"f\", \"parameters\": {}}.{U}U{A}{/T}");
     expect_with("{" CHAT "'tools':[],'messages':[" USER("U") "]}", &o, "{BOS}{U}U{A}{/T}");
 }
@@ -193,30 +199,37 @@ Test(chat, own_tools_block_names_form_and_schemas)
 {
     char *got = render_with("{" CHAT TOOLS ",'messages':[" SYS "," USER("U") "]}", NULL);
     cr_expect(strncmp(got, "{BOS}{S}S\n\n## Tools\n\n", 21) == 0, "%s", got);
-    cr_expect(strstr(got, "<{D} calls>\n<{D} invoke name=\"TOOL\">\n<{D} parameter name=\"PARAMETER\" string=\"true\">VALUE</{D} "
-                     "parameter>\n</{D} invoke>\n</{D} calls>\n") != NULL, "%s", got);
+    cr_expect(
+        strstr(got,
+               "<{D} calls>\n<{D} invoke name=\"TOOL\">\n<{D} parameter name=\"PARAMETER\" string=\"true\">VALUE</{D} "
+               "parameter>\n</{D} invoke>\n</{D} calls>\n") != NULL,
+        "%s", got);
     cr_expect(strstr(got, "{\"name\": \"f\", \"parameters\": {}}{U}U{A}{/T}") != NULL, "%s", got);
     free(got);
 }
 
 Test(chat, response_format_is_a_block_behind_the_tools)
 {
-    const char *format = "'response_format':{'type':'json_schema','json_schema':{'name':'x','schema':{'type':'object'}}}";
+    const char *format =
+        "'response_format':{'type':'json_schema','json_schema':{'name':'x','schema':{'type':'object'}}}";
     struct mdl_chat_options o = {.tool_text = "T{tools}"};
     char request[500];
     snprintf(request, sizeof request, "{" CHAT TOOLS ",%s,'messages':[" SYS "," USER("U") "]}", format);
     char *got = render_with(request, &o);
-    cr_expect(strncmp(got, "{BOS}{S}S\n\nT{\"name\": \"f\", \"parameters\": {}}\n\n## Response Format:\n\n", 60) == 0, "%s", got);
+    cr_expect(strncmp(got, "{BOS}{S}S\n\nT{\"name\": \"f\", \"parameters\": {}}\n\n## Response Format:\n\n", 60) == 0,
+              "%s", got);
     cr_expect(strstr(got, "\n{\"type\": \"object\"}{U}U{A}{/T}") != NULL, "%s", got);
     free(got);
     expect("{" CHAT "'response_format':{'type':'json_object'},'messages':[" USER("U") "]}", "{BOS}{U}U{A}{/T}");
-    expect_error("{'response_format':{'type':'grammar'},'messages':[" USER("U") "]}", "response_format.type", "grammar");
+    expect_error("{'response_format':{'type':'grammar'},'messages':[" USER("U") "]}", "response_format.type",
+                 "grammar");
 }
 
 Test(chat, tool_calls_are_dsml)
 {
-    expect("{" CHAT "'messages':[" USER("U") "," CALLS(CALL("1", "f", "{'a':'x<y','n':3,'r':0.1,'b':true,'l':[1,'z'],'o':null}")
-           "," CALL("2", "g", "''")) "," RESULT("1", "X") "," RESULT("2", "Y") "]}",
+    expect("{" CHAT "'messages':[" USER("U") "," CALLS(
+               CALL("1", "f", "{'a':'x<y','n':3,'r':0.1,'b':true,'l':[1,'z'],'o':null}") "," CALL(
+                   "2", "g", "''")) "," RESULT("1", "X") "," RESULT("2", "Y") "]}",
            "{BOS}{U}U{A}{/T}\n\n<{D} calls>\n"
            "<{D} invoke name=\"f\">\n"
            "<{D} parameter name=\"a\" string=\"true\">x<y</{D} parameter>\n"
@@ -234,10 +247,11 @@ Test(chat, tool_calls_are_dsml)
 
 Test(chat, arguments_may_be_a_string_of_json)
 {
-    json_t *root = json_pack("{s:b,s:[{s:s,s:s},{s:s,s:s,s:[{s:s,s:{s:s,s:s}}]},{s:s,s:s,s:s}]}", "thinking", 0, "messages",
-                             "role", "user", "content", "U", "role", "assistant", "content", "C", "tool_calls", "id", "1",
-                             "function", "name", "f", "arguments", "{\"k\":\"line\\nbreak\",\"m\":{\"a\":1e21}}", "role", "tool",
-                             "tool_call_id", "1", "content", "X");
+    json_t *root =
+        json_pack("{s:b,s:[{s:s,s:s},{s:s,s:s,s:[{s:s,s:{s:s,s:s}}]},{s:s,s:s,s:s}]}", "thinking", 0, "messages",
+                  "role", "user", "content", "U", "role", "assistant", "content", "C", "tool_calls", "id", "1",
+                  "function", "name", "f", "arguments", "{\"k\":\"line\\nbreak\",\"m\":{\"a\":1e21}}", "role", "tool",
+                  "tool_call_id", "1", "content", "X");
     struct mdl_chat_prompt p = {0};
     struct cfg_error err = {0};
     cr_assert(mdl_chat_render(root, NULL, &p, &err) == 0, "%s", err.msg);
@@ -250,9 +264,10 @@ Test(chat, arguments_may_be_a_string_of_json)
 
 Test(chat, results_are_ordered_like_the_calls)
 {
-    expect("{" CHAT "'messages':[" USER("U") "," CALLS(CALL("a", "f", "{}") "," CALL("b", "g", "{}")) "," RESULT("b", "second")
-           "," RESULT("a", "first") "]}",
-           "{BOS}{U}U{A}{/T}\n\n<{D} calls>\n<{D} invoke name=\"f\">\n</{D} invoke>\n<{D} invoke name=\"g\">\n</{D} invoke>\n"
+    expect("{" CHAT "'messages':[" USER("U") "," CALLS(CALL("a", "f", "{}") "," CALL("b", "g", "{}")) "," RESULT(
+               "b", "second") "," RESULT("a", "first") "]}",
+           "{BOS}{U}U{A}{/T}\n\n<{D} calls>\n<{D} invoke name=\"f\">\n</{D} invoke>\n<{D} invoke name=\"g\">\n</{D} "
+           "invoke>\n"
            "</{D} calls>{EOS}{U}<tool_result>first</tool_result>\n\n<tool_result>second</tool_result>{A}{/T}");
 }
 
@@ -261,8 +276,10 @@ Test(chat, results_are_ordered_like_the_calls)
 
 Test(chat, results_and_user_text_share_a_turn)
 {
-    expect(ONE_CALL "," RESULT("a", "X") "," USER("V") "]}", ONE_CALL_TEXT "{U}<tool_result>X</tool_result>\n\nV{A}{/T}");
-    expect(ONE_CALL "," USER("V") "," RESULT("a", "X") "]}", ONE_CALL_TEXT "{U}V\n\n<tool_result>X</tool_result>{A}{/T}");
+    expect(ONE_CALL "," RESULT("a", "X") "," USER("V") "]}",
+           ONE_CALL_TEXT "{U}<tool_result>X</tool_result>\n\nV{A}{/T}");
+    expect(ONE_CALL "," USER("V") "," RESULT("a", "X") "]}",
+           ONE_CALL_TEXT "{U}V\n\n<tool_result>X</tool_result>{A}{/T}");
     expect(ONE_CALL ",{'role':'tool','content':'X'}]}", ONE_CALL_TEXT "{U}<tool_result>X</tool_result>{A}{/T}");
 }
 
@@ -270,12 +287,14 @@ Test(chat, text_parts_are_separated_by_blank_lines)
 {
     expect("{" CHAT "'messages':[{'role':'user','content':[{'type':'text','text':'a'},{'type':'text','text':'b'}]}]}",
            "{BOS}{U}a\n\nb{A}{/T}");
-    expect_error("[{'role':'user','content':[{'type':'image_url','image_url':{}}]}]", "messages[0].content[0].type", "image_url");
+    expect_error("[{'role':'user','content':[{'type':'image_url','image_url':{}}]}]", "messages[0].content[0].type",
+                 "image_url");
 }
 
 Test(chat, prefix_is_continued)
 {
-    expect("{" CHAT "'messages':[" USER("U") ",{'role':'assistant','content':'So','prefix':true}]}", "{BOS}{U}U{A}{/T}So");
+    expect("{" CHAT "'messages':[" USER("U") ",{'role':'assistant','content':'So','prefix':true}]}",
+           "{BOS}{U}U{A}{/T}So");
     expect("[" USER("U") ",{'role':'assistant','content':'So','reasoning_content':'R','prefix':true}]",
            "{BOS}{S}" EFFORT("75") "{U}U{A}{T}R{/T}So");
     expect("[" USER("U") ",{'role':'assistant','content':'','reasoning_content':'R','prefix':true}]",
@@ -313,15 +332,20 @@ Test(chat, errors_name_the_field)
     expect_error("[{'role':'user','content':5}]", "messages[0].content", "string");
     expect_error("[" USER("U") "," ASSISTANT("A") "]", "messages[1]", "prefix");
     expect_error("[" USER("U") "," RESULT("a", "X") "]", "messages[1]", "no tool_calls");
-    expect_error("[" USER("U") "," CALLS(CALL("a", "f", "{}")) "," RESULT("b", "X") "]", "messages[2].tool_call_id", "\"b\"");
-    expect_error("[" USER("U") "," CALLS(CALL("a", "f", "'[1]'")) "," RESULT("a", "X") "]", "messages[1].tool_calls[0].function."
-                 "arguments", "object");
-    expect_error("[" USER("U") "," CALLS(CALL("a", "f", "'{oops'")) "," RESULT("a", "X") "]", "messages[1].tool_calls[0].function."
-                 "arguments", "object");
-    expect_error("[" USER("U") "," CALLS(CALL("a", "f>", "{}")) "," RESULT("a", "X") "]", "messages[1].tool_calls[0].function.name",
-                 "angle");
-    expect_error("[{'role':'user','content':'U'},{'role':'assistant','reasoning_content':1}]", "messages[1].reasoning_content",
-                 "string");
+    expect_error("[" USER("U") "," CALLS(CALL("a", "f", "{}")) "," RESULT("b", "X") "]", "messages[2].tool_call_id",
+                 "\"b\"");
+    expect_error("[" USER("U") "," CALLS(CALL("a", "f", "'[1]'")) "," RESULT("a", "X") "]",
+                 "messages[1].tool_calls[0].function."
+                 "arguments",
+                 "object");
+    expect_error("[" USER("U") "," CALLS(CALL("a", "f", "'{oops'")) "," RESULT("a", "X") "]",
+                 "messages[1].tool_calls[0].function."
+                 "arguments",
+                 "object");
+    expect_error("[" USER("U") "," CALLS(CALL("a", "f>", "{}")) "," RESULT("a", "X") "]",
+                 "messages[1].tool_calls[0].function.name", "angle");
+    expect_error("[{'role':'user','content':'U'},{'role':'assistant','reasoning_content':1}]",
+                 "messages[1].reasoning_content", "string");
     expect_error("[{'role':'user','content':'U','tools':[]}]", "messages[0].tools", "system");
     expect_error("{'tools':{},'messages':[" USER("U") "]}", "tools", "list");
     expect_error("{'tools':[{'type':'web_search'}],'messages':[" USER("U") "]}", "tools[0].type", "web_search");
@@ -375,8 +399,9 @@ Test(chat, prompt_without_foreign_markers_is_its_text_encoded_whole)
     struct mdl_tok_encoder *enc;
     struct mdl_tokenizer *tok = fixture(&enc);
     struct cfg_error err = {0};
-    json_t *root = json_pack("{s:[{s:{s:s}}],s:[{s:s,s:s},{s:s,s:s}]}", "tools", "function", "name", "mill", "messages", "role",
-                             "system", "content", "Be a miller.", "role", "user", "content", "How is the wind?");
+    json_t *root =
+        json_pack("{s:[{s:{s:s}}],s:[{s:s,s:s},{s:s,s:s}]}", "tools", "function", "name", "mill", "messages", "role",
+                  "system", "content", "Be a miller.", "role", "user", "content", "How is the wind?");
     struct mdl_chat_prompt p = {0};
     struct mdl_ids ids = {0}, whole = {0};
     cr_assert(mdl_chat_render(root, NULL, &p, &err) == 0, "%s", err.msg);
@@ -398,7 +423,7 @@ static struct mdl_tokenizer *altered(const char *content, const char *renamed)
     json_t *root = json_load_file(FIXTURE "/tokenizer.json", 0, &je), *a;
     cr_assert(root != NULL, "%s", je.text);
     size_t i;
-    json_array_foreach(json_object_get(root, "added_tokens"), i, a)
+    json_array_foreach (json_object_get(root, "added_tokens"), i, a)
         if (strcmp(json_string_value(json_object_get(a, "content")), content) == 0)
             json_object_set_new(a, "content", json_string(renamed));
     char *json = json_dumps(root, 0);
@@ -431,7 +456,7 @@ Test(chat, marker_that_text_can_produce_is_refused)
     json_t *model = json_object_get(root, "model"), *vocab = json_object_get(model, "vocab");
     size_t i;
     int id = 100000;
-    json_array_foreach(json_object_get(root, "added_tokens"), i, a)
+    json_array_foreach (json_object_get(root, "added_tokens"), i, a)
         if (strcmp(json_string_value(json_object_get(a, "content")), "<think>") == 0)
             json_object_set(vocab, "<think>", json_object_get(a, "id"));
     for (int n = 2; n <= 7; n++) { /* "< t", "<t h", ... */

@@ -1,4 +1,5 @@
-/* The sampler: each step of the order in model/sampler.h, exact reproducibility, and frequencies against probabilities. */
+/* The sampler: each step of the order in model/sampler.h, exact reproducibility, and frequencies against
+ * probabilities. */
 #include "tests/harness.h"
 
 #include <errno.h>
@@ -11,8 +12,8 @@
 enum { N = 8, DRAWS = 20000 };
 static const float eight[N] = {1.0f, 0.5f, 2.0f, -1.0f, 0.0f, 1.5f, -3.0f, 0.25f};
 
-static int32_t sample(const struct mdl_sampling *s, const float *logits, int vocab, const int32_t *history, int n_history,
-                      int n_prompt, int64_t position, struct mdl_logprobs *lp)
+static int32_t sample(const struct mdl_sampling *s, const float *logits, int vocab, const int32_t *history,
+                      int n_history, int n_prompt, int64_t position, struct mdl_logprobs *lp)
 {
     struct cfg_error err = {0};
     struct mdl_sampler *b = mdl_sampler_new(vocab);
@@ -49,8 +50,8 @@ static void expect_frequencies(const int *count, const double *weight, int n)
         total += weight[i];
     for (int i = 0; i < n; i++) {
         double p = weight[i] / total, want = p * DRAWS, sigma = sqrt(DRAWS * p * (1 - p));
-        cr_expect(p == 0 ? count[i] == 0 : fabs(count[i] - want) <= 5 * sigma, "token %d: %d draws, expected %.1f +- %.1f", i,
-                  count[i], want, sigma);
+        cr_expect(p == 0 ? count[i] == 0 : fabs(count[i] - want) <= 5 * sigma,
+                  "token %d: %d draws, expected %.1f +- %.1f", i, count[i], want, sigma);
     }
 }
 
@@ -178,12 +179,11 @@ Test(sampler, penalties_and_bias)
         float bias;
         int32_t want;
     } cases[] = {
-        {1, 0, 0, 0, 2},
-        {2.1, 0, 0, 0, 7},       /* 2/2.1, 1/2.1, 1.5/2.1 below ... */
-        {1, 0.8, 0, 0, 2},       /* 1.2 is still the best */
-        {1, 1.2, 0, 0, 0},       /* 2: 0.8, 5: 0.3; 0 is of the prompt only */
-        {1, 0, 0.7, 0, 0},       /* 2: 0.6, 5: 0.8 */
-        {1, 0, 0, 1.5f, 1},      /* bias on 1 */
+        {1, 0, 0, 0, 2},    {2.1, 0, 0, 0, 7}, /* 2/2.1, 1/2.1, 1.5/2.1 below ... */
+        {1, 0.8, 0, 0, 2},                     /* 1.2 is still the best */
+        {1, 1.2, 0, 0, 0},                     /* 2: 0.8, 5: 0.3; 0 is of the prompt only */
+        {1, 0, 0.7, 0, 0},                     /* 2: 0.6, 5: 0.8 */
+        {1, 0, 0, 1.5f, 1},                    /* bias on 1 */
         {1, 0, 0, -100, 2},
     };
     static const float logits[N] = {1.0f, 0.6f, 2.0f, -1.0f, 0.0f, 1.5f, -3.0f, 0.96f};
@@ -292,8 +292,11 @@ Test(sampler, selection_equals_a_full_sort)
             int n = sizes[k];
             for (int i = 0; i < n; i++) {
                 double r = mdl_random_unit(3, (uint64_t)i, (uint32_t)shape);
-                logits[i] = shape == 0 ? (float)(r * 4) : shape == 1 ? (float)i / (float)n : shape == 2 ? -(float)i / (float)n
-                            : shape == 3 ? (float)(int)(r * 3) : (float)(i % 2 ? i : -i) / (float)n;
+                logits[i] = shape == 0   ? (float)(r * 4)
+                            : shape == 1 ? (float)i / (float)n
+                            : shape == 2 ? -(float)i / (float)n
+                            : shape == 3 ? (float)(int)(r * 3)
+                                         : (float)(i % 2 ? i : -i) / (float)n;
             }
             memcpy(sorted, logits, (size_t)n * sizeof *sorted);
             qsort(sorted, (size_t)n, sizeof *sorted, by_falling_logit);
@@ -312,7 +315,8 @@ Test(sampler, selection_equals_a_full_sort)
                 struct mdl_sampling p = recipe();
                 p.top_p = kept / mass - 1e-9;
                 if (s.top_k < n && p.top_p > 0)
-                    cr_expect(sample(&p, logits, n, NULL, 0, 0, t, NULL) == id, "shape %d, %d of %d", shape, s.top_k, n);
+                    cr_expect(sample(&p, logits, n, NULL, 0, 0, t, NULL) == id, "shape %d, %d of %d", shape, s.top_k,
+                              n);
             }
         }
 }
@@ -386,11 +390,11 @@ static void expect_refused(struct mdl_sampling s, const char *field)
 Test(sampler, ranges_are_checked_by_name)
 {
     struct mdl_logit_bias bias[2] = {{5, 0}, {5, 1}};
-#define REFUSE(field, value) \
-    do { \
-        struct mdl_sampling s = recipe(); \
-        s.field = value; \
-        expect_refused(s, #field); \
+#define REFUSE(field, value)                                                                                           \
+    do {                                                                                                               \
+        struct mdl_sampling s = recipe();                                                                              \
+        s.field = value;                                                                                               \
+        expect_refused(s, #field);                                                                                     \
     } while (0)
     REFUSE(temperature, -0.1);
     REFUSE(temperature, NAN);

@@ -1,5 +1,6 @@
 /* The tokenizer on small files written here and on tests/fixtures/tokenizer (made by tests/js/make-fixture.mjs).
  * test_tokenizer_js.c compares with other implementations on a real vocabulary. */
+#define _GNU_SOURCE
 #include "tests/harness.h"
 
 #include <errno.h>
@@ -43,8 +44,10 @@ static char *make_file(const char *merges, const char *pre_tokenizer, const char
     }
     free(copy);
     char *v = json_dumps(vocab, 0), *l = json_dumps(list, 0), *out;
-    cr_assert(asprintf(&out, "{\"added_tokens\":[%s],\"normalizer\":null,\"pre_tokenizer\":%s,\"model\":{\"type\":\"BPE\",%s"
-                       "\"vocab\":%s,\"merges\":%s}}", added, pre_tokenizer, model_extra, v, l) > 0);
+    cr_assert(asprintf(&out,
+                       "{\"added_tokens\":[%s],\"normalizer\":null,\"pre_tokenizer\":%s,\"model\":{\"type\":\"BPE\",%s"
+                       "\"vocab\":%s,\"merges\":%s}}",
+                       added, pre_tokenizer, model_extra, v, l) > 0);
     free(v);
     free(l);
     json_decref(vocab);
@@ -130,7 +133,8 @@ static struct mdl_ids naive(const json_t *merges, const struct mdl_tokenizer *to
         for (size_t i = 0; i + 1 < p.n; i++)
             for (size_t r = 0; r < best; r++) {
                 const char *m = json_string_value(json_array_get(merges, r)), *b = strchr(m, ' ') + 1;
-                int32_t a_id = mdl_tokenizer_id(tok, m, (size_t)(b - m - 1)), b_id = mdl_tokenizer_id(tok, b, strlen(b));
+                int32_t a_id = mdl_tokenizer_id(tok, m, (size_t)(b - m - 1)),
+                        b_id = mdl_tokenizer_id(tok, b, strlen(b));
                 char both[64];
                 if (a_id != p.v[i] || b_id != p.v[i + 1])
                     continue;
@@ -176,7 +180,7 @@ Test(tokenizer, merges_may_be_lists_of_two)
     cr_assert(root != NULL, "%s", je.text);
     json_t *merges = json_object_get(json_object_get(root, "model"), "merges");
     size_t i;
-    json_array_foreach(merges, i, m) {
+    json_array_foreach (merges, i, m) {
         const char *s = json_string_value(m), *space = strchr(s, ' ');
         json_array_set_new(merges, i, json_pack("[s#, s]", s, (int)(space - s), space + 1));
     }
@@ -208,8 +212,9 @@ Test(tokenizer, ignore_merges_takes_whole_words)
 }
 
 #define SEQUENCE(steps) "{\"type\":\"Sequence\",\"pretokenizers\":[" steps "," BYTE_LEVEL "]}"
-#define SPLIT(kind, pattern, behavior, invert) \
-    "{\"type\":\"Split\",\"pattern\":{\"" kind "\":\"" pattern "\"},\"behavior\":\"" behavior "\",\"invert\":" invert "}"
+#define SPLIT(kind, pattern, behavior, invert)                                                                         \
+    "{\"type\":\"Split\",\"pattern\":{\"" kind "\":\"" pattern "\"},\"behavior\":\"" behavior "\",\"invert\":" invert  \
+    "}"
 
 /* With these merges every piece of a's and b's becomes runs that show where the pieces end. */
 static void expect_split(const char *steps, const char *text, const char *want)
@@ -229,11 +234,14 @@ Test(tokenizer, splits)
     expect_split(SEQUENCE(SPLIT("Regex", "\\\\d+", "Removed", "true")), "aa11aa", "[11]");
     expect_split(SEQUENCE(SPLIT("String", "1.", "Isolated", "false")), "aa11.a", "[aa1][1][.][a]");
     /* a later split sees pieces, not the text around them */
-    expect_split(SEQUENCE(SPLIT("Regex", "1", "Isolated", "false") "," SPLIT("Regex", "a(?=1)", "Isolated", "false")), "aa1",
-                 "[aa][1]");
+    expect_split(SEQUENCE(SPLIT("Regex", "1", "Isolated", "false") "," SPLIT("Regex", "a(?=1)", "Isolated", "false")),
+                 "aa1", "[aa][1]");
     expect_split(SEQUENCE(SPLIT("Regex", "a(?=1)", "Isolated", "false")), "aa1", "[a][a][1]");
     /* empty matches divide, also between characters of several bytes */
-    expect_split(SEQUENCE(SPLIT("Regex", "(?=a)", "Isolated", "false")), "aa1\xc3\xa9" "a", "[a][a1][\xc3][\xa9][a]");
+    expect_split(SEQUENCE(SPLIT("Regex", "(?=a)", "Isolated", "false")),
+                 "aa1\xc3\xa9"
+                 "a",
+                 "[a][a1][\xc3][\xa9][a]");
     expect_split(SEQUENCE(SPLIT("Regex", "a*", "Isolated", "false")), "aa11aa", "[aa][1][1][aa]");
     expect_split(SEQUENCE(SPLIT("Regex", "^a", "Isolated", "false")), "aa\naa", "[a][a][\n][a][a]");
 }
@@ -241,12 +249,38 @@ Test(tokenizer, splits)
 Test(tokenizer, spaces_are_unicode_white_space)
 {
     const char *steps = SEQUENCE(SPLIT("Regex", "\\\\s", "Removed", "false"));
-    expect_split(steps, "a\xc2\x85" "a\xe3\x80\x80" "a\xc2\xa0" "a\ta", "[a][a][a][a][a]"); /* U+0085 U+3000 U+00A0 */
-    expect_split(steps, "\xef\xbb\xbf", "[\xef][\xbb][\xbf]");                              /* U+FEFF is none */
-    expect_split(steps, "\xe1\xa0\x8e", "[\xe1][\xa0][\x8e]");                              /* nor U+180E */
+    expect_split(steps,
+                 "a\xc2\x85"
+                 "a\xe3\x80\x80"
+                 "a\xc2\xa0"
+                 "a\ta",
+                 "[a][a][a][a][a]");                           /* U+0085 U+3000 U+00A0 */
+    expect_split(steps, "\xef\xbb\xbf", "[\xef][\xbb][\xbf]"); /* U+FEFF is none */
+    expect_split(steps, "\xe1\xa0\x8e", "[\xe1][\xa0][\x8e]"); /* nor U+180E */
     expect_split(SEQUENCE(SPLIT("Regex", "[^\\\\S]", "Removed", "false")), "a a", "[a][a]");
     expect_split(SEQUENCE(SPLIT("Regex", "[\\\\S]", "Removed", "false")), "a a", "[ ]");
     expect_split(SEQUENCE(SPLIT("Regex", "\\\\S", "Removed", "false")), "a a", "[ ]");
+}
+
+/* Characters of Unicode 15 and 16 count, whatever the Unicode version of PCRE2. */
+Test(tokenizer, properties_are_of_unicode_16)
+{
+    static const char face[] = "a\xf0\x9f\xab\xa8"
+                               "a"; /* U+1FAE8, a symbol */
+    static const char han[] = "a\xf0\xb1\x8d\x90"
+                              "a"; /* U+31350, a letter */
+    expect_split(SEQUENCE(SPLIT("Regex", "\\\\p{S}", "Removed", "false")), face, "[a][a]");
+    expect_split(SEQUENCE(SPLIT("Regex", "\\\\p{So}", "Removed", "false")), face, "[a][a]");
+    expect_split(SEQUENCE(SPLIT("Regex", "[\\\\p{P}\\\\p{S}]", "Removed", "false")), face, "[a][a]");
+    expect_split(SEQUENCE(SPLIT("Regex", "\\\\P{S}", "Removed", "false")), face, "[\xf0][\x9f][\xab][\xa8]");
+    expect_split(SEQUENCE(SPLIT("Regex", "\\\\p{^L}", "Removed", "true")), face, "[\xf0][\x9f][\xab][\xa8]");
+    expect_split(SEQUENCE(SPLIT("Regex", "[^\\\\p{L}]", "Removed", "false")), face, "[a][a]");
+    expect_split(SEQUENCE(SPLIT("Regex", "\\\\p{L}", "Removed", "false")), han, "");
+    expect_split(SEQUENCE(SPLIT("Regex", "\\\\p{Lu}", "Removed", "false")), han, "[a][\xf0][\xb1][\x8d][\x90][a]");
+    expect_split(SEQUENCE(SPLIT("Regex", "\\\\p{Han}", "Removed", "false")),
+                 "a\xe4\xb8\xad"
+                 "a",
+                 "[a][a]");
 }
 
 Test(tokenizer, byte_level_options)
@@ -260,8 +294,8 @@ Test(tokenizer, byte_level_options)
     expect_split("{\"type\":\"ByteLevel\"}", "aa'll", "[ ][aa]['][l][l]");
 }
 
-static void expect_refused(int code, const char *merges, const char *pre_tokenizer, const char *added, const char *extra,
-                           const char *word)
+static void expect_refused(int code, const char *merges, const char *pre_tokenizer, const char *added,
+                           const char *extra, const char *word)
 {
     struct mdl_tokenizer *tok = (void *)1;
     struct cfg_error err = {0};
@@ -289,13 +323,24 @@ Test(tokenizer, what_is_not_supported_is_refused_by_name)
     expect_refused(no, "", BYTE_LEVEL, "{\"id\":300,\"content\":\"<x>\",\"single_word\":true}", "", "single_word");
     expect_refused(no, "a b", BYTE_LEVEL, "{\"id\":256,\"content\":\"ab\",\"special\":true}", "", "forge");
     static const char *const patterns[][2] = {
-        {"\\\\w+", "\\w"}, {"a\\\\b", "\\b"}, {"(?<n>a)", "group"}, {"(?R)", "group"}, {"(*ACCEPT)", "(*"},
-        {"[a[b]]", "class inside"}, {"[a&&b]", "&&"}, {"[]a]", "]"}, {"a{,3}", "repeat"}, {"\\\\x{e9}\\\\xe9", "\\x7f"},
-        {"(a)\\\\1", "\\1"}, {"\\\\pL", "property"},
+        {"\\\\w+", "\\w"},
+        {"a\\\\b", "\\b"},
+        {"(?<n>a)", "group"},
+        {"(?R)", "group"},
+        {"(*ACCEPT)", "(*"},
+        {"[a[b]]", "class inside"},
+        {"[a&&b]", "&&"},
+        {"[]a]", "]"},
+        {"a{,3}", "repeat"},
+        {"\\\\x{e9}\\\\xe9", "\\x7f"},
+        {"(a)\\\\1", "\\1"},
+        {"\\\\pL", "property"},
+        {"[\\\\P{L}]", "negated category"},
     };
     for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
         char steps[300];
-        snprintf(steps, sizeof steps, SEQUENCE("{\"type\":\"Split\",\"pattern\":{\"Regex\":\"%s\"},\"behavior\":\"Isolated\"}"),
+        snprintf(steps, sizeof steps,
+                 SEQUENCE("{\"type\":\"Split\",\"pattern\":{\"Regex\":\"%s\"},\"behavior\":\"Isolated\"}"),
                  patterns[i][0]);
         expect_refused(no, "", steps, "", "", patterns[i][1]);
     }
@@ -315,14 +360,16 @@ Test(tokenizer, defects_are_named)
     expect_refused(-EINVAL, "", BYTE_LEVEL, "{\"id\":99999999,\"content\":\"<x>\"}", "", "id");
     expect_refused(-EINVAL, "", BYTE_LEVEL, "{\"id\":300,\"content\":\"\"}", "", "content");
     expect_refused(-EINVAL, "", BYTE_LEVEL, "{\"id\":300,\"content\":\"<x>\",\"special\":1}", "", "special");
-    expect_refused(-EINVAL, "", BYTE_LEVEL, "{\"id\":300,\"content\":\"<x>\"},{\"id\":301,\"content\":\"<x>\"}", "", "twice");
+    expect_refused(-EINVAL, "", BYTE_LEVEL, "{\"id\":300,\"content\":\"<x>\"},{\"id\":301,\"content\":\"<x>\"}", "",
+                   "twice");
 }
 
 static void expect_root_refused(const char *file, const char *word)
 {
     struct mdl_tokenizer *tok;
     struct cfg_error err = {0};
-    cr_expect(mdl_tokenizer_parse(file, strlen(file), "t", &tok, &err) < 0 && strstr(err.msg, word), "%s: %s", word, err.msg);
+    cr_expect(mdl_tokenizer_parse(file, strlen(file), "t", &tok, &err) < 0 && strstr(err.msg, word), "%s: %s", word,
+              err.msg);
 }
 
 Test(tokenizer, roots_that_are_no_tokenizer)
@@ -360,7 +407,8 @@ Test(tokenizer, added_tokens_are_found_leftmost_then_longest)
                                       "{\"id\":300,\"content\":\"ab!\",\"normalized\":false},"
                                       "{\"id\":301,\"content\":\"ab!cd\",\"normalized\":false},"
                                       "{\"id\":302,\"content\":\"!cde\",\"normalized\":false},"
-                                      "{\"id\":303,\"content\":\"xab\",\"normalized\":true}", "");
+                                      "{\"id\":303,\"content\":\"xab\",\"normalized\":true}",
+                                      "");
     expect_tokens(tok, "ab!c", MDL_ENCODE_ADDED, "[ab!][c]");
     expect_tokens(tok, "ab!cde", MDL_ENCODE_ADDED, "[ab!cd][e]");
     expect_tokens(tok, "b!cde", MDL_ENCODE_ADDED, "[b][!cde]");
@@ -378,10 +426,13 @@ Test(tokenizer, tokens_by_name_and_id)
     const char *bytes;
     size_t n;
     cr_expect(mdl_tokenizer_vocab_size(tok) == 669);
-    int32_t eot = mdl_tokenizer_added_id(tok, "<|EOT|>"), user = mdl_tokenizer_added_id(tok, "<\xef\xbd\x9cUser\xef\xbd\x9c>");
+    int32_t eot = mdl_tokenizer_added_id(tok, "<|EOT|>"),
+            user = mdl_tokenizer_added_id(tok, "<\xef\xbd\x9cUser\xef\xbd\x9c>");
     cr_assert(eot > 0 && user > 0);
-    cr_expect(mdl_tokenizer_is_special(tok, eot) && mdl_tokenizer_is_added(tok, eot) && !mdl_tokenizer_is_typable(tok, eot));
-    cr_expect(!mdl_tokenizer_is_special(tok, user) && mdl_tokenizer_is_added(tok, user) && !mdl_tokenizer_is_typable(tok, user));
+    cr_expect(mdl_tokenizer_is_special(tok, eot) && mdl_tokenizer_is_added(tok, eot) &&
+              !mdl_tokenizer_is_typable(tok, eot));
+    cr_expect(!mdl_tokenizer_is_special(tok, user) && mdl_tokenizer_is_added(tok, user) &&
+              !mdl_tokenizer_is_typable(tok, user));
     int32_t the = mdl_tokenizer_id(tok, " the", 4);
     cr_assert(the > 258);
     cr_expect(!mdl_tokenizer_is_added(tok, the) && mdl_tokenizer_is_typable(tok, the));
@@ -424,10 +475,14 @@ Test(tokenizer, every_token_encodes_to_bytes_that_come_back)
 Test(tokenizer, invalid_utf8_is_replaced_by_maximal_subparts)
 {
     static const char *const cases[][2] = {
-        {"a\xff" "b", "a" FFFD "b"},
+        {"a\xff"
+         "b",
+         "a" FFFD "b"},
         {"\xc2", FFFD},
         {"\xe4\xbd", FFFD},
-        {"\xe4\xbd" "a", FFFD "a"},
+        {"\xe4\xbd"
+         "a",
+         FFFD "a"},
         {"\xf0\x9f\x99", FFFD},
         {"\xf0\x9f\x99\xf0\x9f\x99\x82", FFFD "\xf0\x9f\x99\x82"},
         {"\xc0\xaf", FFFD FFFD},
@@ -436,17 +491,22 @@ Test(tokenizer, invalid_utf8_is_replaced_by_maximal_subparts)
         {"\xf4\x90\x80\x80", FFFD FFFD FFFD FFFD},
         {"\xf5\x80", FFFD FFFD},
         {"\x80\xbf", FFFD FFFD},
-        {"\xef\xbb\xbf" "a", "\xef\xbb\xbf" "a"},
+        {"\xef\xbb\xbf"
+         "a",
+         "\xef\xbb\xbf"
+         "a"},
         {"\xf4\x8f\xbf\xbf", "\xf4\x8f\xbf\xbf"},
     };
     struct mdl_tokenizer *tok = load_fixture();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct mdl_text out = {0};
-        struct mdl_ids a = encode(tok, cases[i][0], strlen(cases[i][0]), 0), b = encode(tok, cases[i][1], strlen(cases[i][1]), 0);
+        struct mdl_ids a = encode(tok, cases[i][0], strlen(cases[i][0]), 0),
+                       b = encode(tok, cases[i][1], strlen(cases[i][1]), 0);
         cr_assert(mdl_utf8_repair(cases[i][0], strlen(cases[i][0]), &out) == 0);
         cr_expect(strcmp(out.s, cases[i][1]) == 0, "case %zu", i);
         cr_expect(mdl_utf8_valid(cases[i][1], strlen(cases[i][1])));
-        cr_expect(mdl_utf8_valid(cases[i][0], strlen(cases[i][0])) == (strcmp(cases[i][0], cases[i][1]) == 0), "case %zu", i);
+        cr_expect(mdl_utf8_valid(cases[i][0], strlen(cases[i][0])) == (strcmp(cases[i][0], cases[i][1]) == 0),
+                  "case %zu", i);
         expect_same(&a, &b, cases[i][1]);
         mdl_ids_free(&a);
         mdl_ids_free(&b);
@@ -504,8 +564,9 @@ Test(tokenizer, stream_decides_at_the_earliest_byte)
         int byte; /* -1: end */
         const char *out;
     } steps[] = {
-        {'a', "a"}, {0xf0, ""}, {0x9f, ""}, {0x99, ""}, {0x82, "\xf0\x9f\x99\x82"}, {0xe4, ""}, {'b', FFFD "b"}, {0xff, FFFD},
-        {0xe4, ""}, {0xe4, FFFD}, {0xbd, ""}, {0xa0, "\xe4\xbd\xa0"}, {0xc3, ""}, {-1, FFFD}, {0xa9, FFFD}, {-1, ""},
+        {'a', "a"},   {0xf0, ""}, {0x9f, ""},   {0x99, ""}, {0x82, "\xf0\x9f\x99\x82"}, {0xe4, ""}, {'b', FFFD "b"},
+        {0xff, FFFD}, {0xe4, ""}, {0xe4, FFFD}, {0xbd, ""}, {0xa0, "\xe4\xbd\xa0"},     {0xc3, ""}, {-1, FFFD},
+        {0xa9, FFFD}, {-1, ""},
     };
     struct mdl_tok_stream s;
     mdl_tok_stream_init(&s, tok, 0);
@@ -526,7 +587,8 @@ Test(tokenizer, special_tokens_can_be_left_out)
     struct mdl_ids ids = encode(tok, text, strlen(text), MDL_ENCODE_ADDED);
     struct mdl_text out = {0};
     cr_assert(mdl_tok_decode(tok, ids.v, ids.n, MDL_DECODE_SKIP_SPECIAL, &out) == 0);
-    cr_expect(strcmp(out.s, "abcd<\xef\xbd\x9cUser\xef\xbd\x9c>ef") == 0, "%s", out.s); /* in the file User is not special */
+    cr_expect(strcmp(out.s, "abcd<\xef\xbd\x9cUser\xef\xbd\x9c>ef") == 0, "%s",
+              out.s); /* in the file User is not special */
     mdl_text_free(&out);
     mdl_ids_free(&ids);
     mdl_tokenizer_free(tok);

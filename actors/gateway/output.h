@@ -1,0 +1,64 @@
+/* From tokens' text to what a client sees: reasoning, answer, tool calls, stop strings; a byte state machine.
+ *
+ * Text comes in pieces of any size, cut anywhere; the events are the same for every cut. Bytes that may begin a marker or
+ * a stop string are held back until they cannot. Rules:
+ *   - reasoning ends at </think>; newlines before it and at the start of a section are dropped; a stray </think> in the
+ *     answer is dropped
+ *   - a tool block may start inside reasoning or answer; after it closes everything is discarded
+ *   - stop strings are looked for in the answer only, never in reasoning or in tool markup, and never partly emitted
+ *   - string="true" arguments become JSON strings, others pass as raw JSON (what is no valid JSON becomes a string, and
+ *     the call is marked repaired); a call without arguments has {}
+ *   - malformed markup is recovered: a missing wrapper, either spelling of closing tags, an unfinished call at the end is
+ *     closed; what cannot be a call is given back as answer text. Never a silent drop.
+ * The markers arrive as text (the decoder is told not to skip them). One owner. */
+#ifndef WEFT_GATEWAY_OUTPUT_H
+#define WEFT_GATEWAY_OUTPUT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+enum gw_event_kind {
+    GW_EV_REASONING,  /* text */
+    GW_EV_TEXT,       /* text */
+    GW_EV_CALL_BEGIN, /* text = function name, index = number of the call */
+    GW_EV_CALL_ARGS,  /* text = next bytes of the JSON arguments */
+    GW_EV_CALL_END,
+};
+
+struct gw_event {
+    enum gw_event_kind kind;
+    int index;
+    const char *text; /* borrowed for the call */
+    size_t len;
+};
+
+typedef void gw_event_fn(void *ctx, const struct gw_event *ev);
+
+struct gw_output;
+
+struct gw_output_options {
+    bool thinking;   /* the text begins inside reasoning */
+    bool tools;      /* tool markup is looked for; else it is text */
+    const char *const *stop; /* [n_stop] borrowed */
+    const size_t *stop_len;
+    int n_stop;
+    gw_event_fn *on_event;
+    void *ctx;
+};
+
+/* NULL: out of memory. */
+struct gw_output *gw_output_new(const struct gw_output_options *options);
+void gw_output_free(struct gw_output *o);
+/* Returns 0, or -ENOMEM. */
+int gw_output_push(struct gw_output *o, const char *text, size_t len);
+/* No more text comes: what was held back is decided, open calls are closed. */
+int gw_output_end(struct gw_output *o);
+
+bool gw_output_stopped(const struct gw_output *o);     /* a stop string was found: generate no more */
+const char *gw_output_stop(const struct gw_output *o); /* which one, NULL when none */
+bool gw_output_done(const struct gw_output *o);        /* the tool block is closed: generate no more */
+int gw_output_calls(const struct gw_output *o);
+int gw_output_repaired(const struct gw_output *o);     /* calls that were malformed and recovered */
+bool gw_output_in_reasoning(const struct gw_output *o); /* for counting reasoning tokens */
+
+#endif

@@ -1,0 +1,52 @@
+/* Replies of every protocol: a stream of events (SSE) or one JSON body, from the neutral events of gateway/output.h.
+ *
+ * A reply collects or emits: in streaming mode every call appends complete SSE frames to the byte buffer that the caller
+ * sends and empties; otherwise gw_reply_finish produces the whole body. One owner. */
+#ifndef WEFT_GATEWAY_REPLY_H
+#define WEFT_GATEWAY_REPLY_H
+
+#include "actors/gateway/output.h"
+#include "actors/gateway/request.h"
+
+enum gw_finish { GW_FINISH_STOP, GW_FINISH_LENGTH, GW_FINISH_TOOL_CALLS, GW_FINISH_STOP_SEQUENCE };
+
+struct gw_usage {
+    int prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens;
+};
+
+struct gw_token_logprob {
+    int32_t id;
+    double logprob;
+    const char *bytes; /* of the token */
+    size_t len;
+    int n_top;
+    struct {
+        int32_t id;
+        double logprob;
+        const char *bytes;
+        size_t len;
+    } top[GW_MAX_TOP_LOGPROBS];
+};
+
+struct gw_bytes {
+    char *p;
+    size_t n, cap;
+};
+
+struct gw_reply;
+
+/* id: unique text such as "0123456789abcdef"; prefixes (chatcmpl-, msg_, resp_) are added. created: Unix seconds. */
+struct gw_reply *gw_reply_new(const struct gw_request *request, const char *id, const char *model, int64_t created);
+void gw_reply_free(struct gw_reply *r);
+
+/* Each returns 0 or -ENOMEM and, when streaming, appends frames to out. */
+int gw_reply_begin(struct gw_reply *r, const struct gw_usage *prompt_usage, struct gw_bytes *out);
+int gw_reply_event(struct gw_reply *r, const struct gw_event *ev, struct gw_bytes *out);
+/* Log-probabilities of the tokens whose text the following event carries. */
+int gw_reply_logprob(struct gw_reply *r, const struct gw_token_logprob *lp);
+int gw_reply_keepalive(struct gw_reply *r, struct gw_bytes *out);
+/* The last frames (finish reason, usage when asked for, [DONE] or message_stop), or the whole JSON body. */
+int gw_reply_finish(struct gw_reply *r, enum gw_finish finish, const char *stop, const struct gw_usage *usage,
+                    struct gw_bytes *out);
+
+#endif

@@ -1,0 +1,323 @@
+#include "kvtiers/device.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum { NONE = -1 };
+
+struct page {
+    int count;
+    bool published;
+    struct kv_key key;
+    struct kv_block_info info;
+    int chain;      /* next page of the same hash bucket */
+    int prev, next; /* free list or list of cached pages, by state */
+};
+
+struct snapshot {
+    struct kv_key key;
+    struct kv_block_info info;
+    size_t len;
+    uint64_t used;
+    void *bytes; /* NULL: unused slot */
+};
+
+struct kv_device {
+    int n_pages;
+    size_t page_bytes;
+    uint8_t *memory;
+    struct page *page;
+    int *bucket;
+    int n_buckets; /* power of two */
+    int free_head;
+    int old, young; /* cached pages, least recently used first */
+    struct snapshot *snapshot;
+    int n_snapshots, snapshot_cap;
+    uint64_t clock; /* counts uses of snapshots */
+    struct kv_device_stats stats;
+};
+
+int kv_device_new(int pages, size_t page_bytes, size_t snapshot_limit, struct kv_device **out, struct cfg_error *err)
+{
+    *out = NULL;
+    if (pages < 1 || !page_bytes || page_bytes % 4096)
+        return cfg_error_set(err, EINVAL, "device tier of %d pages of %zu bytes: give at least one page, of whole 4 KiB",
+                             pages, page_bytes);
+    struct kv_device *d = calloc(1, sizeof *d);
+    if (!d)
+        return cfg_error_set(err, ENOMEM, "device tier: out of memory");
+    *d = (struct kv_device){.n_pages = pages, .page_bytes = page_bytes, .n_buckets = 64, .old = NONE, .young = NONE};
+    while (d->n_buckets < 2 * pages)
+        d->n_buckets *= 2;
+    d->page = calloc((size_t)pages, sizeof *d->page);
+    d->bucket = malloc((size_t)d->n_buckets * sizeof *d->bucket);
+    d->memory = mmap(NULL, (size_t)pages * page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (!d->page || !d->bucket || d->memory == MAP_FAILED) {
+        kv_device_free(d);
+        return cfg_error_set(err, ENOMEM, "device tier: %zu bytes for %d pages are not available; use fewer pages",
+                             (size_t)pages * page_bytes, pages);
+    }
+    for (int b = 0; b < d->n_buckets; b++)
+        d->bucket[b] = NONE;
+    for (int p = 0; p < pages; p++)
+        d->page[p].next = p + 1 < pages ? p + 1 : NONE;
+    d->stats = (struct kv_device_stats){.pages = pages, .free = pages, .snapshot_limit = snapshot_limit};
+    *out = d;
+    return 0;
+}
+
+void kv_device_free(struct kv_device *d)
+{
+    if (!d)
+        return;
+    if (d->memory && d->memory != MAP_FAILED)
+        munmap(d->memory, (size_t)d->n_pages * d->page_bytes);
+    for (int i = 0; i < d->n_snapshots; i++)
+        free(d->snapshot[i].bytes);
+    free(d->snapshot);
+    free(d->bucket);
+    free(d->page);
+    free(d);
+}
+
+uint8_t *kv_device_bytes(const struct kv_device *d, int page)
+{
+    return d->memory + (size_t)page * d->page_bytes;
+}
+
+int kv_device_available(const struct kv_device *d)
+{
+    return d->stats.free + d->stats.cached;
+}
+
+/* ---- lists and table ---- */
+
+static int bucket_of(const struct kv_device *d, const struct kv_key *key)
+{
+    uint32_t h;
+    memcpy(&h, key->b, sizeof h); /* keys are hashes already */
+    return (int)(h & (uint32_t)(d->n_buckets - 1));
+}
+
+static void table_remove(struct kv_device *d, int page)
+{
+    int *at = &d->bucket[bucket_of(d, &d->page[page].key)];
+    while (*at != page)
+        at = &d->page[*at].chain;
+    *at = d->page[page].chain;
+    d->page[page].published = false;
+}
+
+static void cached_remove(struct kv_device *d, int page)
+{
+    struct page *p = &d->page[page];
+    *(p->prev == NONE ? &d->old : &d->page[p->prev].next) = p->next;
+    *(p->next == NONE ? &d->young : &d->page[p->next].prev) = p->prev;
+    d->stats.cached--;
+}
+
+static void cached_add(struct kv_device *d, int page)
+{
+    struct page *p = &d->page[page];
+    p->prev = d->young;
+    p->next = NONE;
+    *(d->young == NONE ? &d->old : &d->page[d->young].next) = page;
+    d->young = page;
+    d->stats.cached++;
+}
+
+static void free_add(struct kv_device *d, int page)
+{
+    d->page[page].next = d->free_head;
+    d->free_head = page;
+    d->stats.free++;
+}
+
+/* ---- pages ---- */
+
+static int take_one(struct kv_device *d)
+{
+    int page = d->free_head;
+    if (page != NONE) {
+        d->free_head = d->page[page].next;
+        d->stats.free--;
+    } else {
+        page = d->old;
+        cached_remove(d, page);
+        table_remove(d, page);
+        d->stats.evicted++;
+    }
+    d->page[page].count = 1;
+    d->stats.held++;
+    return page;
+}
+
+int kv_device_take(struct kv_device *d, int n, int *pages)
+{
+    if (n > kv_device_available(d))
+        return -ENOSPC;
+    for (int i = 0; i < n; i++)
+        pages[i] = take_one(d);
+    return 0;
+}
+
+void kv_device_hold(struct kv_device *d, int page)
+{
+    struct page *p = &d->page[page];
+    if (p->count++)
+        return;
+    cached_remove(d, page); /* a page without holder is cached when somebody can still name it */
+    d->stats.held++;
+}
+
+void kv_device_release(struct kv_device *d, int page)
+{
+    struct page *p = &d->page[page];
+    if (--p->count)
+        return;
+    d->stats.held--;
+    if (p->published)
+        cached_add(d, page);
+    else
+        free_add(d, page);
+}
+
+static int table_find(const struct kv_device *d, const struct kv_key *key)
+{
+    int page = d->bucket[bucket_of(d, key)];
+    while (page != NONE && memcmp(&d->page[page].key, key, sizeof *key))
+        page = d->page[page].chain;
+    return page;
+}
+
+bool kv_device_publish(struct kv_device *d, int page, const struct kv_key *key, const struct kv_block_info *info)
+{
+    struct page *p = &d->page[page];
+    if (p->published || table_find(d, key) != NONE)
+        return false;
+    int *head = &d->bucket[bucket_of(d, key)];
+    p->key = *key;
+    p->info = *info;
+    p->published = true;
+    p->chain = *head;
+    *head = page;
+    d->stats.published++;
+    return true;
+}
+
+int kv_device_find(struct kv_device *d, const struct kv_key *key, struct kv_block_info *info)
+{
+    int page = table_find(d, key);
+    if (page == NONE) {
+        d->stats.missed++;
+        return NONE;
+    }
+    d->stats.found++;
+    *info = d->page[page].info;
+    kv_device_hold(d, page);
+    return page;
+}
+
+void kv_device_drop(struct kv_device *d, const struct kv_key *key)
+{
+    int page = table_find(d, key);
+    if (page == NONE)
+        return;
+    table_remove(d, page);
+    if (!d->page[page].count) {
+        cached_remove(d, page);
+        free_add(d, page);
+    }
+}
+
+/* ---- snapshots ---- */
+
+static struct snapshot *snapshot_find(const struct kv_device *d, const struct kv_key *key)
+{
+    for (int i = 0; i < d->n_snapshots; i++)
+        if (d->snapshot[i].bytes && !memcmp(&d->snapshot[i].key, key, sizeof *key))
+            return &d->snapshot[i];
+    return NULL;
+}
+
+static void snapshot_forget(struct kv_device *d, struct snapshot *s)
+{
+    free(s->bytes);
+    s->bytes = NULL;
+    d->stats.snapshot_bytes -= s->len;
+    d->stats.snapshots--;
+}
+
+static void snapshot_make_room(struct kv_device *d, size_t len)
+{
+    while (d->stats.snapshot_bytes + len > d->stats.snapshot_limit) {
+        struct snapshot *oldest = NULL;
+        for (int i = 0; i < d->n_snapshots; i++)
+            if (d->snapshot[i].bytes && (!oldest || d->snapshot[i].used < oldest->used))
+                oldest = &d->snapshot[i];
+        snapshot_forget(d, oldest);
+        d->stats.snapshots_evicted++;
+    }
+}
+
+static struct snapshot *snapshot_slot(struct kv_device *d)
+{
+    for (int i = 0; i < d->n_snapshots; i++)
+        if (!d->snapshot[i].bytes)
+            return &d->snapshot[i];
+    if (d->n_snapshots == d->snapshot_cap) {
+        int cap = d->snapshot_cap ? 2 * d->snapshot_cap : 16;
+        struct snapshot *p = realloc(d->snapshot, (size_t)cap * sizeof *p);
+        if (!p)
+            return NULL;
+        d->snapshot = p;
+        d->snapshot_cap = cap;
+    }
+    return &d->snapshot[d->n_snapshots++];
+}
+
+int kv_device_snapshot_put(struct kv_device *d, const struct kv_key *tail, const struct kv_block_info *info, const void *bytes,
+                           size_t len)
+{
+    if (!len || len > d->stats.snapshot_limit)
+        return -ENOSPC;
+    struct snapshot *old = snapshot_find(d, tail);
+    if (old && old->info.taint <= info->taint) {
+        old->used = ++d->clock;
+        return 0;
+    }
+    void *copy = malloc(len);
+    if (!copy)
+        return -ENOMEM;
+    memcpy(copy, bytes, len);
+    if (old)
+        snapshot_forget(d, old);
+    snapshot_make_room(d, len);
+    struct snapshot *s = snapshot_slot(d);
+    if (!s) {
+        free(copy);
+        return -ENOMEM;
+    }
+    *s = (struct snapshot){.key = *tail, .info = *info, .len = len, .used = ++d->clock, .bytes = copy};
+    d->stats.snapshot_bytes += len;
+    d->stats.snapshots++;
+    return 0;
+}
+
+const void *kv_device_snapshot_get(struct kv_device *d, const struct kv_key *tail, struct kv_block_info *info, size_t *len)
+{
+    struct snapshot *s = snapshot_find(d, tail);
+    if (!s)
+        return NULL;
+    s->used = ++d->clock;
+    *info = s->info;
+    *len = s->len;
+    return s->bytes;
+}
+
+void kv_device_stat(const struct kv_device *d, struct kv_device_stats *out)
+{
+    *out = d->stats;
+}

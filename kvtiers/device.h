@@ -1,0 +1,65 @@
+/* The device tier: the pages that the engine computes on, the cache of finished blocks among them, and snapshots.
+ *
+ * A page holds one block. Pages are counted: a sequence holds its own pages, a finished block may be held by many. A
+ * published page whose count falls to zero stays as cache until its memory is wanted, least recently used first; any other
+ * goes back to the free list. A page is written only by its one holder and never again once published.
+ *
+ * A snapshot belongs to a position of a token sequence: the rows of its unfinished block and the encoder's last window
+ * rows, so that a prompt that begins with the same tokens goes on there exactly. Snapshots live in a byte budget of their
+ * own, least recently used first out.
+ *
+ * Not thread-safe: the actor that owns the tier is the only caller. */
+#ifndef WEFT_KVTIERS_DEVICE_H
+#define WEFT_KVTIERS_DEVICE_H
+
+#include <stdbool.h>
+
+#include "config/error.h"
+#include "kvtiers/key.h"
+
+/* What is known about a published block beside its bytes. */
+struct kv_block_info {
+    enum kv_taint taint;
+    int32_t hit; /* length of the replayed prefix hit behind which the rows were written; 0 when clean */
+};
+
+struct kv_device_stats {
+    int pages, free, held, cached;  /* held: count above zero; cached: published, count zero */
+    uint64_t evicted, published, found, missed;
+    size_t snapshot_bytes, snapshot_limit;
+    int snapshots;
+    uint64_t snapshots_evicted;
+};
+
+struct kv_device;
+
+/* pages of page_bytes each (multiple of 4096), mapped at once; snapshot_limit in bytes. */
+int kv_device_new(int pages, size_t page_bytes, size_t snapshot_limit, struct kv_device **out, struct cfg_error *err);
+void kv_device_free(struct kv_device *d);
+
+uint8_t *kv_device_bytes(const struct kv_device *d, int page);
+/* Pages that kv_device_take could hand out now: free and cached ones. */
+int kv_device_available(const struct kv_device *d);
+/* Takes n pages (count 1 each), evicting cached ones as needed. All or none: -ENOSPC. */
+int kv_device_take(struct kv_device *d, int n, int *pages);
+void kv_device_hold(struct kv_device *d, int page);
+void kv_device_release(struct kv_device *d, int page);
+
+/* Makes a held page findable. A block that exists under the key already stays; false then, and the page remains the
+ * caller's private one. */
+bool kv_device_publish(struct kv_device *d, int page, const struct kv_key *key, const struct kv_block_info *info);
+/* The page of a key, held for the caller, or -1. */
+int kv_device_find(struct kv_device *d, const struct kv_key *key, struct kv_block_info *info);
+/* Forgets a published block; its page is freed when nobody holds it. */
+void kv_device_drop(struct kv_device *d, const struct kv_key *key);
+
+/* Snapshots, by the chain at their position (blocks before it, then the ids behind the last boundary). Bytes are copied.
+ * One larger than the budget is not kept (-ENOSPC); clean replaces tainted, anything else leaves an old one in place. */
+int kv_device_snapshot_put(struct kv_device *d, const struct kv_key *tail, const struct kv_block_info *info, const void *bytes,
+                           size_t len);
+/* The bytes of a snapshot, valid until the next put or drop; NULL when there is none. */
+const void *kv_device_snapshot_get(struct kv_device *d, const struct kv_key *tail, struct kv_block_info *info, size_t *len);
+
+void kv_device_stat(const struct kv_device *d, struct kv_device_stats *out);
+
+#endif
