@@ -102,8 +102,7 @@ static void carve_scratch(struct mdl_step *s, struct carver *c)
     s->scores = carve(c, s->scores_cap, sizeof(float));
     for (int t = 0; t < mdl_team_size(s->m->team); t++) {
         s->scratch[t].keys = carve(c, keys * (size_t)cfg->head_dim, sizeof(uint16_t));
-        s->scratch[t].prob = carve(c, keys, sizeof(float));
-        s->scratch[t].acc = carve(c, (size_t)cfg->head_dim, sizeof(float));
+        s->scratch[t].prob = carve(c, MDL_ATTN_HEADS * keys, sizeof(float));
         s->scratch[t].order = carve(c, (size_t)s->max_tokens + 1, sizeof(uint64_t));
         s->scratch[t].block = carve(c, blocks, sizeof(float));
     }
