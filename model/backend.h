@@ -45,6 +45,21 @@ struct mdl_backend {
                          const uint8_t *scales, int n, float *score);
     void (*dequant_q8)(const uint8_t *codes, const uint8_t *scales, int n, uint16_t *out);
     void (*dequant_q4k)(const uint8_t *codes, const uint8_t *scales, int n, uint16_t *out);
+
+    /* Rows, element by element: same bits in every path. x, y, u, v, h are bf16. */
+    /* As mdl_quant_q8 and mdl_fakequant_q8: n is a multiple of 32; in place allowed for the second. */
+    void (*quant_q8)(const uint16_t *x, int n, uint8_t *codes, uint8_t *scales);
+    void (*fakequant_q8)(const uint16_t *x, int n, uint16_t *out);
+    /* Mean of squares in double, eight interleaved partial sums, added in pairs. */
+    double (*mean_square)(const uint16_t *x, int n);
+    /* y = w (x inv); y may be x. */
+    void (*rms_scale)(const uint16_t *x, const uint16_t *w, float inv, int n, uint16_t *y);
+    /* h = weight (silu(min(a, limit)) clamp(b, -limit, limit)); h may be a. */
+    void (*swiglu)(const uint16_t *a, const uint16_t *b, float limit, float weight, int n, uint16_t *h);
+    /* u = sum_c p[c] x_c over four streams of d values each, one after the other in x. */
+    void (*collapse)(const uint16_t *x, const float *p, int d, uint16_t *u);
+    /* x_c = post[c] v + sum_from comb[from][c] x_from. */
+    void (*expand)(const uint16_t *v, const float *post, const float *comb, int d, uint16_t *x);
 };
 
 /* The best path of this machine when name is NULL or empty, else the named one. -ENOTSUP when the machine or the build
@@ -72,15 +87,11 @@ void mdl_linear_f32(const struct mdl_exec *ex, const struct mdl_linear *w, const
 void mdl_linear_bf16(const struct mdl_exec *ex, const struct mdl_linear *w, const uint16_t *x, size_t ldx, int rows,
                      uint16_t *y, size_t ldy);
 
-/* rms(x, w) of one row: x, w, y bf16 [n]; y may be x. The mean is taken in double over eight interleaved partial sums. */
-void mdl_rms_row(const uint16_t *x, const uint16_t *w, int n, float eps, uint16_t *y);
-/* Same for f32 input. */
+/* rms(x, w) of one row: x, w, y bf16 [n]; y may be x. */
+void mdl_rms_row(const struct mdl_backend *be, const uint16_t *x, const uint16_t *w, int n, float eps, uint16_t *y);
 void mdl_rms_rows(const struct mdl_exec *ex, const uint16_t *x, size_t ldx, const uint16_t *w, int n, int rows, uint16_t *y,
                   size_t ldy);
 /* Fake-quantised q8 copy of rows. */
 void mdl_fakequant_q8_rows(const struct mdl_exec *ex, const uint16_t *x, size_t ldx, int n, int rows, uint16_t *y,
                            size_t ldy);
-/* Mean of squares in double, eight interleaved partial sums. */
-double mdl_mean_square(const uint16_t *x, int n);
-
 #endif

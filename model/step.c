@@ -491,7 +491,7 @@ static int phase_route(struct mdl_step *s)
     x->k = s->layer < cfg->n_layers ? cfg->topk_experts : cfg->draft_topk;
     mdl_moe_route(ex, b, s->u, n, x->k, s->z, s->ex_expert, s->ex_weight);
     for (int i = 0; i < n; i++)
-        mdl_quant_q8(s->u + (size_t)i * d, cfg->hidden, s->ex_codes + (size_t)i * d, s->ex_scales + (size_t)i * d / 32);
+        ex->be->quant_q8(s->u + (size_t)i * d, cfg->hidden, s->ex_codes + (size_t)i * d, s->ex_scales + (size_t)i * d / 32);
     x->codes = s->ex_codes;
     x->scales = s->ex_scales;
     x->expert = s->ex_expert;

@@ -222,4 +222,11 @@ const struct mdl_backend mdl_backend_avx512 = {
     .index_scores = avx512_index_scores,
     .dequant_q8 = avx512_dequant_q8,
     .dequant_q4k = avx512_dequant_q4k,
+    .quant_q8 = mdl_avx512_quant_q8,
+    .fakequant_q8 = mdl_avx512_fakequant_q8,
+    .mean_square = mdl_avx512_mean_square,
+    .rms_scale = mdl_avx512_rms_scale,
+    .swiglu = mdl_avx512_swiglu,
+    .collapse = mdl_avx512_collapse,
+    .expand = mdl_avx512_expand,
 };

@@ -112,6 +112,63 @@ static void scalar_index_scores(const uint16_t *q, const float *weight, int head
     }
 }
 
+static double scalar_mean_square(const uint16_t *x, int n)
+{
+    double s[8] = {0};
+    for (int i = 0; i + 8 <= n; i += 8)
+        for (int k = 0; k < 8; k++) {
+            double v = mdl_from_bf16(x[i + k]);
+            s[k] += v * v;
+        }
+    for (int i = n & ~7; i < n; i++) {
+        double v = mdl_from_bf16(x[i]);
+        s[i & 7] += v * v;
+    }
+    return (((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]))) / n;
+}
+
+static void scalar_rms_scale(const uint16_t *x, const uint16_t *w, float inv, int n, uint16_t *y)
+{
+    for (int i = 0; i < n; i++)
+        y[i] = mdl_to_bf16(mdl_from_bf16(w[i]) * (mdl_from_bf16(x[i]) * inv));
+}
+
+static void scalar_swiglu(const uint16_t *gate, const uint16_t *up, float limit, float weight, int n, uint16_t *h)
+{
+    for (int i = 0; i < n; i++) {
+        float a = mdl_from_bf16(gate[i]), b = mdl_from_bf16(up[i]);
+        a = a > limit ? limit : a;
+        b = b > limit ? limit : b < -limit ? -limit : b;
+        float silu = a / (1.0f + mdl_expf(-a));
+        h[i] = mdl_to_bf16(weight * (silu * b));
+    }
+}
+
+static void scalar_collapse(const uint16_t *x, const float *p, int d, uint16_t *u)
+{
+    for (int k = 0; k < d; k++) {
+        float s = p[0] * mdl_from_bf16(x[k]);
+        for (int c = 1; c < 4; c++)
+            s += p[c] * mdl_from_bf16(x[c * d + k]);
+        u[k] = mdl_to_bf16(s);
+    }
+}
+
+static void scalar_expand(const uint16_t *v, const float *post, const float *comb, int d, uint16_t *x)
+{
+    for (int k = 0; k < d; k++) {
+        float old[4];
+        for (int c = 0; c < 4; c++)
+            old[c] = mdl_from_bf16(x[c * d + k]);
+        for (int c = 0; c < 4; c++) {
+            float s = comb[c] * old[0];
+            for (int from = 1; from < 4; from++)
+                s += comb[from * 4 + c] * old[from];
+            x[c * d + k] = mdl_to_bf16(post[c] * mdl_from_bf16(v[k]) + s);
+        }
+    }
+}
+
 const struct mdl_backend mdl_backend_scalar = {
     .name = "scalar",
     .linear = scalar_linear,
@@ -121,4 +178,11 @@ const struct mdl_backend mdl_backend_scalar = {
     .index_scores = scalar_index_scores,
     .dequant_q8 = mdl_dequant_q8,
     .dequant_q4k = mdl_dequant_q4k,
+    .quant_q8 = mdl_quant_q8,
+    .fakequant_q8 = mdl_fakequant_q8,
+    .mean_square = scalar_mean_square,
+    .rms_scale = scalar_rms_scale,
+    .swiglu = scalar_swiglu,
+    .collapse = scalar_collapse,
+    .expand = scalar_expand,
 };

@@ -574,6 +574,105 @@ Test(backend, stored_rows_decode_as_scalar)
     }
 }
 
+/* Rows of every width that a loop may split, NaN-free; each path must give the scalar bits. */
+Test(backend, element_wise_rows_equal_scalar)
+{
+    enum { WIDEST = 1003 };
+    static const int widths[] = {1, 7, 8, 15, 16, 24, 33, 96, 192, WIDEST};
+    static uint16_t x[4 * WIDEST], w[WIDEST], a[4 * WIDEST], b[4 * WIDEST];
+    const struct mdl_backend *scalar = &mdl_backend_scalar;
+    float p[4], comb[16];
+    seed = 12;
+    for (int path = 1; path < PATHS; path++) {
+        const struct mdl_backend *be = path_at(path);
+        for (size_t i = 0; be && i < sizeof widths / sizeof *widths; i++) {
+            int n = widths[i];
+            size_t row = (size_t)n * sizeof *x;
+            fill_bf16(x, 4 * WIDEST);
+            fill_bf16(w, WIDEST);
+            for (int k = 0; k < 16; k++)
+                comb[k] = p[k % 4] = uniform();
+            cr_expect(be->mean_square(x, n) == scalar->mean_square(x, n), "mean_square, %d", n);
+            be->rms_scale(x, w, 1.7f, n, a);
+            scalar->rms_scale(x, w, 1.7f, n, b);
+            cr_expect_arr_eq(a, b, row, "rms_scale, %d", n);
+            be->collapse(x, p, n, a);
+            scalar->collapse(x, p, n, b);
+            cr_expect_arr_eq(a, b, row, "collapse, %d", n);
+            memcpy(a, x, sizeof a);
+            memcpy(b, x, sizeof b);
+            be->expand(w, p, comb, n, a);
+            scalar->expand(w, p, comb, n, b);
+            cr_expect_arr_eq(a, b, sizeof a, "expand, %d", n);
+            for (float limit = 0.5f; limit < 20.0f; limit *= 4.0f) {
+                be->swiglu(x, w, limit, 0.37f, n, a);
+                scalar->swiglu(x, w, limit, 0.37f, n, b);
+                cr_expect_arr_eq(a, b, row, "swiglu, %d", n);
+            }
+        }
+    }
+}
+
+/* Every finite bf16 value through the quantisers and the activation. */
+Test(backend, every_value_quantises_as_scalar)
+{
+    enum { N = 0x10000 };
+    static uint16_t x[N], a[N], b[N];
+    static uint8_t codes[2][N], scales[2][N / 32];
+    seed = 13;
+    for (int p = 1; p < PATHS; p++) {
+        const struct mdl_backend *be = path_at(p);
+        /* In order, so that groups hold like values; then with one value that sets the scale; then shuffled. */
+        for (int round = 0; be && round < 4; round++) {
+            for (int i = 0; i < N; i++) {
+                uint32_t v = round == 3 ? rnd() & 0xffff : (uint32_t)i;
+                if (round == 1 || round == 2)
+                    v = i % 32 == 5 ? 0x3f80u + (uint32_t)(i / 32 % 7 * 0x33) : (v & 0x8000) | (0x3f80u - (v & 0x7fff) % 0x780);
+                if (round == 2 && i % 32 != 5)
+                    v = (v & 0x8000) | rnd() % 0x3f80;
+                x[i] = (v & 0x7fff) < 0x7f80 ? (uint16_t)v : 0;
+            }
+            be->quant_q8(x, N, codes[0], scales[0]);
+            mdl_quant_q8(x, N, codes[1], scales[1]);
+            cr_expect_arr_eq(codes[0], codes[1], N, "%s, round %d: codes", be->name, round);
+            cr_expect_arr_eq(scales[0], scales[1], N / 32, "%s, round %d: scales", be->name, round);
+            be->fakequant_q8(x, N, a);
+            mdl_fakequant_q8(x, N, b);
+            cr_expect_arr_eq(a, b, sizeof a, "%s, round %d: values", be->name, round);
+            be->fakequant_q8(x, N, x);
+            cr_expect_arr_eq(x, b, sizeof x, "%s, round %d: in place", be->name, round);
+        }
+        for (int i = 0; be && i < N; i++)
+            x[i] = (i & 0x7fff) < 0x7f80 ? (uint16_t)i : 0;
+        if (!be)
+            continue;
+        be->swiglu(x, x, 7.0f, 1.0f, N, a);
+        mdl_backend_scalar.swiglu(x, x, 7.0f, 1.0f, N, b);
+        cr_expect_arr_eq(a, b, sizeof a, "%s: activation", be->name);
+    }
+}
+
+/* Against the definition; the paths among each other are compared above. */
+Test(backend, rms_norm)
+{
+    enum { N = 1003 };
+    uint16_t x[N], w[N], y[N];
+    seed = 14;
+    fill_bf16(x, N);
+    fill_bf16(w, N);
+    double sum = 0;
+    for (int i = 0; i < N; i++)
+        sum += (double)mdl_from_bf16(x[i]) * (double)mdl_from_bf16(x[i]);
+    cr_expect_lt(fabs(mdl_backend_scalar.mean_square(x, N) / (sum / N) - 1.0), 1e-14);
+    mdl_rms_row(&mdl_backend_scalar, x, w, N, 1e-6f, y);
+    for (int i = 0; i < N; i++) {
+        double want = (double)mdl_from_bf16(w[i]) * (double)mdl_from_bf16(x[i]) / sqrt(sum / N + 1e-6);
+        cr_expect_lt(fabs((double)mdl_from_bf16(y[i]) - want), fabs(want) * 0x1.02p-8 + 1e-30, "element %d", i);
+    }
+    mdl_rms_row(&mdl_backend_scalar, x, w, N, 1e-6f, x);
+    cr_expect_arr_eq(x, y, sizeof x, "in place");
+}
+
 Test(backend, choice_of_path)
 {
     const struct mdl_backend *be;
