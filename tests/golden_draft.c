@@ -59,7 +59,7 @@ static void check_greedy(struct gold_decode *d, const int32_t *own, const float 
     for (int i = 0; i < compared && i < gold_rows(t); i++)
         gold_add(&e, gold_logits_error(rows + (size_t)i * vocab, gold_floats(c, t) + (size_t)i * vocab, vocab));
     gold_limit(c, gold_quantile(&e, 0.5), d->limit->rel_p95, "%s: median error of %d rows", d->logits, compared);
-    gold_limit(c, gold_quantile(&e, 1.0), 2.0 * d->limit->rel_p95 + 0.1, "%s: largest error of %d rows", d->logits, compared);
+    gold_limit(c, gold_quantile(&e, 1.0), d->largest, "%s: largest error of %d rows", d->logits, compared);
     gold_stat_free(&e);
 }
 
@@ -231,7 +231,8 @@ void gold_exact_decode(struct gold_case *c, const struct gold_run *run)
     json_object_foreach((json_t *)greedy, key, one)
     {
         struct prefix p = {c, run, s, 0};
-        struct gold_decode d = {.c = c, .limit = &run->limit, .step = s, .seq = seq, .rewind = rewind_exact, .ctx = &p,
+        struct gold_decode d = {.c = c, .limit = &run->limit, .largest = 2.0 * run->limit.rel_p95 + 0.1, .step = s,
+                                .seq = seq, .rewind = rewind_exact, .ctx = &p,
                                 .greedy = one, .spec = gold_json(gold_json(run->json, "spec"), key)};
         if (!s || !seq || sscanf(key, "%d", &p.n) != 1 ||
             !gold_check(c, p.n >= 1 && p.n <= run->n, "%s/greedy.%s: the run has that many tokens", run->name, key))

@@ -54,6 +54,8 @@ void gold_compare_logits(struct gold_case *c, const float *got, const float *wan
 struct gold_decode {
     struct gold_case *c;
     const struct gold_limits *limit;
+    double largest;               /* limit of one greedy row: a rounding that falls the other way in a single row carries it
+                                   * as far as the worst rows of the exact run, whatever the limit of the other rows */
     struct mdl_step *step;        /* holds a whole draft block and its verification */
     struct mdl_seq *seq;
     /* Brings seq back to the state after the prefill; last receives the logits row that predicts the next token. */

@@ -210,7 +210,9 @@ static void free_run(struct replay *r)
         gold_check(c, !memcmp(last, again, vocab * sizeof *last) && gold_same_state(seq, other),
                    "%s in chunks of %d: logits and state have the same bits", r->run->name, chunks[i]);
     }
-    struct gold_decode d = {.c = c, .limit = &r->run->limit, .step = r->step, .seq = seq, .rewind = rewind_replay, .ctx = &a,
+    double p95 = r->run->limit.rel_p95 > r->base->limit.rel_p95 ? r->run->limit.rel_p95 : r->base->limit.rel_p95;
+    struct gold_decode d = {.c = c, .limit = &r->run->limit, .largest = 2.0 * p95 + 0.1, .step = r->step,
+                            .seq = seq, .rewind = rewind_replay, .ctx = &a,
                             .greedy = gold_json(r->run->json, "greedy"), .spec = gold_json(r->run->json, "spec")};
     snprintf(d.logits, sizeof d.logits, "%s/greedy.logits", r->run->name);
     snprintf(d.drafts, sizeof d.drafts, "%s/spec.draft_logits", r->run->name);
