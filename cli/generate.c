@@ -391,9 +391,9 @@ static int parse_line(struct batch *b, const char *line, size_t len, struct requ
         r = encode_chat(q, j);
     else
         r = cfg_error_set(&g->err, EINVAL, "give an object with \"prompt\" (text) or \"messages\"");
-    json_decref(j);
     if (n && !r)
         max_new = (int)json_integer_value(n);
+    json_decref(j);
     return r ? r : request_ready(q, max_new);
 }
 
