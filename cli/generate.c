@@ -203,6 +203,9 @@ static json_t *result_json(const struct request *q)
                                q->g->e.m->exec.be->name, "seed", (json_int_t)job->sampling.seed, "temperature",
                                job->sampling.temperature, "top_k", job->sampling.top_k, "top_p", job->sampling.top_p,
                                "min_p", job->sampling.min_p);
+    json_object_set_new(recipe, "repetition_penalty", json_real(job->sampling.repetition_penalty));
+    json_object_set_new(recipe, "presence_penalty", json_real(job->sampling.presence_penalty));
+    json_object_set_new(recipe, "frequency_penalty", json_real(job->sampling.frequency_penalty));
     json_object_set_new(recipe, "mode", json_string(o->exact ? "exact" : "replay"));
     if (!o->exact) {
         json_object_set_new(recipe, "replay", json_integer(o->replay));
