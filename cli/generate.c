@@ -14,6 +14,7 @@
 #include "cli/progress.h"
 #include "cli/stops.h"
 #include "model/chat.h"
+#include "model/utf8.h"
 
 static const char *const bridge_names[] = {"truncate", "full", NULL};
 
@@ -544,6 +545,9 @@ static int check_options(struct generate *g, int first, int argc, char **argv)
         return cli_error(CLI_USAGE, "--no-spec and --draft exclude each other");
     if (g->out_file && !g->batch_file)
         return cli_error(CLI_USAGE, "--out belongs to --batch; redirect standard output instead");
+    for (int i = 0; i < g->stops.count; i++)
+        if (!*g->stops.item[i] || !mdl_utf8_valid(g->stops.item[i], strlen(g->stops.item[i])))
+            return cli_error(CLI_USAGE, "--stop: give some text in UTF-8; \"%s\" is none", g->stops.item[i]);
     if (g->no_spec)
         g->engine_options.draft = 0;
     g->engine_options.full_bridge = g->bridge == 1;

@@ -408,6 +408,8 @@ Test(generate, mistakes)
         {2, "--top-p", {"-m", dir, "-p", "x", "--top-p", "1.5"}},
         {2, "--bridge-window", {"-m", dir, "-p", "x", "--bridge-window", "half"}},
         {2, "--temperature", {"-m", dir, "-p", "x", "--temprature", "1"}},
+        {2, "--stop", {"-m", dir, "-p", "x", "--stop", "\xbf"}},
+        {2, "--stop", {"-m", dir, "-p", "x", "--stop", ""}},
         {2, "needs a value", {"-m", dir, "-p"}},
         {1, "at most 5", {"-m", dir, "-p", "x", "--draft", "6"}},
         {1, "window", {"-m", dir, "-p", "x", "--replay", "9"}},
