@@ -22,7 +22,7 @@ PROMPT ?= Once upon a time
 PKGS := libconfig jansson libpcre2-8 libsodium libxxhash
 # -ffp-contract=off: a fused multiply-add appears only where the source asks for one, so that a result does not depend
 # on the compiler. -fno-strict-aliasing: packed rows and mapped files are read through typed pointers.
-WEFT_CFLAGS := -std=gnu17 -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wno-unused-parameter -Wno-missing-field-initializers \
+WEFT_CFLAGS := -std=gnu17 -D_GNU_SOURCE= -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wno-unused-parameter -Wno-missing-field-initializers \
 	-ffp-contract=off -fno-strict-aliasing -pthread -I. $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
 WEFT_LIBS := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lm -pthread
 ifdef WERROR
@@ -46,6 +46,14 @@ else
 TEST_CFLAGS :=
 TEST_LIBS := -lcriterion
 TEST_RUNNER :=
+endif
+# V=1 shows the whole commands.
+ifdef V
+Q :=
+say = @:
+else
+Q := @
+say = @printf '  %-5s %s\n'
 endif
 ALL_CFLAGS = $(WEFT_CFLAGS) $(CFLAGS) $(SAN_FLAGS)
 
@@ -94,7 +102,7 @@ help:
 	@echo 'make run      install what is missing, build, generate text from $(MODEL) (MODEL=DIR, PROMPT=TEXT)'
 	@echo 'make test     install what is missing, build, run every test'
 	@echo
-	@echo 'make all      build/weft (the default; CC=clang, CFLAGS=..., BUILD=DIR, WERROR=1, JOBS=N)'
+	@echo 'make all      build/weft (the default; CC=clang, CFLAGS=..., BUILD=DIR, WERROR=1, JOBS=N, V=1)'
 	@echo 'make deps     install the Debian packages that are missing'
 	@echo 'make tools    build/tools/*'
 	@echo 'make test-golden GOLDEN=DIR   every check on a folder of golden cases'
@@ -121,32 +129,41 @@ $(BUILD)/%_avx512.o $(BUILD)/headers/%_avx512.h.ok: ISA_FLAGS := $(AVX512_FLAGS)
 
 $(BUILD)/tests/%.o: tests/%.c $(BUILD)/.flags
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CFLAGS) $(TEST_CFLAGS) -MMD -MP -c $< -o $@
+	$(say) CC $<
+	$(Q)$(CC) $(ALL_CFLAGS) $(TEST_CFLAGS) -MMD -MP -c $< -o $@
 
 $(BUILD)/%.o: %.c $(BUILD)/.flags
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CFLAGS) $(ISA_FLAGS) -MMD -MP -c $< -o $@
+	$(say) CC $<
+	$(Q)$(CC) $(ALL_CFLAGS) $(ISA_FLAGS) -MMD -MP -c $< -o $@
 
 $(BUILD)/weft: $(BUILD)/weft.o $(LIB_OBJ)
-	$(CC) $(ALL_CFLAGS) $^ -o $@ $(WEFT_LIBS)
+	$(say) LINK $@
+	$(Q)$(CC) $(ALL_CFLAGS) $^ -o $@ $(WEFT_LIBS)
 
 $(TOOL_BIN) $(BENCH_BIN): $(BUILD)/%: $(BUILD)/%.o $(LIB_OBJ)
-	$(CC) $(ALL_CFLAGS) $^ -o $@ $(WEFT_LIBS)
+	$(say) LINK $@
+	$(Q)$(CC) $(ALL_CFLAGS) $^ -o $@ $(WEFT_LIBS)
 
 $(TEST_BIN): $(BUILD)/%: $(BUILD)/%.o $(SUPPORT_OBJ) $(TEST_RUNNER) $(LIB_OBJ)
-	$(CC) $(ALL_CFLAGS) $^ -o $@ $(WEFT_LIBS) $(TEST_LIBS)
+	$(say) LINK $@
+	$(Q)$(CC) $(ALL_CFLAGS) $^ -o $@ $(WEFT_LIBS) $(TEST_LIBS)
 
 $(PLAIN_BIN) $(PLANTED_BIN): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/tests/plain_runner.o
-	$(CC) $(ALL_CFLAGS) $^ -o $@ -lm -pthread
+	$(say) LINK $@
+	$(Q)$(CC) $(ALL_CFLAGS) $^ -o $@ -lm -pthread
 
 $(BUILD)/tests/golden_runner: $(GOLDEN_SRC:%.c=$(BUILD)/%.o) $(LIB_OBJ)
-	$(CC) $(ALL_CFLAGS) $^ -o $@ $(WEFT_LIBS)
+	$(say) LINK $@
+	$(Q)$(CC) $(ALL_CFLAGS) $^ -o $@ $(WEFT_LIBS)
 
 $(REPLAY_BIN): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/tests/fuzz/replay.o $(LIB_OBJ)
-	$(CC) $(ALL_CFLAGS) $^ -o $@ $(WEFT_LIBS)
+	$(say) LINK $@
+	$(Q)$(CC) $(ALL_CFLAGS) $^ -o $@ $(WEFT_LIBS)
 
 $(FUZZ_BIN): $(BUILD)/%: $(BUILD)/tests/fuzz/%.o $(LIB_OBJ)
-	$(CC) $(ALL_CFLAGS) -fsanitize=fuzzer $^ -o $@ $(WEFT_LIBS)
+	$(say) LINK $@
+	$(Q)$(CC) $(ALL_CFLAGS) -fsanitize=fuzzer $^ -o $@ $(WEFT_LIBS)
 
 # Every header compiles alone.
 $(HEADER_OK): $(BUILD)/headers/%.ok: % $(BUILD)/.flags $(HEADERS)

@@ -2,8 +2,6 @@
  * the length of one report. See model_info.h for who may call. */
 #include "cli/model_info.h"
 
-#include <errno.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -11,25 +9,13 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "cli/cli.h"
+#include "cli/options.h"
 #include "model/checkpoint.h"
 #include "model/info.h"
 
-enum { STATUS_OK = 0, STATUS_FAILED = 1, STATUS_USAGE = 2 };
-
-static const char *const role_names[] = {"all", "prefill", "decode", "expert"};
-
-static const char usage_text[] =
-    "usage: weft model info DIR [--role prefill|decode|expert] [--ep N] [--context N] [--requests N] [--json]\n"
-    "\n"
-    "What is in a model: bytes by class, KV bytes per token, fixed bytes per request, what a node holds, what the\n"
-    "structure saves. A directory with nothing but config.json is enough; weights are checked when they are there.\n"
-    "\n"
-    "  --role ROLE     what a node of this role holds: prefill, decode or expert (default: all roles in one)\n"
-    "  --ep N          the routed experts are spread over N expert nodes (default: they are on the node itself)\n"
-    "  --context N     tokens of one request (default: the model's longest)\n"
-    "  --requests N    requests held at once (default: 1)\n"
-    "  --json          one JSON object instead of tables\n"
-    "  -h, --help      this text\n";
+/* By enum mdl_role. */
+static const char *const role_names[] = {"all", "prefill", "decode", "expert", NULL};
 
 struct report {
     const char *dir;
@@ -90,8 +76,8 @@ static void print_head(const struct report *r)
 {
     const struct mdl_config *c = &r->config;
     printf("%s\n", r->dir);
-    printf("  %d layers, width %d, %d heads of %d, window %d, %d experts (%d per token), vocabulary %d\n", c->n_layers, c->hidden,
-           c->n_heads, c->head_dim, c->window, c->n_experts, c->topk_experts, c->vocab_size);
+    printf("  %d layers, width %d, %d heads of %d, window %d, %d experts (%d per token), vocabulary %d\n", c->n_layers,
+           c->hidden, c->n_heads, c->head_dim, c->window, c->n_experts, c->topk_experts, c->vocab_size);
     if (c->cut >= 0)
         printf("  encoder: layers 0-%d, decoder: layers %d-%d\n", c->cut - 1, c->cut, c->n_layers - 1);
     else
@@ -113,8 +99,8 @@ static void print_weights(const struct report *r)
     printf("  %-38s %12s %22s B %12s\n", "text model", human(r->info.total_bytes, a), grouped(r->info.total_bytes, b),
            grouped(r->info.total_tensors, c));
     if (r->has_weights)
-        printf("  %-38s %12s %22s B %12s\n", "vision (not used)", human(r->vision_bytes, a), grouped(r->vision_bytes, b),
-               grouped(r->vision_tensors, c));
+        printf("  %-38s %12s %22s B %12s\n", "vision (not used)", human(r->vision_bytes, a),
+               grouped(r->vision_bytes, b), grouped(r->vision_tensors, c));
     else if (r->config.has_vision)
         printf("  %-38s %12s\n", "vision (not used)", "unknown without weights");
     row("read per decoded token, no drafting", r->info.read_per_token, NULL);
@@ -150,12 +136,15 @@ static void print_node(const struct report *r)
     const struct mdl_info_node *n = &r->node;
     char a[32], b[32], name[160];
     if (r->ask.role == MDL_ROLE_EXPERT)
-        snprintf(name, sizeof name, "an expert node: %d of %d experts of every layer", n->experts_per_layer, r->config.n_experts);
+        snprintf(name, sizeof name, "an expert node: %d of %d experts of every layer", n->experts_per_layer,
+                 r->config.n_experts);
     else
         snprintf(name, sizeof name, "%s, %s request%s of %s tokens%s",
-                 r->ask.role == MDL_ROLE_ALL ? "a node with all roles" : r->ask.role == MDL_ROLE_PREFILL ? "a prefill node"
-                                                                                                        : "a decode node",
-                 grouped(r->ask.requests, a), r->ask.requests == 1 ? "" : "s", grouped(r->ask.context, b), r->ask.ep ? ", experts on other nodes" : "");
+                 r->ask.role == MDL_ROLE_ALL       ? "a node with all roles"
+                 : r->ask.role == MDL_ROLE_PREFILL ? "a prefill node"
+                                                   : "a decode node",
+                 grouped(r->ask.requests, a), r->ask.requests == 1 ? "" : "s", grouped(r->ask.context, b),
+                 r->ask.ep ? ", experts on other nodes" : "");
     title(name);
     for (int k = 0; k < MDL_CLASS_COUNT; k++)
         if (n->weights[k] && k != MDL_CLASS_ENGRAM_TABLE)
@@ -180,7 +169,8 @@ static void print_node(const struct report *r)
     if (n->tables)
         row("Engram tables", n->tables, "(mapped file, read by row)");
     if (n->decoder_tail_weights)
-        row("decoder weights for the prompt's tail", n->decoder_tail_weights, "(only when this node replays it itself)");
+        row("decoder weights for the prompt's tail", n->decoder_tail_weights,
+            "(only when this node replays it itself)");
 }
 
 static void print_savings(const struct report *r)
@@ -189,7 +179,8 @@ static void print_savings(const struct report *r)
     char a[32], b[32];
     title("what the structure saves");
     if (i->skipped_layers)
-        printf("  prefill: %d of %d layers run for the last tokens of a prompt only\n", i->skipped_layers, r->config.n_layers);
+        printf("  prefill: %d of %d layers run for the last tokens of a prompt only\n", i->skipped_layers,
+               r->config.n_layers);
     else
         printf("  prefill: no layer is skipped (%s)\n", r->config.cut_reason);
     if (i->kv_per_2_tokens)
@@ -318,13 +309,11 @@ static int print_json(const struct report *r)
     json_object_set_new(root, "node", node_json(r));
     char *text = json_dumps(root, JSON_INDENT(2));
     json_decref(root);
-    if (!text) {
-        fprintf(stderr, "weft: out of memory\n");
-        return STATUS_FAILED;
-    }
+    if (!text)
+        return cli_error(CLI_FAILED, "out of memory");
     puts(text);
     free(text);
-    return STATUS_OK;
+    return CLI_OK;
 }
 
 static bool has_file(const char *dir, const char *name)
@@ -367,87 +356,45 @@ static int load(struct report *r, struct cfg_error *err)
     return 0;
 }
 
-static int whole_number(const char *option, const char *text, int64_t max, int64_t *out)
-{
-    char *end;
-    errno = 0;
-    long long v = strtoll(text, &end, 10);
-    if (errno || *end || end == text || v < 1 || v > max) {
-        fprintf(stderr, "weft: --%s %s: expected a whole number from 1 to %" PRId64 "\n", option, text, max);
-        return -1;
-    }
-    *out = v;
-    return 0;
-}
-
-static int parse_role(const char *text, enum mdl_role *out)
-{
-    for (int i = MDL_ROLE_PREFILL; i <= MDL_ROLE_EXPERT; i++) {
-        if (!strcmp(text, role_names[i])) {
-            *out = (enum mdl_role)i;
-            return 0;
-        }
-    }
-    fprintf(stderr, "weft: --role %s: expected prefill, decode or expert\n", text);
-    return -1;
-}
-
-/* Returns STATUS_OK with everything set, STATUS_USAGE after a message, -1 after --help. */
-static int parse_options(int argc, char **argv, struct report *r, bool *json)
-{
-    static const struct option options[] = {
-        {"role", required_argument, NULL, 'r'},     {"ep", required_argument, NULL, 'e'},
-        {"context", required_argument, NULL, 'c'},  {"requests", required_argument, NULL, 'n'},
-        {"json", no_argument, NULL, 'j'},           {"help", no_argument, NULL, 'h'},
-        {NULL, 0, NULL, 0},
-    };
-    int64_t ep = 0;
-    int opt, bad = 0;
-    optind = 0; /* the table of commands may have used getopt before; 0 makes glibc start afresh */
-    while (!bad && (opt = getopt_long(argc, argv, "h", options, NULL)) != -1) {
-        switch (opt) {
-        case 'r': bad = parse_role(optarg, &r->ask.role); break;
-        case 'e': bad = whole_number("ep", optarg, 1 << 20, &ep); break;
-        case 'c': bad = whole_number("context", optarg, (int64_t)1 << 40, &r->ask.context); break;
-        case 'n': bad = whole_number("requests", optarg, (int64_t)1 << 40, &r->ask.requests); break;
-        case 'j': *json = true; break;
-        case 'h': fputs(usage_text, stdout); return -1;
-        default: bad = 1;
-        }
-    }
-    if (!bad && argc - optind != 1) {
-        fprintf(stderr, "weft: expected one model directory, got %d\n", argc - optind);
-        bad = 1;
-    }
-    if (bad) {
-        fputs("weft: see weft model info --help\n", stderr);
-        return STATUS_USAGE;
-    }
-    r->dir = argv[optind];
-    r->ask.ep = (int)ep;
-    return STATUS_OK;
-}
-
 static int info_run(int argc, char **argv)
 {
-    static struct report r; /* a config is too large for the stack of a small thread */
+    static struct report r;
     struct cfg_error err = {{0}};
     bool json = false;
+    int role = MDL_ROLE_ALL, first;
     memset(&r, 0, sizeof r);
     r.ask.requests = 1;
-    int status = parse_options(argc, argv, &r, &json);
-    if (status)
-        return status < 0 ? STATUS_OK : status;
-    if (load(&r, &err)) {
-        fprintf(stderr, "weft: %s\n", err.msg);
-        return STATUS_FAILED;
-    }
+    const struct cli_option options[] = {
+        {CLI_CHOICE, "role", 0, &role, "ROLE",
+         "what a node of this role holds: prefill, decode, expert, or all in one (default)", .choices = role_names},
+        {CLI_INT, "ep", 0, &r.ask.ep, "N",
+         "the routed experts are spread over N expert nodes (default: on the node itself)", 1, 1 << 20},
+        {CLI_INT64, "context", 0, &r.ask.context, "N", "tokens of one request (default: the model's longest)", 1, 1e12},
+        {CLI_INT64, "requests", 0, &r.ask.requests, "N", "requests held at once (default: 1)", 1, 1e12},
+        {CLI_FLAG, "json", 0, &json, NULL, "one JSON object instead of tables"},
+        {.kind = CLI_END},
+    };
+    const struct cli_usage usage = {
+        .synopsis = "model info DIR [options]",
+        .intro =
+            "What is in a model: bytes by class, KV bytes per token, fixed bytes per request, what a node holds, what\n"
+            "the structure saves. A folder with nothing but config.json is enough; weights are checked when they\n"
+            "are there.",
+        .options = options,
+        .min_args = 1,
+        .max_args = 1,
+    };
+    int status = cli_options_parse(&usage, argc, argv, &first);
+    if (status != CLI_GO_ON)
+        return status;
+    r.dir = argv[first];
+    r.ask.role = (enum mdl_role)role;
+    if (load(&r, &err))
+        return cli_error(CLI_FAILED, "%s", err.msg);
     if (!r.ask.context)
         r.ask.context = r.config.max_position;
-    if (mdl_info_node(&r.config, &r.ask, &r.node, &err)) {
-        fprintf(stderr, "weft: %s\n", err.msg);
-        return STATUS_USAGE;
-    }
+    if (mdl_info_node(&r.config, &r.ask, &r.node, &err))
+        return cli_error(CLI_USAGE, "%s", err.msg);
     mdl_info_compute(&r.config, &r.info);
     if (json)
         return print_json(&r);
@@ -456,16 +403,19 @@ static int info_run(int argc, char **argv)
     print_kv(&r);
     print_node(&r);
     print_savings(&r);
-    return STATUS_OK;
+    return CLI_OK;
 }
 
 int cli_model_run(int argc, char **argv)
 {
-    if (argc >= 2 && !strcmp(argv[1], "info"))
-        return info_run(argc - 1, argv + 1);
+    static char info_name[] = "model info";
     bool help = argc >= 2 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"));
-    if (!help)
-        fprintf(stderr, "weft: model %s: expected a report, and there is one: info\n", argc >= 2 ? argv[1] : "without a word");
-    fputs(usage_text, help ? stdout : stderr);
-    return help ? STATUS_OK : STATUS_USAGE;
+    if (!help && (argc < 2 || strcmp(argv[1], "info")))
+        return cli_error(CLI_USAGE, "model: expected a report, and there is one: info; `weft model --help` explains");
+    if (!help) {
+        argv[1] = info_name;
+        argv++;
+        argc--;
+    }
+    return info_run(argc, argv);
 }

@@ -1,22 +1,15 @@
+/* `weft tokenize`. */
 #include "cli/tokenize.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/cli.h"
+#include "cli/options.h"
 #include "model/tokenizer.h"
-
-static const char help[] =
-    "usage: weft tokenize -m DIR [options] [FILE|-]\n"
-    "Writes the token ids of a text (standard input by default), separated by spaces.\n"
-    "  -m, --model DIR   directory with tokenizer.json\n"
-    "  -d, --decode      the other way: ids separated by white space in, text out\n"
-    "      --no-special  added tokens written in the text are plain text; with --decode: special tokens are left out\n"
-    "      --json-lines  one JSON string per line in, one JSON list of ids per line out (with --decode the reverse)\n"
-    "  -h, --help        this text\n";
 
 struct job {
     const struct mdl_tokenizer *tok;
@@ -182,48 +175,31 @@ static int run(struct job *j, const char *dir, const char *path)
 
 int cli_tokenize_run(int argc, char **argv)
 {
-    enum { NO_SPECIAL = 256, JSON_LINES };
-    static const struct option options[] = {
-        {"model", required_argument, NULL, 'm'},
-        {"decode", no_argument, NULL, 'd'},
-        {"no-special", no_argument, NULL, NO_SPECIAL},
-        {"json-lines", no_argument, NULL, JSON_LINES},
-        {"help", no_argument, NULL, 'h'},
-        {0},
-    };
     struct job j = {0};
     const char *dir = NULL;
-    int c;
-    optind = 1;
-    while ((c = getopt_long(argc, argv, "m:dh", options, NULL)) != -1) {
-        switch (c) {
-        case 'm':
-            dir = optarg;
-            break;
-        case 'd':
-            j.decode = true;
-            break;
-        case NO_SPECIAL:
-            j.no_special = true;
-            break;
-        case JSON_LINES:
-            j.json_lines = true;
-            break;
-        case 'h':
-            fputs(help, stdout);
-            return 0;
-        default:
-            fputs(help, stderr);
-            return 2;
-        }
-    }
-    if (!dir || argc - optind > 1) {
-        fprintf(stderr, "weft tokenize: %s\n%s", dir ? "at most one file" : "-m DIR is missing", help);
-        return 2;
-    }
-    if (run(&j, dir, optind < argc ? argv[optind] : "-")) {
-        fprintf(stderr, "weft tokenize: %s\n", j.err.msg);
-        return 1;
-    }
-    return 0;
+    int first;
+    const struct cli_option options[] = {
+        {CLI_TEXT, "model", 'm', &dir, "DIR", "folder with tokenizer.json (required)"},
+        {CLI_FLAG, "decode", 'd', &j.decode, NULL, "the other way: ids in, text out"},
+        {CLI_FLAG, "no-special", 0, &j.no_special, NULL,
+         "added tokens written in the text are plain text; with --decode:\nspecial tokens are left out"},
+        {CLI_FLAG, "json-lines", 0, &j.json_lines, NULL,
+         "a JSON string per line in, a JSON list of ids per line out; with\n--decode the reverse"},
+        {.kind = CLI_END},
+    };
+    const struct cli_usage usage = {
+        .synopsis = "tokenize -m DIR [options] [FILE]",
+        .intro = "Writes the token ids of a text, separated by spaces. Invalid UTF-8 is replaced by U+FFFD.",
+        .options = options,
+        .max_args = 1,
+        .args_help = "FILE is standard input when absent or \"-\".",
+    };
+    int r = cli_options_parse(&usage, argc, argv, &first);
+    if (r != CLI_GO_ON)
+        return r;
+    if (!dir)
+        return cli_error(CLI_USAGE, "tokenize needs -m DIR; see `weft tokenize --help`");
+    if (run(&j, dir, first < argc ? argv[first] : "-"))
+        return cli_error(CLI_FAILED, "%s", j.err.msg);
+    return CLI_OK;
 }

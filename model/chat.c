@@ -683,7 +683,7 @@ int mdl_chat_encode(const struct mdl_tokenizer *tok, struct mdl_tok_encoder *enc
     int rc = 0;
     for (size_t i = 0; i < p->n_seg && !rc; i++) {
         const struct mdl_chat_segment *s = &p->seg[i];
-        int32_t id;
+        int32_t id = -1;
         if (!s->marker)
             rc = mdl_tok_encode(enc, p->text.s + s->off, s->len, 0, out, err);
         else

@@ -98,14 +98,18 @@ static int open_shards(struct opening *o, const char *path, json_t *map)
     json_t *v, *seen = json_object();
     int rc = seen ? 0 : out_of_memory(o);
     if (!rc && json_object_size(map) == 0)
-        rc = cfg_error_set(o->err, EINVAL, "%s: weight_map is missing or empty, expected tensor names with their shards", path);
-    json_object_foreach (map, name, v) {
+        rc = cfg_error_set(o->err, EINVAL,
+                           "%s: weight_map is missing or empty, expected tensor names with their shards", path);
+    json_object_foreach(map, name, v)
+    {
         const char *file = json_string_value(v);
         if (rc)
             break;
         if (!file || !*file || *file == '.' || strchr(file, '/'))
-            rc = cfg_error_set(o->err, EINVAL, "%s: tensor %.200s: the shard is \"%.200s\", expected the name of a file in "
-                               "the same directory", path, name, file ? file : "not a string");
+            rc = cfg_error_set(o->err, EINVAL,
+                               "%s: tensor %.200s: the shard is \"%.200s\", expected the name of a file in "
+                               "the same directory",
+                               path, name, file ? file : "not a string");
         else if (!json_object_get(seen, file)) {
             rc = open_file(o, file);
             if (!rc && json_object_set_new(seen, file, json_integer((json_int_t)o->files->count - 1)))
@@ -114,13 +118,16 @@ static int open_shards(struct opening *o, const char *path, json_t *map)
                 cfg_error_prefix(o->err, rc, "a shard named by %s", path);
         }
     }
-    json_object_foreach (map, name, v) {
+    json_object_foreach(map, name, v)
+    {
         if (rc)
             break;
         json_t *at = json_object_get(seen, json_string_value(v));
         if (!mdl_st_find(o->files->st[json_integer_value(at)], name))
-            rc = cfg_error_set(o->err, EINVAL, "%s: tensor %.200s is not in its shard %.200s; index and shards are from "
-                               "different checkpoints", path, name, json_string_value(v));
+            rc = cfg_error_set(o->err, EINVAL,
+                               "%s: tensor %.200s is not in its shard %.200s; index and shards are from "
+                               "different checkpoints",
+                               path, name, json_string_value(v));
     }
     json_decref(seen);
     return rc;
@@ -135,8 +142,10 @@ static int open_weights(struct opening *o)
     if (!access(single, F_OK))
         return open_file(o, "model.safetensors");
     if (access(index, F_OK))
-        return cfg_error_set(o->err, ENOENT, "%s: neither model.safetensors nor model.safetensors.index.json; expected the "
-                             "weights beside config.json", o->dir);
+        return cfg_error_set(o->err, ENOENT,
+                             "%s: neither model.safetensors nor model.safetensors.index.json; expected the "
+                             "weights beside config.json",
+                             o->dir);
     json_t *root = NULL;
     rc = load_index(o, index, &root);
     if (!rc)
@@ -157,8 +166,8 @@ static int build_names(struct opening *o)
         for (size_t k = 0; k < mdl_st_count(f->st[i]); k++) {
             const struct mdl_tensor *t = mdl_st_at(f->st[i], k), *other = mdl_nametab_put(&f->names, t);
             if (other)
-                return cfg_error_set(o->err, EINVAL, "tensor %.200s is in both %s and %s; keep one", t->name, other->file,
-                                     t->file);
+                return cfg_error_set(o->err, EINVAL, "tensor %.200s is in both %s and %s; keep one", t->name,
+                                     other->file, t->file);
         }
     }
     return 0;
@@ -178,16 +187,16 @@ static bool shape_is(const struct mdl_tensor *t, int ndim, const int64_t *shape)
     return t->ndim == ndim && !memcmp(t->shape, shape, (size_t)ndim * sizeof *shape);
 }
 
-static int check_tensor(struct opening *o, const struct mdl_tensor *t, enum mdl_dtype dtype, int ndim, const int64_t *shape,
-                        const char *or_dtype)
+static int check_tensor(struct opening *o, const struct mdl_tensor *t, enum mdl_dtype dtype, int ndim,
+                        const int64_t *shape, const char *or_dtype)
 {
     char found[96], expected[96];
     if (t->dtype == dtype && shape_is(t, ndim, shape))
         return 0;
     shape_text(t->ndim, t->shape, found);
     shape_text(ndim, shape, expected);
-    return cfg_error_set(o->err, EINVAL, "%s: tensor %s is %.20s %s, expected %s%s %s as config.json implies", t->file, t->name,
-                         t->dtype_name, found, mdl_dtype_name(dtype), or_dtype, expected);
+    return cfg_error_set(o->err, EINVAL, "%s: tensor %s is %.20s %s, expected %s%s %s as config.json implies", t->file,
+                         t->name, t->dtype_name, found, mdl_dtype_name(dtype), or_dtype, expected);
 }
 
 /* The data where it lies, or an aligned copy when the file puts wide elements at an odd address. */
@@ -239,21 +248,50 @@ static void hash_tensor(struct opening *o, const struct mdl_tensor *t)
 static void hash_config(struct opening *o)
 {
     const struct mdl_config *c = &o->ck->config;
-    const int ints[] = {c->vocab_size, c->hidden, c->n_layers, c->n_heads, c->head_dim, c->rope_dim, c->q_lora, c->o_lora,
-                        c->o_groups, c->window, c->hc_sinkhorn_iters, c->yarn_original_len, c->index_heads, c->index_dim,
-                        c->index_topk, c->candidate_blocks, c->candidate_block_size, c->candidate_layer, c->n_experts,
-                        c->topk_experts, c->moe_inter, c->n_engram, c->engram_ngram, c->engram_heads, c->engram_dim,
-                        c->engram_pad_id, c->engram_compressed_vocab, c->n_draft, c->draft_block, c->draft_noise_id,
-                        c->draft_experts, c->draft_topk, c->markov_rank, c->n_taps};
-    const double reals[] = {c->rms_eps, c->hc_eps, c->swiglu_limit, c->rope_theta, c->compress_rope_theta, c->yarn_factor,
-                            c->yarn_beta_fast, c->yarn_beta_slow, c->route_scale};
+    const int ints[] = {c->vocab_size,
+                        c->hidden,
+                        c->n_layers,
+                        c->n_heads,
+                        c->head_dim,
+                        c->rope_dim,
+                        c->q_lora,
+                        c->o_lora,
+                        c->o_groups,
+                        c->window,
+                        c->hc_sinkhorn_iters,
+                        c->yarn_original_len,
+                        c->index_heads,
+                        c->index_dim,
+                        c->index_topk,
+                        c->candidate_blocks,
+                        c->candidate_block_size,
+                        c->candidate_layer,
+                        c->n_experts,
+                        c->topk_experts,
+                        c->moe_inter,
+                        c->n_engram,
+                        c->engram_ngram,
+                        c->engram_heads,
+                        c->engram_dim,
+                        c->engram_pad_id,
+                        c->engram_compressed_vocab,
+                        c->n_draft,
+                        c->draft_block,
+                        c->draft_noise_id,
+                        c->draft_experts,
+                        c->draft_topk,
+                        c->markov_rank,
+                        c->n_taps};
+    const double reals[] = {c->rms_eps,     c->hc_eps,         c->swiglu_limit,   c->rope_theta, c->compress_rope_theta,
+                            c->yarn_factor, c->yarn_beta_fast, c->yarn_beta_slow, c->route_scale};
     for (size_t i = 0; i < sizeof ints / sizeof ints[0]; i++)
         hash_i64(o, ints[i]);
     for (size_t i = 0; i < sizeof reals / sizeof reals[0]; i++)
         hash_real(o, reals[i]);
     for (int l = 0; l < c->n_layers; l++) {
         const struct mdl_layer_role *r = &c->layer[l];
-        const int role[] = {r->mode, r->ratio, r->kv_source, r->index_source, r->engram, r->candidate_source, r->restricted};
+        const int role[] = {r->mode,      r->ratio, r->kv_source, r->index_source, r->engram, r->candidate_source,
+                            r->restricted};
         for (size_t i = 0; i < sizeof role / sizeof role[0]; i++)
             hash_i64(o, role[i]);
     }
@@ -271,12 +309,15 @@ static int missing(struct opening *o, const struct mdl_want *w)
         for (size_t k = 0; t && k < sizeof renamed / sizeof renamed[0]; k++)
             foreign = foreign || strstr(t->name, renamed[k]);
         if (foreign)
-            return cfg_error_set(o->err, EINVAL, "%s: tensor %s is missing, but %.100s is there: the checkpoint was converted to "
+            return cfg_error_set(o->err, EINVAL,
+                                 "%s: tensor %s is missing, but %.100s is there: the checkpoint was converted to "
                                  "other names (transformers style); use the published files or convert the names back",
                                  o->dir, w->name, t->name);
     }
-    return cfg_error_set(o->err, EINVAL, "%s: tensor %s is missing, expected %s in a model of this config.json; the checkpoint is "
-                         "incomplete or config.json is another model's", o->dir, w->name, mdl_dtype_name(w->dtype));
+    return cfg_error_set(o->err, EINVAL,
+                         "%s: tensor %s is missing, expected %s in a model of this config.json; the checkpoint is "
+                         "incomplete or config.json is another model's",
+                         o->dir, w->name, mdl_dtype_name(w->dtype));
 }
 
 static int place_base(struct opening *o, const struct mdl_want *w, char **out)
@@ -286,9 +327,15 @@ static int place_base(struct opening *o, const struct mdl_want *w, char **out)
     if (w->block >= 0)
         b = w->block < ck->config.n_layers ? &ck->layers[w->block] : &ck->draft[w->block - ck->config.n_layers];
     switch (w->place) {
-    case MDL_PLACE_CHECKPOINT: *out = (char *)ck; break;
-    case MDL_PLACE_BLOCK: *out = (char *)b; break;
-    case MDL_PLACE_ENGRAM: *out = (char *)&ck->engram[w->slot]; break;
+    case MDL_PLACE_CHECKPOINT:
+        *out = (char *)ck;
+        break;
+    case MDL_PLACE_BLOCK:
+        *out = (char *)b;
+        break;
+    case MDL_PLACE_ENGRAM:
+        *out = (char *)&ck->engram[w->slot];
+        break;
     case MDL_PLACE_EXPERT:
         if (!b->experts) {
             b->n_experts = w->block < ck->config.n_layers ? ck->config.n_experts : ck->config.draft_experts;
@@ -305,7 +352,8 @@ static int place_base(struct opening *o, const struct mdl_want *w, char **out)
 static void read_by_row(const struct mdl_tensor *t)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    uintptr_t begin = ((uintptr_t)t->data + page - 1) / page * page, end = ((uintptr_t)t->data + t->bytes) / page * page;
+    uintptr_t begin = ((uintptr_t)t->data + page - 1) / page * page,
+              end = ((uintptr_t)t->data + t->bytes) / page * page;
     if (t->bytes >= SPARSE_READS && end > begin)
         madvise((void *)begin, end - begin, MADV_RANDOM);
 }
@@ -357,8 +405,9 @@ static int bind_want(void *arg, const struct mdl_want *w)
     if (!t)
         return missing(o, w);
     if (plain && w->bind == MDL_BIND_SCALE)
-        return cfg_error_set(o->err, EINVAL, "%s: tensor %s is a scale, but its weight is BF16; expected one or the other",
-                             t->file, t->name);
+        return cfg_error_set(o->err, EINVAL,
+                             "%s: tensor %s is a scale, but its weight is BF16; expected one or the other", t->file,
+                             t->name);
     int rc = check_tensor(o, t, plain ? MDL_BF16 : w->dtype, w->ndim, w->shape, w->or_bf16 && !plain ? " or BF16" : "");
     if (rc)
         return rc;
@@ -393,9 +442,10 @@ static int check_unclaimed(struct opening *o)
             const struct mdl_tensor *t = mdl_st_at(f->st[i], k);
             size_t slot = (size_t)(mdl_nametab_slot(&f->names, t->name) - f->names.slot);
             if (!f->claimed[slot] && !is_tolerated(&o->ck->config, t->name))
-                return cfg_error_set(o->err, EINVAL, "%s: tensor %.200s has no place in a model of this config.json, expected "
-                                     "only tensors of its %d layers and %d drafter stages", t->file, t->name,
-                                     o->ck->config.n_layers, o->ck->config.n_draft);
+                return cfg_error_set(o->err, EINVAL,
+                                     "%s: tensor %.200s has no place in a model of this config.json, expected "
+                                     "only tensors of its %d layers and %d drafter stages",
+                                     t->file, t->name, o->ck->config.n_layers, o->ck->config.n_draft);
         }
     }
     return 0;
@@ -405,8 +455,9 @@ static int sidecar_tensor(struct opening *o, const char *name, enum mdl_dtype dt
 {
     const struct mdl_tensor *t = mdl_st_find(o->files->sidecar, name);
     if (!t)
-        return cfg_error_set(o->err, EINVAL, "%s/engram.safetensors: tensor %s is missing, expected %s [%" PRId64 "]; %s", o->dir,
-                             name, mdl_dtype_name(dtype), n, sidecar_hint);
+        return cfg_error_set(o->err, EINVAL,
+                             "%s/engram.safetensors: tensor %s is missing, expected %s [%" PRId64 "]; %s", o->dir, name,
+                             mdl_dtype_name(dtype), n, sidecar_hint);
     int rc = check_tensor(o, t, dtype, 1, &n, "");
     if (rc)
         return rc;
@@ -428,9 +479,10 @@ static int check_engram_layer(struct opening *o, int slot)
     e->multipliers = data;
     for (int i = 0; i < c->engram_ngram; i++)
         if (e->multipliers[i] < 1 || e->multipliers[i] > INT64_MAX / c->engram_compressed_vocab)
-            return cfg_error_set(o->err, EINVAL, "%s/engram.safetensors: %s[%d] is %" PRId64 ", expected 1 to %" PRId64
-                                 " so that no product with a compressed id overflows", o->dir, name, i, e->multipliers[i],
-                                 INT64_MAX / c->engram_compressed_vocab);
+            return cfg_error_set(o->err, EINVAL,
+                                 "%s/engram.safetensors: %s[%d] is %" PRId64 ", expected 1 to %" PRId64
+                                 " so that no product with a compressed id overflows",
+                                 o->dir, name, i, e->multipliers[i], INT64_MAX / c->engram_compressed_vocab);
     snprintf(name, sizeof name, "primes.%d", layer);
     if ((rc = sidecar_tensor(o, name, MDL_I64, n_primes, &data)))
         return rc;
@@ -438,15 +490,18 @@ static int check_engram_layer(struct opening *o, int slot)
     int64_t sum = 0;
     for (int i = 0; i < n_primes; i++) {
         if (e->primes[i] < 1 || e->primes[i] > e->rows)
-            return cfg_error_set(o->err, EINVAL, "%s/engram.safetensors: %s[%d] is %" PRId64 ", expected 1 to %" PRId64
-                                 ", the rows of the table", o->dir, name, i, e->primes[i], e->rows);
+            return cfg_error_set(o->err, EINVAL,
+                                 "%s/engram.safetensors: %s[%d] is %" PRId64 ", expected 1 to %" PRId64
+                                 ", the rows of the table",
+                                 o->dir, name, i, e->primes[i], e->rows);
         if (__builtin_add_overflow(sum, e->primes[i], &sum))
             sum = INT64_MAX;
     }
     if (sum != e->rows)
-        return cfg_error_set(o->err, EINVAL, "%s/engram.safetensors: %s sum to %" PRId64 ", expected %" PRId64
-                             ", the rows of layers.%d.engram.embed; the sidecar is another model's", o->dir, name, sum, e->rows,
-                             layer);
+        return cfg_error_set(o->err, EINVAL,
+                             "%s/engram.safetensors: %s sum to %" PRId64 ", expected %" PRId64
+                             ", the rows of layers.%d.engram.embed; the sidecar is another model's",
+                             o->dir, name, sum, e->rows, layer);
     return 0;
 }
 
@@ -468,8 +523,10 @@ static int open_sidecar(struct opening *o)
     o->ck->engram_map = data;
     for (int i = 0; i < c->vocab_size; i++)
         if (o->ck->engram_map[i] < 0 || o->ck->engram_map[i] >= c->engram_compressed_vocab)
-            return cfg_error_set(o->err, EINVAL, "%s: compressed_ids[%d] is %d, expected 0 to %d, below "
-                                 "engram_compressed_vocab_size", path, i, o->ck->engram_map[i], c->engram_compressed_vocab - 1);
+            return cfg_error_set(o->err, EINVAL,
+                                 "%s: compressed_ids[%d] is %d, expected 0 to %d, below "
+                                 "engram_compressed_vocab_size",
+                                 path, i, o->ck->engram_map[i], c->engram_compressed_vocab - 1);
     for (int s = 0; !rc && s < c->n_engram; s++)
         rc = check_engram_layer(o, s);
     return rc;
@@ -497,7 +554,8 @@ static int open_all(struct opening *o)
 
 int mdl_checkpoint_open(const char *dir, struct mdl_checkpoint **out, struct cfg_error *err)
 {
-    struct opening o = {dir, calloc(1, sizeof(struct mdl_checkpoint)), calloc(1, sizeof(struct files)), XXH3_createState(), err};
+    struct opening o = {dir, calloc(1, sizeof(struct mdl_checkpoint)), calloc(1, sizeof(struct files)),
+                        XXH3_createState(), err};
     *out = NULL;
     if (o.ck)
         o.ck->priv = o.files;

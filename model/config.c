@@ -182,8 +182,8 @@ static int read_float(struct reader *r, const char *key, const char *alt, double
 }
 
 /* A list of integers in [min, max]; *n is its length, at most cap. Absent: n = -1. */
-static int read_list(struct reader *r, const char *key, const char *alt, int64_t min, int64_t max, int cap, int64_t *out,
-                     int *n)
+static int read_list(struct reader *r, const char *key, const char *alt, int64_t min, int64_t max, int cap,
+                     int64_t *out, int *n)
 {
     json_t *v;
     int rc = lookup(r, r->text, key, alt, &v);
@@ -220,7 +220,8 @@ static int read_layer_ids(struct reader *r, const char *key, const char *alt, in
         *n = 0;
     for (int i = 0; i < *n; i++) {
         if (i && ids[i] <= ids[i - 1])
-            return cfg_error_set(r->err, EINVAL, "%s: %s[%d] is %" PRId64 " after %" PRId64
+            return cfg_error_set(r->err, EINVAL,
+                                 "%s: %s[%d] is %" PRId64 " after %" PRId64
                                  ", expected layer ids in ascending order without repeats",
                                  r->name, key, i, ids[i], ids[i - 1]);
         out[i] = (int)ids[i];
@@ -250,16 +251,11 @@ static int check_fixed(struct reader *r)
         const char *key, *alt, *value;
         int outer;
     } fixed[] = {
-        {"hidden_act", NULL, "\"silu\"", 0},
-        {"scoring_func", "score_func", "\"sqrtsoftplus\"", 0},
-        {"topk_method", NULL, "\"noaux_tc\"", 0},
-        {"norm_topk_prob", NULL, "true", 0},
-        {"num_key_value_heads", NULL, "1", 0},
-        {"tie_word_embeddings", NULL, "false", 0},
-        {"attention_bias", NULL, "false", 0},
-        {"hc_mult", NULL, "4", 0},
-        {"tie_word_embeddings", NULL, "false", 1},
-        {"scale_fmt", NULL, "\"ue8m0\"", 1},
+        {"hidden_act", NULL, "\"silu\"", 0},       {"scoring_func", "score_func", "\"sqrtsoftplus\"", 0},
+        {"topk_method", NULL, "\"noaux_tc\"", 0},  {"norm_topk_prob", NULL, "true", 0},
+        {"num_key_value_heads", NULL, "1", 0},     {"tie_word_embeddings", NULL, "false", 0},
+        {"attention_bias", NULL, "false", 0},      {"hc_mult", NULL, "4", 0},
+        {"tie_word_embeddings", NULL, "false", 1}, {"scale_fmt", NULL, "\"ue8m0\"", 1},
         {"expert_dtype", NULL, "\"fp4\"", 1},
     };
     for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) {
@@ -285,7 +281,8 @@ static int check_model_type(struct reader *r)
             continue;
         const char *s = json_string_value(v);
         if (!s || (strcmp(s, known[0]) && strcmp(s, known[1])))
-            return bad(r, "model_type", v, "deepseek_v41 (outer) or deepseek_v41_text; other models have another network");
+            return bad(r, "model_type", v,
+                       "deepseek_v41 (outer) or deepseek_v41_text; other models have another network");
     }
     return 0;
 }
@@ -295,11 +292,8 @@ static int check_quantisation(struct reader *r)
     static const struct {
         const char *key, *value;
     } fixed[] = {
-        {"quant_method", "\"fp8\""},
-        {"activation_scheme", "\"dynamic\""},
-        {"weight_block_size", "[32,32]"},
-        {"scale_fmt", "\"ue8m0\""},
-        {"expert_dtype", "\"fp4\""},
+        {"quant_method", "\"fp8\""}, {"activation_scheme", "\"dynamic\""}, {"weight_block_size", "[32,32]"},
+        {"scale_fmt", "\"ue8m0\""},  {"expert_dtype", "\"fp4\""},
     };
     json_t *q;
     int rc = lookup(r, r->outer, "quantization_config", NULL, &q);
@@ -334,7 +328,8 @@ static int read_rope(struct reader *r)
     json_t *s, *orig;
     int rc;
     if ((rc = read_real(r, r->text, "rope_theta", NULL, 1, 1e12, NULL, &c->rope_theta)) ||
-        (rc = read_real(r, r->text, "compress_rope_theta", NULL, 1.0001, 1e12, &c->rope_theta, &c->compress_rope_theta)) ||
+        (rc = read_real(r, r->text, "compress_rope_theta", NULL, 1.0001, 1e12, &c->rope_theta,
+                        &c->compress_rope_theta)) ||
         (rc = lookup(r, r->text, "rope_scaling", NULL, &s)))
         return rc;
     json_t *obj = s ? s : r->text;
@@ -398,13 +393,16 @@ static int read_ratios(struct reader *r, int ratio[MDL_MAX_LAYERS])
     if (rc)
         return rc;
     if (n != c->n_layers && n != c->n_layers + c->n_draft)
-        return cfg_error_set(r->err, EINVAL,
-                             "%s: compress_ratios has %d entries, expected %d (one per layer) or %d (with the drafter's)",
-                             r->name, n < 0 ? 0 : n, c->n_layers, c->n_layers + c->n_draft);
+        return cfg_error_set(
+            r->err, EINVAL,
+            "%s: compress_ratios has %d entries, expected %d (one per layer) or %d (with the drafter's)", r->name,
+            n < 0 ? 0 : n, c->n_layers, c->n_layers + c->n_draft);
     for (int i = c->n_layers; i < n; i++)
         if (v[i])
-            return cfg_error_set(r->err, EINVAL, "%s: compress_ratios[%d] is %" PRId64
-                                 ", expected 0: drafter layers have a sliding window only", r->name, i, v[i]);
+            return cfg_error_set(r->err, EINVAL,
+                                 "%s: compress_ratios[%d] is %" PRId64
+                                 ", expected 0: drafter layers have a sliding window only",
+                                 r->name, i, v[i]);
     for (int i = 0; i < c->n_layers; i++)
         ratio[i] = (int)v[i];
     return 0;
@@ -425,16 +423,20 @@ static int derive_roles(struct reader *r, const int *ratio)
     int index_sources[MDL_MAX_LAYERS], n_index, rc;
     if ((rc = read_layer_ids(r, "kv_source_layer_ids", "kv_source_layers", MDL_MAX_SOURCES, c->kv_sources,
                              &c->n_kv_sources)) ||
-        (rc = read_layer_ids(r, "index_source_layer_ids", "index_source_layers", MDL_MAX_LAYERS, index_sources, &n_index)))
+        (rc = read_layer_ids(r, "index_source_layer_ids", "index_source_layers", MDL_MAX_LAYERS, index_sources,
+                             &n_index)))
         return rc;
     int kv = -1, index = -1;
     for (int l = 0; l < c->n_layers; l++) {
         struct mdl_layer_role *role = &c->layer[l];
         int own_kv = slot_of(c->kv_sources, c->n_kv_sources, l), own_index = slot_of(index_sources, n_index, l);
-        *role = (struct mdl_layer_role){MDL_LAYER_SWA, ratio[l], -1, -1, slot_of(c->engram_layers, c->n_engram, l), 0, 0};
+        *role =
+            (struct mdl_layer_role){MDL_LAYER_SWA, ratio[l], -1, -1, slot_of(c->engram_layers, c->n_engram, l), 0, 0};
         if (own_kv >= 0 && own_index < 0)
-            return cfg_error_set(r->err, EINVAL, "%s: layer %d is in kv_source_layer_ids, expected it in "
-                                 "index_source_layer_ids too: a layer that owns KV selects from its own rows", r->name, l);
+            return cfg_error_set(r->err, EINVAL,
+                                 "%s: layer %d is in kv_source_layer_ids, expected it in "
+                                 "index_source_layer_ids too: a layer that owns KV selects from its own rows",
+                                 r->name, l);
         if (!ratio[l]) {
             if (own_kv >= 0 || own_index >= 0)
                 return cfg_error_set(r->err, EINVAL, "%s: compress_ratios[%d] is 0, expected 1 or 2: layer %d is in %s",
@@ -446,13 +448,17 @@ static int derive_roles(struct reader *r, const int *ratio)
             c->kv_source_ratio[kv] = ratio[l];
         }
         if (kv < 0)
-            return cfg_error_set(r->err, EINVAL, "%s: compress_ratios[%d] is %d, expected 0: no layer of "
-                                 "kv_source_layer_ids is at or before layer %d", r->name, l, ratio[l], l);
+            return cfg_error_set(r->err, EINVAL,
+                                 "%s: compress_ratios[%d] is %d, expected 0: no layer of "
+                                 "kv_source_layer_ids is at or before layer %d",
+                                 r->name, l, ratio[l], l);
         if (own_index >= 0)
             index = l;
         if (c->kv_source_ratio[kv] != ratio[l])
-            return cfg_error_set(r->err, EINVAL, "%s: compress_ratios[%d] is %d, expected %d, the ratio of layer %d, whose "
-                                 "KV layer %d reads", r->name, l, ratio[l], c->kv_source_ratio[kv], c->kv_sources[kv], l);
+            return cfg_error_set(r->err, EINVAL,
+                                 "%s: compress_ratios[%d] is %d, expected %d, the ratio of layer %d, whose "
+                                 "KV layer %d reads",
+                                 r->name, l, ratio[l], c->kv_source_ratio[kv], c->kv_sources[kv], l);
         role->mode = own_kv >= 0 ? MDL_LAYER_FULL : own_index >= 0 ? MDL_LAYER_REINDEX : MDL_LAYER_REUSE;
         role->kv_source = kv;
         role->index_source = index;
@@ -469,7 +475,8 @@ static int read_candidates(struct reader *r)
     c->candidate_layer = -1;
     if (rc || !v || (json_is_integer(v) && json_integer_value(v) == -1))
         return rc;
-    if ((rc = check_int(r, "candidate_source_layer_id", v, 0, c->n_layers - 1, &layer)) || (rc = READ_INTS(r, candidate_keys)))
+    if ((rc = check_int(r, "candidate_source_layer_id", v, 0, c->n_layers - 1, &layer)) ||
+        (rc = READ_INTS(r, candidate_keys)))
         return rc;
     enum mdl_layer_mode mode = c->layer[layer].mode;
     if (mode != MDL_LAYER_FULL && mode != MDL_LAYER_REINDEX)
@@ -479,9 +486,10 @@ static int read_candidates(struct reader *r)
                    "no KV source after it: candidate blocks name rows of one KV source only");
     int64_t sure = (int64_t)(c->candidate_blocks - 1) * c->candidate_block_size + 1;
     if (sure < c->index_topk)
-        return cfg_error_set(r->err, EINVAL, "%s: candidate_topk_blocks %d of candidate_block_size %d are only sure to hold "
-                             "%" PRId64 " rows, expected at least index_topk, which is %d", r->name, c->candidate_blocks,
-                             c->candidate_block_size, sure, c->index_topk);
+        return cfg_error_set(r->err, EINVAL,
+                             "%s: candidate_topk_blocks %d of candidate_block_size %d are only sure to hold "
+                             "%" PRId64 " rows, expected at least index_topk, which is %d",
+                             r->name, c->candidate_blocks, c->candidate_block_size, sure, c->index_topk);
     c->candidate_layer = (int)layer;
     c->layer[layer].candidate_source = true;
     for (int l = (int)layer + 1; l < c->n_layers; l++)
@@ -506,12 +514,13 @@ static void derive_cut(struct mdl_config *c)
     for (int l = cut; l < c->n_layers; l++) {
         if (c->layer[l].ratio != 1) {
             snprintf(c->cut_reason, sizeof c->cut_reason,
-                     "compress_ratios[%d] is %d; every layer from the last KV source (%d) on must read it at ratio 1", l,
-                     c->layer[l].ratio, cut);
+                     "compress_ratios[%d] is %d; every layer from the last KV source (%d) on must read it at ratio 1",
+                     l, c->layer[l].ratio, cut);
             return;
         }
         if (l > cut && c->layer[l].engram >= 0) {
-            snprintf(c->cut_reason, sizeof c->cut_reason, "layer %d has an Engram after the last KV source (%d)", l, cut);
+            snprintf(c->cut_reason, sizeof c->cut_reason, "layer %d has an Engram after the last KV source (%d)", l,
+                     cut);
             return;
         }
     }
@@ -572,16 +581,20 @@ static int read_engram(struct reader *r)
         (rc = check_int(r, "engram_vocab_size", v, 2, 1 << 30, &c->engram_vocab)) ||
         (rc = need_multiple(r, "engram_head_dim", c->engram_dim, 32)) ||
         (rc = need_at_most(r, "engram_pad_token_id", c->engram_pad_id, "vocab_size - 1", c->vocab_size - 1)) ||
-        (rc = need_at_most(r, "engram_compressed_vocab_size", c->engram_compressed_vocab, "vocab_size", c->vocab_size)) ||
-        (rc = need_at_most(r, "engram_n_heads * (engram_max_ngram_size - 1)", (int64_t)c->engram_heads * (c->engram_ngram - 1),
-                           "the supported rows per token", 256)) ||
+        (rc = need_at_most(r, "engram_compressed_vocab_size", c->engram_compressed_vocab, "vocab_size",
+                           c->vocab_size)) ||
+        (rc = need_at_most(r, "engram_n_heads * (engram_max_ngram_size - 1)",
+                           (int64_t)c->engram_heads * (c->engram_ngram - 1), "the supported rows per token", 256)) ||
         (rc = need_at_most(r, "engram_n_heads * (engram_max_ngram_size - 1) * engram_head_dim",
-                           (int64_t)c->engram_heads * (c->engram_ngram - 1) * c->engram_dim, "the supported width", 1 << 20)) ||
+                           (int64_t)c->engram_heads * (c->engram_ngram - 1) * c->engram_dim, "the supported width",
+                           1 << 20)) ||
         (rc = read_list(r, "engram_num_embeddings", NULL, 1, (int64_t)1 << 40, MDL_MAX_ENGRAM, c->engram_rows, &n)))
         return rc;
     if (n >= 0 && n != c->n_engram)
-        return cfg_error_set(r->err, EINVAL, "%s: engram_num_embeddings has %d entries, expected %d, one per layer of "
-                             "engram_layer_ids", r->name, n, c->n_engram);
+        return cfg_error_set(r->err, EINVAL,
+                             "%s: engram_num_embeddings has %d entries, expected %d, one per layer of "
+                             "engram_layer_ids",
+                             r->name, n, c->n_engram);
     if (n < 0)
         derive_engram_rows(c);
     return 0;
@@ -598,7 +611,8 @@ static int read_drafter(struct reader *r)
         (rc = read_list(r, "dspark_target_layer_ids", "dspark_target_layers", 0, c->n_layers - 1, MDL_MAX_TAPS, taps,
                         &c->n_taps)) ||
         (rc = need_at_most(r, "dspark_noise_token_id", c->draft_noise_id, "vocab_size - 1", c->vocab_size - 1)) ||
-        (rc = need_at_most(r, "dspark_num_experts_per_tok", c->draft_topk, "dspark_n_routed_experts", c->draft_experts)))
+        (rc =
+             need_at_most(r, "dspark_num_experts_per_tok", c->draft_topk, "dspark_n_routed_experts", c->draft_experts)))
         return rc;
     if (c->n_taps < 1)
         return bad(r, "dspark_target_layer_ids", json_object_get(r->text, "dspark_target_layer_ids"),
@@ -606,8 +620,9 @@ static int read_drafter(struct reader *r)
     for (int i = 0; i < c->n_taps; i++) {
         c->tap_layers[i] = (int)taps[i];
         if (slot_of(c->tap_layers, i, (int)taps[i]) >= 0)
-            return cfg_error_set(r->err, EINVAL, "%s: dspark_target_layer_ids names layer %d twice, expected distinct layers",
-                                 r->name, (int)taps[i]);
+            return cfg_error_set(r->err, EINVAL,
+                                 "%s: dspark_target_layer_ids names layer %d twice, expected distinct layers", r->name,
+                                 (int)taps[i]);
     }
     return 0;
 }
@@ -649,29 +664,32 @@ static int check_widths(struct reader *r)
 {
     const struct mdl_config *c = r->c;
     int rc;
-    if ((rc = need_multiple(r, "hidden_size", c->hidden, 32)) || (rc = need_multiple(r, "q_lora_rank", c->q_lora, 32)) ||
-        (rc = need_multiple(r, "head_dim", c->head_dim, 32)) ||
+    if ((rc = need_multiple(r, "hidden_size", c->hidden, 32)) ||
+        (rc = need_multiple(r, "q_lora_rank", c->q_lora, 32)) || (rc = need_multiple(r, "head_dim", c->head_dim, 32)) ||
         (rc = need_multiple(r, "moe_intermediate_size", c->moe_inter, 32)) ||
         (rc = need_multiple(r, "o_groups * o_lora_rank", (int64_t)c->o_groups * c->o_lora, 32)) ||
         (rc = need_multiple(r, "qk_rope_head_dim", c->rope_dim, 2)) ||
         (rc = need_at_most(r, "qk_rope_head_dim", c->rope_dim, "head_dim", c->head_dim)) ||
         (rc = need_at_most(r, "num_experts_per_tok", c->topk_experts, "n_routed_experts", c->n_experts)) ||
-        (rc = need_at_most(r, "num_attention_heads * head_dim", (int64_t)c->n_heads * c->head_dim, "the supported width",
-                           1 << 24)) ||
-        (rc = need_at_most(r, "o_groups * o_lora_rank", (int64_t)c->o_groups * c->o_lora, "the supported width", 1 << 24)))
+        (rc = need_at_most(r, "num_attention_heads * head_dim", (int64_t)c->n_heads * c->head_dim,
+                           "the supported width", 1 << 24)) ||
+        (rc = need_at_most(r, "o_groups * o_lora_rank", (int64_t)c->o_groups * c->o_lora, "the supported width",
+                           1 << 24)))
         return rc;
     if (c->n_heads % c->o_groups)
-        return cfg_error_set(r->err, EINVAL, "%s: num_attention_heads is %d, expected a multiple of o_groups, which is %d",
-                             r->name, c->n_heads, c->o_groups);
-    if ((rc = need_multiple(r, "num_attention_heads * head_dim / o_groups", (int64_t)c->n_heads * c->head_dim / c->o_groups, 32)))
+        return cfg_error_set(r->err, EINVAL,
+                             "%s: num_attention_heads is %d, expected a multiple of o_groups, which is %d", r->name,
+                             c->n_heads, c->o_groups);
+    if ((rc = need_multiple(r, "num_attention_heads * head_dim / o_groups",
+                            (int64_t)c->n_heads * c->head_dim / c->o_groups, 32)))
         return rc;
     if (!c->n_kv_sources)
         return 0;
     if ((rc = need_multiple(r, "index_head_dim", c->index_dim, 32)) ||
         (rc = need_at_most(r, "qk_rope_head_dim", c->rope_dim, "index_head_dim", c->index_dim)))
         return rc;
-    return need_at_most(r, "index_n_heads * index_head_dim", (int64_t)c->index_heads * c->index_dim, "the supported width",
-                        1 << 24);
+    return need_at_most(r, "index_n_heads * index_head_dim", (int64_t)c->index_heads * c->index_dim,
+                        "the supported width", 1 << 24);
 }
 
 static int read_network(struct reader *r)
@@ -682,8 +700,9 @@ static int read_network(struct reader *r)
         (rc = check_quantisation(r)) || (rc = read_float(r, "rms_norm_eps", "norm_eps", 0, 0.1, &c->rms_eps)) ||
         (rc = read_float(r, "hc_eps", NULL, 0, 0.1, &c->hc_eps)) ||
         (rc = read_float(r, "swiglu_limit", NULL, 1e-3, 1e30, &c->swiglu_limit)) ||
-        (rc = read_float(r, "routed_scaling_factor", "route_scale", 1e-6, 1e6, &c->route_scale)) || (rc = read_rope(r)) ||
-        (rc = read_max_position(r)) || (rc = read_engram(r)) || (rc = read_ratios(r, ratio)) || (rc = derive_roles(r, ratio)))
+        (rc = read_float(r, "routed_scaling_factor", "route_scale", 1e-6, 1e6, &c->route_scale)) ||
+        (rc = read_rope(r)) || (rc = read_max_position(r)) || (rc = read_engram(r)) || (rc = read_ratios(r, ratio)) ||
+        (rc = derive_roles(r, ratio)))
         return rc;
     if (c->n_kv_sources && (rc = READ_INTS(r, sparse_keys)))
         return rc;
@@ -699,7 +718,8 @@ int mdl_config_parse(const char *json, size_t len, const char *name, struct mdl_
 {
     json_error_t je;
     if (len > CONFIG_MAX_BYTES)
-        return cfg_error_set(err, EINVAL, "%s: %zu bytes, expected at most %d for a model config", name, len, CONFIG_MAX_BYTES);
+        return cfg_error_set(err, EINVAL, "%s: %zu bytes, expected at most %d for a model config", name, len,
+                             CONFIG_MAX_BYTES);
     json_t *root = json_loadb(json, len, JSON_REJECT_DUPLICATES, &je);
     if (!root)
         return cfg_error_set(err, EINVAL, "%s:%d:%d: not valid JSON: %s", name, je.line, je.column, je.text);

@@ -4,13 +4,25 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum decode_phase {
+    DECODE_IDLE,
+    DECODE_DRAFT,  /* the drafter's step runs */
+    DECODE_PICK,   /* its tokens are picked, stream by stream */
+    DECODE_VERIFY, /* the backbone's step runs */
+};
+
 struct mdl_decoder {
     struct mdl_model *m;
     int max_streams, max_draft, max_tokens;
     struct mdl_step *verify, *draft; /* draft NULL without guesses */
     int32_t *ids;                    /* [max_streams][max_draft + 1] rows of the verification */
+    struct mdl_stream **streams;     /* [max_streams] of the round */
     struct mdl_stream **drafting;    /* [max_streams] the stream of each draft segment */
     float *logits;                   /* [vocab] a copy that pick may change */
+    /* The round. */
+    const struct mdl_providers *providers;
+    enum decode_phase phase;
+    int n, n_drafting, picked;
 };
 
 void mdl_decoder_free(struct mdl_decoder *d)
@@ -20,6 +32,7 @@ void mdl_decoder_free(struct mdl_decoder *d)
     mdl_step_free(d->verify);
     mdl_step_free(d->draft);
     free(d->ids);
+    free(d->streams);
     free(d->drafting);
     free(d->logits);
     free(d);
@@ -37,9 +50,10 @@ int mdl_decoder_new(struct mdl_model *m, int max_streams, int max_draft, int max
         return cfg_error_set(err, ENOMEM, "decoder: out of memory");
     *d = (struct mdl_decoder){.m = m, .max_streams = max_streams, .max_draft = max_draft, .max_tokens = max_tokens};
     d->ids = malloc((size_t)max_streams * (size_t)(max_draft + 1) * sizeof *d->ids);
+    d->streams = malloc((size_t)max_streams * sizeof(struct mdl_stream *));
     d->drafting = malloc((size_t)max_streams * sizeof(struct mdl_stream *));
     d->logits = malloc((size_t)m->cfg->vocab_size * sizeof *d->logits);
-    int r = d->ids && d->drafting && d->logits ? 0 : cfg_error_set(err, ENOMEM, "decoder: out of memory");
+    int r = d->ids && d->streams && d->drafting && d->logits ? 0 : cfg_error_set(err, ENOMEM, "decoder: out of memory");
     if (!r)
         r = mdl_step_new(m, max_streams * (max_draft + 1), max_tokens, &d->verify, err);
     /* A draft block reaches past the sequence's end; its last rows are dropped. */
@@ -51,14 +65,6 @@ int mdl_decoder_new(struct mdl_model *m, int max_streams, int max_draft, int max
     }
     *out = d;
     return 0;
-}
-
-static int run_step(struct mdl_step *step, const char *what, struct cfg_error *err)
-{
-    int r = mdl_step_run(step);
-    if (r == MDL_STEP_DONE)
-        return 0;
-    return cfg_error_set(err, r < 0 ? -r : EPROTO, "%s step failed: %s", what, strerror(r < 0 ? -r : EPROTO));
 }
 
 /* Guesses that can still come true: one token of the round is always the target's own. */
@@ -77,27 +83,38 @@ static int32_t choose_draft(void *ctx, int segment, int pos, float *logits)
     return s->pick ? s->pick(s->pick_ctx, pos, logits, true) : mdl_argmax(logits, d->m->cfg->vocab_size);
 }
 
-static int draft_round(struct mdl_decoder *d, struct mdl_stream *const *streams, int n, struct cfg_error *err)
+/* Sets up the drafter's step; whether any stream drafts at all. */
+static int begin_draft(struct mdl_decoder *d, struct cfg_error *err)
 {
-    int drafting = 0, r = 0;
-    for (int i = 0; i < n; i++)
-        streams[i]->guess.n = 0;
+    int r = 0;
+    d->n_drafting = d->picked = 0;
+    for (int i = 0; i < d->n; i++)
+        d->streams[i]->guess.n = 0;
     if (!d->draft)
         return 0;
-    mdl_step_begin(d->draft, NULL);
-    for (int i = 0; i < n && !r; i++)
-        if (draft_length(d, streams[i]) > 0) {
-            d->drafting[drafting++] = streams[i];
-            r = mdl_draft_add(d->draft, streams[i]->seq, streams[i]->next, err);
+    mdl_step_begin(d->draft, d->providers);
+    for (int i = 0; i < d->n && !r; i++)
+        if (draft_length(d, d->streams[i]) > 0) {
+            d->drafting[d->n_drafting++] = d->streams[i];
+            r = mdl_draft_add(d->draft, d->streams[i]->seq, d->streams[i]->next, err);
         }
-    if (r || !drafting)
-        return r;
-    r = run_step(d->draft, "draft", err);
-    for (int i = 0; i < drafting && !r; i++) {
-        struct mdl_stream *s = d->drafting[i];
-        if (mdl_draft_pick(d->draft, i, draft_length(d, s), choose_draft, d, &s->guess, NULL))
-            r = cfg_error_set(err, ENOMEM, "draft step: out of memory");
+    return r;
+}
+
+static int begin_verify(struct mdl_decoder *d, struct cfg_error *err)
+{
+    int r = 0;
+    mdl_step_begin(d->verify, d->providers);
+    for (int i = 0; i < d->n && !r; i++) {
+        struct mdl_stream *s = d->streams[i];
+        int32_t *ids = d->ids + (size_t)i * (size_t)(d->max_draft + 1);
+        ids[0] = s->next;
+        memcpy(ids + 1, s->guess.ids, (size_t)s->guess.n * sizeof *ids);
+        struct mdl_segment seg = {.seq = s->seq, .start = s->seq->len, .n = s->guess.n + 1, .ids = ids,
+                                  .layer_end = d->m->cfg->n_layers};
+        r = mdl_step_add(d->verify, &seg, err);
     }
+    d->phase = DECODE_VERIFY;
     return r;
 }
 
@@ -132,26 +149,76 @@ static void accept(struct mdl_decoder *d, struct mdl_stream *s, int segment)
         s->counters.accepted_at[i]++;
 }
 
-int mdl_decoder_round(struct mdl_decoder *d, struct mdl_stream *const *streams, int n, struct cfg_error *err)
+int mdl_decoder_begin(struct mdl_decoder *d, struct mdl_stream *const *streams, int n, const struct mdl_providers *providers,
+                      struct cfg_error *err)
 {
     if (n < 1 || n > d->max_streams)
         return cfg_error_set(err, EINVAL, "round of %d streams: this decoder takes 1 to %d", n, d->max_streams);
-    int r = draft_round(d, streams, n, err);
+    d->n = n;
+    d->providers = providers;
+    memcpy(d->streams, streams, (size_t)n * sizeof *d->streams);
+    for (int i = 0; i < n; i++)
+        streams[i]->n_emitted = streams[i]->status = 0;
+    int r = begin_draft(d, err);
+    d->phase = DECODE_DRAFT;
+    if (!r && !d->n_drafting)
+        r = begin_verify(d, err);
+    if (r)
+        d->phase = DECODE_IDLE;
+    return r;
+}
+
+struct mdl_step *mdl_decoder_step(struct mdl_decoder *d)
+{
+    return d->phase == DECODE_VERIFY ? d->verify : d->phase == DECODE_DRAFT ? d->draft : NULL;
+}
+
+static int pick_one(struct mdl_decoder *d, struct cfg_error *err)
+{
+    struct mdl_stream *s = d->drafting[d->picked];
+    if (!s->ghost && mdl_draft_pick(d->draft, d->picked, draft_length(d, s), choose_draft, d, &s->guess, NULL))
+        return cfg_error_set(err, ENOMEM, "draft step: out of memory");
+    if (++d->picked < d->n_drafting)
+        return MDL_STEP_MORE;
+    int r = begin_verify(d, err);
+    return r ? r : MDL_STEP_MORE;
+}
+
+static int advance_step(struct mdl_decoder *d, struct cfg_error *err)
+{
+    int r = mdl_step_advance(mdl_decoder_step(d));
+    if (r < 0)
+        return cfg_error_set(err, -r, "%s step failed: %s", d->phase == DECODE_DRAFT ? "draft" : "decode", strerror(-r));
+    if (r != MDL_STEP_DONE)
+        return r;
+    if (d->phase == DECODE_DRAFT) {
+        d->phase = DECODE_PICK;
+        return MDL_STEP_MORE;
+    }
+    for (int i = 0; i < d->n; i++)
+        if (!d->streams[i]->ghost)
+            accept(d, d->streams[i], i);
+    d->phase = DECODE_IDLE;
+    return MDL_STEP_DONE;
+}
+
+int mdl_decoder_advance(struct mdl_decoder *d, struct cfg_error *err)
+{
+    if (d->phase == DECODE_IDLE)
+        return cfg_error_set(err, EINVAL, "no round was begun");
+    int r = d->phase == DECODE_PICK ? pick_one(d, err) : advance_step(d, err);
+    if (r < 0)
+        d->phase = DECODE_IDLE;
+    return r;
+}
+
+int mdl_decoder_round(struct mdl_decoder *d, struct mdl_stream *const *streams, int n, struct cfg_error *err)
+{
+    int r = mdl_decoder_begin(d, streams, n, NULL, err);
     if (r)
         return r;
-    mdl_step_begin(d->verify, NULL);
-    for (int i = 0; i < n && !r; i++) {
-        struct mdl_stream *s = streams[i];
-        int32_t *ids = d->ids + (size_t)i * (size_t)(d->max_draft + 1);
-        ids[0] = s->next;
-        memcpy(ids + 1, s->guess.ids, (size_t)s->guess.n * sizeof *ids);
-        struct mdl_segment seg = {.seq = s->seq, .start = s->seq->len, .n = s->guess.n + 1, .ids = ids,
-                                  .layer_end = d->m->cfg->n_layers};
-        r = mdl_step_add(d->verify, &seg, err);
-    }
-    if (!r)
-        r = run_step(d->verify, "decode", err);
-    for (int i = 0; i < n && !r; i++)
-        accept(d, streams[i], i);
+    do
+        r = mdl_decoder_advance(d, err);
+    while (r == MDL_STEP_MORE);
     return r;
 }

@@ -32,6 +32,7 @@ struct mdl_stream {
     int32_t next;        /* token at position seq->len, already picked, not yet run */
     int draft;           /* guesses to verify per round, 0..draft_block; fewer where the sequence ends */
     int limit;           /* most tokens to emit in this round; at least 1 */
+    bool ghost;          /* given up in mid-round: its rows run on, nothing is picked or committed */
     mdl_pick_fn *pick;
     void *pick_ctx;
     /* Results of a round. */
@@ -54,5 +55,16 @@ void mdl_decoder_free(struct mdl_decoder *d);
 /* One round for n streams. Each needs room for at least one more token in its sequence. On an error nothing was
  * committed. */
 int mdl_decoder_round(struct mdl_decoder *d, struct mdl_stream *const *streams, int n, struct cfg_error *err);
+
+/* The same in pieces, for callers that do other things in between or whose providers answer with messages. The array of
+ * streams is copied, the streams are borrowed until the round is done. A round may be abandoned at any time by beginning
+ * another one: nothing was committed then. providers NULL: local ones. */
+int mdl_decoder_begin(struct mdl_decoder *d, struct mdl_stream *const *streams, int n, const struct mdl_providers *providers,
+                      struct cfg_error *err);
+/* MDL_STEP_MORE: call again. MDL_STEP_WAIT: something is outstanding for the step that mdl_decoder_step names.
+ * MDL_STEP_DONE: results are in the streams. Negative errno: the round failed, nothing was committed. */
+int mdl_decoder_advance(struct mdl_decoder *d, struct cfg_error *err);
+/* The step that runs now; NULL between rounds. */
+struct mdl_step *mdl_decoder_step(struct mdl_decoder *d);
 
 #endif

@@ -32,11 +32,16 @@ static int64_t read_bytes(const struct mdl_config *c, const struct mdl_want *w)
     if (w->bind == MDL_BIND_NONE)
         return 0;
     switch (w->cls) {
-    case MDL_CLASS_EXPERT: return w->expert < c->topk_experts ? bytes : 0;
-    case MDL_CLASS_ENGRAM_TABLE: return bytes / w->shape[0] * (c->engram_ngram - 1) * c->engram_heads;
-    case MDL_CLASS_DENSE: return strcmp(w->name, "embed.weight") ? bytes : bytes / w->shape[0];
-    case MDL_CLASS_ENGRAM: return bytes;
-    default: return 0;
+    case MDL_CLASS_EXPERT:
+        return w->expert < c->topk_experts ? bytes : 0;
+    case MDL_CLASS_ENGRAM_TABLE:
+        return bytes / w->shape[0] * (c->engram_ngram - 1) * c->engram_heads;
+    case MDL_CLASS_DENSE:
+        return strcmp(w->name, "embed.weight") ? bytes : bytes / w->shape[0];
+    case MDL_CLASS_ENGRAM:
+        return bytes;
+    default:
+        return 0;
     }
 }
 
@@ -192,7 +197,8 @@ static int add_state(const struct mdl_config *c, const struct mdl_info_ask *ask,
         (rc = times(info.tail_bytes, n, &node->memory, &node->tails, err)))
         return rc;
     if (encoder)
-        return times(info.bridge_row_bytes * (c->window + info.rollback_rows), n, &node->memory, &node->bridge_rows, err);
+        return times(info.bridge_row_bytes * (c->window + info.rollback_rows), n, &node->memory, &node->bridge_rows,
+                     err);
     if ((rc = times(info.draft_ring_bytes, n, &node->memory, &node->draft_rings, err)))
         return rc;
     return times(info.rollback_bytes, n, &node->memory, &node->rollback, err);
@@ -204,8 +210,8 @@ int mdl_info_node(const struct mdl_config *c, const struct mdl_info_ask *ask, st
     struct share s = {c, ask, out};
     memset(out, 0, sizeof *out);
     if (ask->context < 1 || ask->context > c->max_position)
-        return cfg_error_set(err, EINVAL, "context %" PRId64 " is outside 1 to %d, the positions of this model", ask->context,
-                             c->max_position);
+        return cfg_error_set(err, EINVAL, "context %" PRId64 " is outside 1 to %d, the positions of this model",
+                             ask->context, c->max_position);
     if (ask->requests < 1)
         return cfg_error_set(err, EINVAL, "requests %" PRId64 " is below 1", ask->requests);
     if (ask->ep < 0 || ask->ep > c->n_experts)

@@ -43,8 +43,8 @@ struct mdl_info_ask {
 /* What one node holds. Engram tables are looked up row by row in mapped files, so they stand apart from the memory. */
 struct mdl_info_node {
     int64_t weights[MDL_CLASS_COUNT]; /* bytes; tables included under their class */
-    int64_t decoder_tail_weights;     /* prefill only: added when this node replays the decoder itself, not in weights */
-    int experts_per_layer;            /* routed experts of one backbone layer that are held here */
+    int64_t decoder_tail_weights; /* prefill only: added when this node replays the decoder itself, not in weights */
+    int experts_per_layer;        /* routed experts of one backbone layer that are held here */
     int64_t global_kv, windows, draft_rings, tails, rollback, bridge_rows; /* bytes for all requests */
     int64_t memory; /* weights without Engram tables, plus state */
     int64_t tables; /* Engram tables: mapped file */

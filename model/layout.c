@@ -12,21 +12,21 @@ enum dim {
     D_ONE,
     D_HIDDEN,
     D_VOCAB,
-    D_MIX,       /* mHC values per half-layer */
-    D_STREAMS,   /* hidden of all residual streams */
+    D_MIX,     /* mHC values per half-layer */
+    D_STREAMS, /* hidden of all residual streams */
     D_HC,
     D_THREE,
     D_Q_LORA,
     D_HEADS,
     D_HEAD_DIM,
-    D_Q_WIDTH,   /* heads x head_dim */
-    D_O_RANK,    /* groups x o_lora */
-    D_O_GROUP,   /* head outputs of one group */
+    D_Q_WIDTH, /* heads x head_dim */
+    D_O_RANK,  /* groups x o_lora */
+    D_O_GROUP, /* head outputs of one group */
     D_INDEX_DIM,
     D_INDEX_HEADS,
-    D_INDEX_Q,   /* index heads x index_dim */
+    D_INDEX_Q, /* index heads x index_dim */
     D_INTER,
-    D_EXPERTS,   /* of the block at hand */
+    D_EXPERTS, /* of the block at hand */
     D_ENGRAM_ROWS,
     D_ENGRAM_DIM,
     D_ENGRAM_IN, /* looked-up width per token */
@@ -132,31 +132,56 @@ static int64_t dim_value(const struct walk *wk, enum dim d)
     const struct mdl_config *c = wk->c;
     switch (d) {
     case D_VECTOR:
-    case D_ONE: return 1;
-    case D_HIDDEN: return c->hidden;
-    case D_VOCAB: return c->vocab_size;
-    case D_MIX: return 2 * MDL_HC + MDL_HC * MDL_HC;
-    case D_STREAMS: return (int64_t)MDL_HC * c->hidden;
-    case D_HC: return MDL_HC;
-    case D_THREE: return 3;
-    case D_Q_LORA: return c->q_lora;
-    case D_HEADS: return c->n_heads;
-    case D_HEAD_DIM: return c->head_dim;
-    case D_Q_WIDTH: return (int64_t)c->n_heads * c->head_dim;
-    case D_O_RANK: return (int64_t)c->o_groups * c->o_lora;
-    case D_O_GROUP: return (int64_t)c->n_heads * c->head_dim / c->o_groups;
-    case D_INDEX_DIM: return c->index_dim;
-    case D_INDEX_HEADS: return c->index_heads;
-    case D_INDEX_Q: return (int64_t)c->index_heads * c->index_dim;
-    case D_INTER: return c->moe_inter;
-    case D_EXPERTS: return wk->at.block < c->n_layers ? c->n_experts : c->draft_experts;
-    case D_ENGRAM_ROWS: return c->engram_rows[wk->at.slot];
-    case D_ENGRAM_DIM: return c->engram_dim;
-    case D_ENGRAM_IN: return (int64_t)(c->engram_ngram - 1) * c->engram_heads * c->engram_dim;
-    case D_ENGRAM_OUT: return (int64_t)(MDL_HC + 1) * c->hidden;
-    case D_TAPS: return (int64_t)c->n_taps * c->hidden;
-    case D_RANK: return c->markov_rank;
-    case D_CONFIDENCE: return (int64_t)c->hidden + c->markov_rank;
+    case D_ONE:
+        return 1;
+    case D_HIDDEN:
+        return c->hidden;
+    case D_VOCAB:
+        return c->vocab_size;
+    case D_MIX:
+        return 2 * MDL_HC + MDL_HC * MDL_HC;
+    case D_STREAMS:
+        return (int64_t)MDL_HC * c->hidden;
+    case D_HC:
+        return MDL_HC;
+    case D_THREE:
+        return 3;
+    case D_Q_LORA:
+        return c->q_lora;
+    case D_HEADS:
+        return c->n_heads;
+    case D_HEAD_DIM:
+        return c->head_dim;
+    case D_Q_WIDTH:
+        return (int64_t)c->n_heads * c->head_dim;
+    case D_O_RANK:
+        return (int64_t)c->o_groups * c->o_lora;
+    case D_O_GROUP:
+        return (int64_t)c->n_heads * c->head_dim / c->o_groups;
+    case D_INDEX_DIM:
+        return c->index_dim;
+    case D_INDEX_HEADS:
+        return c->index_heads;
+    case D_INDEX_Q:
+        return (int64_t)c->index_heads * c->index_dim;
+    case D_INTER:
+        return c->moe_inter;
+    case D_EXPERTS:
+        return wk->at.block < c->n_layers ? c->n_experts : c->draft_experts;
+    case D_ENGRAM_ROWS:
+        return c->engram_rows[wk->at.slot];
+    case D_ENGRAM_DIM:
+        return c->engram_dim;
+    case D_ENGRAM_IN:
+        return (int64_t)(c->engram_ngram - 1) * c->engram_heads * c->engram_dim;
+    case D_ENGRAM_OUT:
+        return (int64_t)(MDL_HC + 1) * c->hidden;
+    case D_TAPS:
+        return (int64_t)c->n_taps * c->hidden;
+    case D_RANK:
+        return c->markov_rank;
+    case D_CONFIDENCE:
+        return (int64_t)c->hidden + c->markov_rank;
     }
     return 0;
 }
@@ -167,12 +192,18 @@ static bool applies(const struct walk *wk, enum when when)
     int block = wk->at.block;
     const struct mdl_layer_role *role = block >= 0 && block < c->n_layers ? &c->layer[block] : NULL;
     switch (when) {
-    case ALWAYS: return true;
-    case KV_SOURCE: return role && role->mode == MDL_LAYER_FULL;
-    case KV_SOURCE_GATED: return role && role->mode == MDL_LAYER_FULL && role->ratio > 1;
-    case INDEX_SOURCE: return role && (role->mode == MDL_LAYER_FULL || role->mode == MDL_LAYER_REINDEX);
-    case FIRST_STAGE: return block == c->n_layers;
-    case LAST_STAGE: return block == c->n_layers + c->n_draft - 1;
+    case ALWAYS:
+        return true;
+    case KV_SOURCE:
+        return role && role->mode == MDL_LAYER_FULL;
+    case KV_SOURCE_GATED:
+        return role && role->mode == MDL_LAYER_FULL && role->ratio > 1;
+    case INDEX_SOURCE:
+        return role && (role->mode == MDL_LAYER_FULL || role->mode == MDL_LAYER_REINDEX);
+    case FIRST_STAGE:
+        return block == c->n_layers;
+    case LAST_STAGE:
+        return block == c->n_layers + c->n_draft - 1;
     }
     return false;
 }
@@ -238,8 +269,8 @@ static int emit_row(struct walk *wk, const char *prefix, const struct row *r)
     return emit(wk, prefix, r->name, "", n, k);
 }
 
-static int emit_rows(struct walk *wk, const char *prefix, enum mdl_class cls, enum mdl_place place, const struct row *rows,
-                     size_t count)
+static int emit_rows(struct walk *wk, const char *prefix, enum mdl_class cls, enum mdl_place place,
+                     const struct row *rows, size_t count)
 {
     wk->at.cls = cls;
     wk->at.place = place;
@@ -270,7 +301,8 @@ static int emit_block(struct walk *wk, const char *prefix, int block)
         char inner[64];
         snprintf(inner, sizeof inner, "%sffn.experts.%d.", prefix, e);
         wk->at.expert = e;
-        rc = emit_rows(wk, inner, draft ? MDL_CLASS_DRAFT_EXPERT : MDL_CLASS_EXPERT, MDL_PLACE_EXPERT, ROWS(expert_rows));
+        rc = emit_rows(wk, inner, draft ? MDL_CLASS_DRAFT_EXPERT : MDL_CLASS_EXPERT, MDL_PLACE_EXPERT,
+                       ROWS(expert_rows));
     }
     wk->at.expert = -1;
     if (!rc && draft)

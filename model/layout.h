@@ -8,8 +8,8 @@
 #include "model/safetensors.h"
 
 enum mdl_class {
-    MDL_CLASS_EXPERT,       /* routed experts of the backbone */
-    MDL_CLASS_DENSE,        /* everything else of the backbone: embedding, head, attention, routers, shared experts, mHC */
+    MDL_CLASS_EXPERT, /* routed experts of the backbone */
+    MDL_CLASS_DENSE,  /* everything else of the backbone: embedding, head, attention, routers, shared experts, mHC */
     MDL_CLASS_ENGRAM_TABLE, /* rows that are looked up */
     MDL_CLASS_ENGRAM,       /* projections and gates beside the tables */
     MDL_CLASS_DRAFT_EXPERT,
@@ -39,9 +39,9 @@ struct mdl_want {
     int slot;   /* Engram slot, -1 */
     enum mdl_bind bind;
     size_t offset;
-    int kind;        /* enum mdl_wkind of a linear */
-    int k;           /* columns of a linear (a packed weight has k / 2 bytes per row) */
-    bool or_bf16;    /* the weight may be BF16 [n][k]; then there is no scale */
+    int kind;     /* enum mdl_wkind of a linear */
+    int k;        /* columns of a linear (a packed weight has k / 2 bytes per row) */
+    bool or_bf16; /* the weight may be BF16 [n][k]; then there is no scale */
     bool optional;
 };
 

@@ -177,7 +177,8 @@ int mdl_experts_compute(const struct mdl_model *m, struct mdl_exchange *x, int f
     uint8_t *used = calloc((size_t)b->n_experts, 1);
     int r = in && at && weight && used ? 0 : -ENOMEM;
     for (int i = 0; !r && i < x->rows * x->k; i++)
-        used[x->expert[i]] = 1;
+        if (!x->have[i])
+            used[x->expert[i]] = 1;
     for (int e = first; !r && e < first + count && e < b->n_experts; e++)
         if (used[e])
             r = compute_one_expert(m, x, &b->experts[e], e, at, in, in + rows * hidden, weight);

@@ -22,9 +22,9 @@ static const struct {
     const char *name;
     size_t size;
 } dtypes[MDL_DTYPE_COUNT] = {
-    [MDL_F8_E4M3] = {"F8_E4M3", 1}, [MDL_F8_E8M0] = {"F8_E8M0", 1}, [MDL_I8] = {"I8", 1},   [MDL_U8] = {"U8", 1},
-    [MDL_BF16] = {"BF16", 2},       [MDL_F16] = {"F16", 2},         [MDL_F32] = {"F32", 4}, [MDL_F64] = {"F64", 8},
-    [MDL_I16] = {"I16", 2},         [MDL_I32] = {"I32", 4},         [MDL_I64] = {"I64", 8}, [MDL_BOOL] = {"BOOL", 1},
+    [MDL_F8_E4M3] = {"F8_E4M3", 1},   [MDL_F8_E8M0] = {"F8_E8M0", 1}, [MDL_I8] = {"I8", 1},   [MDL_U8] = {"U8", 1},
+    [MDL_BF16] = {"BF16", 2},         [MDL_F16] = {"F16", 2},         [MDL_F32] = {"F32", 4}, [MDL_F64] = {"F64", 8},
+    [MDL_I16] = {"I16", 2},           [MDL_I32] = {"I32", 4},         [MDL_I64] = {"I64", 8}, [MDL_BOOL] = {"BOOL", 1},
     [MDL_DTYPE_OTHER] = {"other", 0},
 };
 
@@ -115,13 +115,17 @@ static int parse_tensor(struct parse *p, const char *name, const json_t *v, stru
     if (b < 0 || e < b)
         return bad(p, name, "its data_offsets are negative or end before they begin");
     if ((uint64_t)e > p->data_len)
-        return cfg_error_set(p->err, EINVAL, "%s: tensor %.200s: data ends at byte %" PRId64 " but the file has only %" PRIu64
-                             " bytes of data; the file is truncated, copy it again", p->st->path, name, e, p->data_len);
+        return cfg_error_set(p->err, EINVAL,
+                             "%s: tensor %.200s: data ends at byte %" PRId64 " but the file has only %" PRIu64
+                             " bytes of data; the file is truncated, copy it again",
+                             p->st->path, name, e, p->data_len);
     t->dtype = dtype_from_name(json_string_value(dtype));
     if (t->dtype != MDL_DTYPE_OTHER &&
         (__builtin_mul_overflow(elements, dtypes[t->dtype].size, &bytes) || bytes != (uint64_t)(e - b)))
-        return cfg_error_set(p->err, EINVAL, "%s: tensor %.200s: %" PRId64 " bytes of data, but its shape has %" PRIu64
-                             " elements of %s", p->st->path, name, e - b, elements, dtypes[t->dtype].name);
+        return cfg_error_set(p->err, EINVAL,
+                             "%s: tensor %.200s: %" PRId64 " bytes of data, but its shape has %" PRIu64
+                             " elements of %s",
+                             p->st->path, name, e - b, elements, dtypes[t->dtype].name);
     t->name = keep(p, name);
     t->dtype_name = t->dtype == MDL_DTYPE_OTHER ? keep(p, json_string_value(dtype)) : dtypes[t->dtype].name;
     t->data = p->data + b;
@@ -147,11 +151,11 @@ static int check_cover(struct parse *p)
         const struct mdl_tensor *t = &st->tensors[i];
         uint64_t begin = (uint64_t)((const uint8_t *)t->data - p->data);
         if (begin < at)
-            return cfg_error_set(p->err, EINVAL, "%s: tensors %.200s and %.200s overlap", st->path, st->tensors[i - 1].name,
-                                 t->name);
+            return cfg_error_set(p->err, EINVAL, "%s: tensors %.200s and %.200s overlap", st->path,
+                                 st->tensors[i - 1].name, t->name);
         if (begin > at)
-            return cfg_error_set(p->err, EINVAL, "%s: %" PRIu64 " bytes before tensor %.200s belong to no tensor", st->path,
-                                 begin - at, t->name);
+            return cfg_error_set(p->err, EINVAL, "%s: %" PRIu64 " bytes before tensor %.200s belong to no tensor",
+                                 st->path, begin - at, t->name);
         at = begin + t->bytes;
     }
     if (at != p->data_len)
@@ -166,7 +170,8 @@ static int parse_tensors(struct parse *p, json_t *root)
     const char *name;
     json_t *v;
     size_t n = 0, text = 1;
-    json_object_foreach (root, name, v) {
+    json_object_foreach(root, name, v)
+    {
         const char *dtype = json_string_value(json_object_get(v, "dtype"));
         n++;
         text += strlen(name) + 1 + (dtype ? strlen(dtype) + 1 : 0);
@@ -175,7 +180,8 @@ static int parse_tensors(struct parse *p, json_t *root)
     st->strings = p->next = malloc(text);
     if (!st->tensors || !st->strings)
         return cfg_error_set(p->err, ENOMEM, "%s: out of memory", st->path);
-    json_object_foreach (root, name, v) {
+    json_object_foreach(root, name, v)
+    {
         if (!strcmp(name, "__metadata__"))
             continue;
         int rc = parse_tensor(p, name, v, &st->tensors[st->count]);
@@ -200,17 +206,20 @@ static int parse_image(struct mdl_st *st, const void *image, size_t len, struct 
     for (int i = 7; i >= 0; i--)
         header = header << 8 | bytes[i];
     if (header > len - 8)
-        return cfg_error_set(err, EINVAL, "%s: the header claims %" PRIu64 " bytes but the file has only %zu after its "
-                             "length; the file is truncated or not safetensors", st->path, header, len - 8);
+        return cfg_error_set(err, EINVAL,
+                             "%s: the header claims %" PRIu64 " bytes but the file has only %zu after its "
+                             "length; the file is truncated or not safetensors",
+                             st->path, header, len - 8);
     if (header > HEADER_MAX)
-        return cfg_error_set(err, EINVAL, "%s: the header claims %" PRIu64 " bytes, expected at most %d", st->path, header,
-                             HEADER_MAX);
+        return cfg_error_set(err, EINVAL, "%s: the header claims %" PRIu64 " bytes, expected at most %d", st->path,
+                             header, HEADER_MAX);
     if (!header || bytes[8] != '{')
         return cfg_error_set(err, EINVAL, "%s: the header does not start with '{'; not a safetensors file", st->path);
     json_error_t je;
     json_t *root = json_loadb((const char *)bytes + 8, (size_t)header, JSON_REJECT_DUPLICATES, &je);
     if (!root)
-        return cfg_error_set(err, EINVAL, "%s: the header is not valid JSON at byte %d: %s", st->path, je.position, je.text);
+        return cfg_error_set(err, EINVAL, "%s: the header is not valid JSON at byte %d: %s", st->path, je.position,
+                             je.text);
     struct parse p = {st, bytes + 8 + header, len - 8 - header, NULL, err};
     int rc = parse_tensors(&p, root);
     json_decref(root);
@@ -473,7 +482,8 @@ static int write_file(int fd, const struct mdl_st_writer *w, mdl_st_fill fill, v
     return rc;
 }
 
-int mdl_st_writer_save_from(struct mdl_st_writer *w, const char *path, mdl_st_fill fill, void *arg, struct cfg_error *err)
+int mdl_st_writer_save_from(struct mdl_st_writer *w, const char *path, mdl_st_fill fill, void *arg,
+                            struct cfg_error *err)
 {
     size_t n = strlen(path) + 32;
     char *tmp = malloc(n);

@@ -242,7 +242,7 @@ static int next_stage(struct mdl_tok_encoder *e, int stage, bool drop, const cha
 }
 
 /* Divides s into matches and gaps and hands each on. A pattern sees one piece at a time, as if it were the whole text.
- * An empty match divides too, except right behind the match before it. */
+ * An empty match divides, too. */
 static int encode_split(struct mdl_tok_encoder *e, int stage, const char *s, size_t n)
 {
     const struct tok_stage *st = &e->tok->stage[stage];
@@ -264,8 +264,6 @@ static int encode_split(struct mdl_tok_encoder *e, int stage, const char *s, siz
         if (from == to) { /* go on behind the next character */
             uint32_t cp;
             at = from + (from < n ? (size_t)mdl_utf8_get(s + from, &cp) : 1);
-            if (from == done)
-                continue;
         } else {
             at = to;
         }

@@ -9,9 +9,8 @@
  *   added_tokens   matched on the raw text, leftmost first, then longest; those with normalized false before those
  *                  with normalized true. Refused: lstrip, rstrip, single_word.
  *   decoder        ByteLevel or none. post_processor is not applied: whoever writes a prompt writes its begin token.
- * Regular expressions mean what Oniguruma (which defines the format) takes them to mean; they are translated to PCRE2
- * and constructs on which the two differ are translated or refused. Character properties are those of the PCRE2 in
- * use.
+ * Regular expressions mean what Oniguruma (which defines the format) takes them to mean, with the character properties
+ * of Unicode 16; they are translated to PCRE2, and constructs on which the two differ are translated or refused.
  *
  * A tokenizer is immutable after load: any number of threads may share it. What a thread needs while it encodes lives
  * in its own struct mdl_tok_encoder. A struct mdl_tok_stream decodes one stream of ids.

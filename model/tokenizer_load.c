@@ -95,7 +95,7 @@ static int add_token_bytes(struct loader *l, const char *s, size_t n, struct tok
 /* Highest id of vocabulary and added tokens decides the size of the table. */
 static int size_table(struct loader *l, const json_t *added)
 {
-    int32_t top = -1, id;
+    int32_t top = -1, id = 0;
     const char *key;
     json_t *v;
     json_object_foreach ((json_t *)l->vocab, key, v) {

@@ -1,6 +1,7 @@
 /* Split patterns of tokenizer.json: Oniguruma's notation, translated to PCRE2 where the two mean different things by
  * the same letters, refused where a translation would only be a guess. Called by the loader alone. */
 #include "model/tokenizer_impl.h"
+#include "model/tokenizer_unicode.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -33,7 +34,30 @@ static const char *const categories[] = {
     "No", "P",  "Pc", "Pd", "Pe", "Pf", "Pi", "Po", "Ps", "S",  "Sc", "Sk", "Sm", "So", "Z",  "Zl", "Zp", "Zs",
 };
 
-/* \p{X}: a general category as it is, anything else as a script (PCRE2 would take the script's extensions too). */
+static bool is_category(const char *name)
+{
+    for (size_t i = 0; i < sizeof categories / sizeof *categories; i++)
+        if (strcmp(name, categories[i]) == 0)
+            return true;
+    return false;
+}
+
+/* The recent characters of a category or of its group ("L" has "Lu"). */
+static int put_recent(struct translation *t, const char *category)
+{
+    char text[32];
+    int rc = 0;
+    for (size_t i = 0; i < sizeof tok_recent / sizeof *tok_recent && !rc; i++) {
+        if (strncmp(tok_recent[i].category, category, strlen(category)) != 0)
+            continue;
+        snprintf(text, sizeof text, "\\x{%x}-\\x{%x}", (unsigned)tok_recent[i].first, (unsigned)tok_recent[i].last);
+        rc = mdl_text_puts(&t->out, text);
+    }
+    return rc;
+}
+
+/* \p{X}: a general category with the recent characters added; anything else as a script (PCRE2 would take the script's
+ * extensions too). */
 static int property(struct translation *t)
 {
     const char *close = memchr(t->p, '}', (size_t)(t->end - t->p));
@@ -41,14 +65,20 @@ static int property(struct translation *t)
     if (t->end - t->p < 5 || t->p[2] != '{' || !close || close - t->p - 3 >= (ptrdiff_t)sizeof name)
         return refuse(t, "a property other than \\p{Name}");
     bool negated = (t->p[1] == 'P') != (t->p[3] == '^');
-    const char *from = t->p + 3 + (t->p[3] == '^');
+    const char *from = t->p + 3 + (t->p[3] == '^'), *open = t->in_class ? "" : negated ? "[^" : "[";
     snprintf(name, sizeof name, "%.*s", (int)(close - from), from);
-    bool category = false;
-    for (size_t i = 0; i < sizeof categories / sizeof *categories; i++)
-        category |= strcmp(name, categories[i]) == 0;
-    snprintf(text, sizeof text, "\\%c{%s%s}", negated ? 'P' : 'p', category ? "" : "sc:", name);
+    bool category = is_category(name);
+    if (category && negated && t->in_class)
+        return refuse(t, "a negated category inside a class");
+    if (category)
+        snprintf(text, sizeof text, "%s\\p{%s}", open, name);
+    else
+        snprintf(text, sizeof text, "\\%c{sc:%s}", negated ? 'P' : 'p', name);
     t->p = close + 1;
-    return mdl_text_puts(&t->out, text);
+    int rc = mdl_text_puts(&t->out, text);
+    if (!rc && category)
+        rc = put_recent(t, name);
+    return rc || !category || t->in_class ? rc : mdl_text_puts(&t->out, "]");
 }
 
 static int hex_escape(struct translation *t, int digits)

@@ -38,6 +38,7 @@ void gold_end(struct gold_case *c)
     for (size_t i = 0; i < c->n_memory; i++)
         free(c->memory[i]);
     c->n_memory = 0;
+    memset(c->data, 0, 2 * mdl_st_count(c->st) * sizeof *c->data);
 }
 
 static bool count(struct gold_case *c, bool ok, const char *what, const char *detail)
@@ -106,13 +107,18 @@ void *gold_alloc(struct gold_case *c, size_t n, size_t size)
 
 /* ---- tensors ---- */
 
+static size_t number_of(const struct gold_case *c, const struct mdl_tensor *t)
+{
+    return (size_t)(t - mdl_st_at(c->st, 0));
+}
+
 static const struct mdl_tensor *find(struct gold_case *c, bool look, const char *fmt, va_list ap)
 {
     char name[512];
     vsnprintf(name, sizeof name, fmt, ap);
     const struct mdl_tensor *t = mdl_st_find(c->st, name);
     if (t && look)
-        c->seen[t - mdl_st_at(c->st, 0)] = true;
+        c->seen[number_of(c, t)] = true;
     return t;
 }
 
@@ -157,10 +163,17 @@ int gold_cols(const struct mdl_tensor *t)
 
 const void *gold_data(struct gold_case *c, const struct mdl_tensor *t)
 {
+    /* Weights of the checkpoint come here too: they lie in other files. */
+    bool own = mdl_st_find(c->st, t->name) == t;
+    void **kept = own ? &c->data[2 * number_of(c, t)] : NULL;
     if ((uintptr_t)t->data % 8 == 0)
         return t->data;
+    if (kept && *kept)
+        return *kept;
     void *copy = gold_alloc(c, t->bytes, 1);
     memcpy(copy, t->data, t->bytes);
+    if (kept)
+        *kept = copy;
     return copy;
 }
 
@@ -176,16 +189,19 @@ const float *gold_floats(struct gold_case *c, const struct mdl_tensor *t)
 {
     const void *data = gold_data(c, t);
     size_t n = (size_t)gold_count(t);
+    void **kept = &c->data[2 * number_of(c, t) + 1];
     if (t->dtype == MDL_F32)
         return data;
-    if (t->dtype == MDL_BF16)
-        return gold_from_bf16(c, data, n);
+    if (*kept)
+        return *kept;
     float *f = gold_alloc(c, n, sizeof *f);
     for (size_t i = 0; i < n; i++)
-        f[i] = t->dtype == MDL_I32       ? (float)((const int32_t *)data)[i]
+        f[i] = t->dtype == MDL_BF16      ? mdl_from_bf16(((const uint16_t *)data)[i])
+               : t->dtype == MDL_I32     ? (float)((const int32_t *)data)[i]
                : t->dtype == MDL_F8_E4M3 ? mdl_e4m3_table[((const uint8_t *)data)[i]]
                : t->dtype == MDL_F8_E8M0 ? mdl_from_e8m0(((const uint8_t *)data)[i])
                                          : (float)((const uint8_t *)data)[i];
+    *kept = f;
     return f;
 }
 

@@ -30,6 +30,7 @@ struct gold_case {
     struct mdl_st *st;
     json_t *json;
     bool *seen;  /* per tensor of st */
+    void **data; /* [2] per tensor: aligned bytes, f32 values; filled as needed, until the end of the suite */
     char suite[256];
     struct timespec begin;
     int passed_before, failed_before;

@@ -61,8 +61,9 @@ static void run_case(struct gold *g, const char *dir)
         r = mdl_model_open(dir, g->threads, g->cpu, &c.m, &err);
         gold_ok(&c, r, &err, "model in %s", dir);
         c.seen = calloc(mdl_st_count(c.st) + 1, sizeof *c.seen);
+        c.data = calloc(2 * mdl_st_count(c.st) + 1, sizeof *c.data);
     }
-    if (c.m && c.seen) {
+    if (c.m && c.seen && c.data) {
         if (!strcmp(gold_string(c.json, "kind"), "modules"))
             gold_modules(&c);
         else
@@ -70,6 +71,7 @@ static void run_case(struct gold *g, const char *dir)
         report_unchecked(&c);
     }
     free(c.memory);
+    free(c.data);
     free(c.seen);
     mdl_model_close(c.m);
     mdl_st_close(c.st);

@@ -56,9 +56,9 @@ struct th_test {
 
 /* Called by constructors before main. t stays owned by the caller and is linked into the runner's list. */
 void th_register(struct th_test *t);
-/* Notes a failed check and, when fatal, leaves the running test. Returns ok. */
-bool th_check(bool ok, bool fatal, const char *file, int line, const char *what, const char *fmt, ...)
-    __attribute__((format(printf, 6, 7)));
+/* Notes a failed check and, when fatal, leaves the running test. */
+void th_fail(bool fatal, const char *file, int line, const char *what, const char *fmt, ...)
+    __attribute__((format(printf, 5, 6)));
 /* Leaves the running test and counts it as skipped. */
 void th_skip(const char *fmt, ...) __attribute__((format(printf, 1, 2), noreturn));
 void th_log(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
@@ -83,8 +83,10 @@ void th_log(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
     }                                                                                                                  \
     struct th_test /* lets the user's semicolon end a declaration */
 
-/* The leading space keeps an absent message from being an empty format; the runner drops it. */
-#define TH_CHECK(fatal, ok, what, ...) ((void)th_check((ok), fatal, __FILE__, __LINE__, what, " " __VA_ARGS__))
+/* A message is evaluated only after its check failed, so it may use what the check has set. The leading space keeps an
+ * absent message from being an empty format; the runner drops it. */
+#define TH_CHECK(fatal, ok, what, ...)                                                                                 \
+    ((ok) ? (void)0 : th_fail(fatal, __FILE__, __LINE__, what, " " __VA_ARGS__))
 #define TH_CMP(fatal, a, op, b, ...) TH_CHECK(fatal, (a)op(b), #a " " #op " " #b, __VA_ARGS__)
 #define TH_STR(fatal, a, b, want, ...)                                                                                 \
     TH_CHECK(fatal, th_str_check((a), (b), (want)), "strings " #a ", " #b, __VA_ARGS__)

@@ -39,10 +39,8 @@ static void print_message(const char *fmt, va_list ap)
     putchar('\n');
 }
 
-bool th_check(bool ok, bool fatal, const char *file, int line, const char *what, const char *fmt, ...)
+void th_fail(bool fatal, const char *file, int line, const char *what, const char *fmt, ...)
 {
-    if (ok)
-        return true;
     if (!running.test || !pthread_equal(pthread_self(), running.thread)) {
         /* Nobody to return to: the thread is not ours to leave. */
         printf("%s:%d: %s, outside of the thread that runs the test\n", file, line, what);
@@ -57,7 +55,6 @@ bool th_check(bool ok, bool fatal, const char *file, int line, const char *what,
     running.outcome = FAILED;
     if (fatal)
         longjmp(running.leave, 1);
-    return false;
 }
 
 void th_skip(const char *fmt, ...)

@@ -65,7 +65,7 @@ if [ $with_node = yes ] && [ -f $js/package.json ]; then
         if [ -f $js/package-lock.json ]; then verb=ci; fi
         echo "deps: npm $verb in $js (packages that only the tests use)"
         # Without the registry the program still builds and the other tests still run.
-        if (cd $js && npm $verb --no-audit --no-fund); then
+        if (cd $js && npm $verb --no-audit --no-fund --fetch-retries=1 --fetch-retry-mintimeout=1000); then
             touch $js/node_modules/.package-lock.json
         else
             echo "deps: npm $verb failed; the tests in $js will say that they were skipped" >&2

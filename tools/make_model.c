@@ -26,7 +26,7 @@ struct spec {
     int heads, head_dim, rope_dim, q_lora, o_lora, o_groups, window, positions;
     int index_heads, index_dim, index_topk, candidate_blocks, candidate_block;
     int experts, topk, inter;
-    int engram_heads, engram_dim, engram_vocab, engram_ngram; /* engram_heads 0: no Engram */
+    int engram_heads, engram_dim, engram_vocab, engram_ngram;        /* engram_heads 0: no Engram */
     int draft, draft_block, draft_experts, draft_topk, markov, taps; /* draft 0: no drafter */
     int short_ratios; /* leave the drafter's entries out of compress_ratios */
     int vision;       /* add a few tensors of a vision half, which the text path ignores */
@@ -36,27 +36,119 @@ static const struct preset {
     const char *name, *what;
     struct spec spec;
 } presets[] = {
-    {"mini", "every role in 8 layers, about 4 MB",
-     {.vocab = 512, .hidden = 128, .layers = 8, .swa = 1, .cut = 4, .share = 3, .reindex = 2, .heads = 4, .head_dim = 64,
-      .rope_dim = 16, .q_lora = 64, .o_lora = 64, .o_groups = 2, .window = 16, .positions = 1024, .index_heads = 4,
-      .index_dim = 64, .index_topk = 8, .candidate_blocks = 3, .candidate_block = 4, .experts = 8, .topk = 2, .inter = 64,
-      .engram_heads = 2, .engram_dim = 32, .engram_vocab = 100, .engram_ngram = 4, .draft = 2, .draft_block = 5,
-      .draft_experts = 4, .draft_topk = 2, .markov = 32, .taps = 3}},
-    {"edge", "odd sizes: one head group, width 96, one drafter stage, a vision half, short compress_ratios",
-     {.vocab = 320, .hidden = 96, .layers = 5, .swa = 1, .cut = 3, .share = 2, .reindex = 1, .heads = 2, .head_dim = 64,
-      .rope_dim = 32, .q_lora = 32, .o_lora = 64, .o_groups = 1, .window = 16, .positions = 1024, .index_heads = 2,
-      .index_dim = 32, .index_topk = 4, .candidate_blocks = 2, .candidate_block = 4, .experts = 4, .topk = 2, .inter = 32,
-      .engram_heads = 1, .engram_dim = 32, .engram_vocab = 60, .engram_ngram = 4, .draft = 1, .draft_block = 3,
-      .draft_experts = 2, .draft_topk = 1, .markov = 32, .taps = 1, .short_ratios = 1, .vision = 1}},
-    {"mid", "about 2 GB, an eighth of it read per token, for benchmarks",
-     {.vocab = 32768, .hidden = 1024, .layers = 16, .swa = 2, .cut = 8, .share = 3, .reindex = 4, .heads = 16,
-      .head_dim = 128, .rope_dim = 64, .q_lora = 384, .o_lora = 256, .o_groups = 4, .window = 128, .positions = 131072,
-      .index_heads = 8, .index_dim = 64, .index_topk = 256, .candidate_blocks = 512, .candidate_block = 8, .experts = 96,
-      .topk = 4, .inter = 640, .engram_heads = 4, .engram_dim = 64, .engram_vocab = 50000, .engram_ngram = 4, .draft = 2,
-      .draft_block = 5, .draft_experts = 16, .draft_topk = 2, .markov = 128, .taps = 3}},
+    {"mini",
+     "every role in 8 layers, about 4 MB",
+     {.vocab = 512,
+      .hidden = 128,
+      .layers = 8,
+      .swa = 1,
+      .cut = 4,
+      .share = 3,
+      .reindex = 2,
+      .heads = 4,
+      .head_dim = 64,
+      .rope_dim = 16,
+      .q_lora = 64,
+      .o_lora = 64,
+      .o_groups = 2,
+      .window = 16,
+      .positions = 1024,
+      .index_heads = 4,
+      .index_dim = 64,
+      .index_topk = 8,
+      .candidate_blocks = 3,
+      .candidate_block = 4,
+      .experts = 8,
+      .topk = 2,
+      .inter = 64,
+      .engram_heads = 2,
+      .engram_dim = 32,
+      .engram_vocab = 100,
+      .engram_ngram = 4,
+      .draft = 2,
+      .draft_block = 5,
+      .draft_experts = 4,
+      .draft_topk = 2,
+      .markov = 32,
+      .taps = 3}},
+    {"edge",
+     "odd sizes: one head group, width 96, one drafter stage, a vision half, short compress_ratios",
+     {.vocab = 320,
+      .hidden = 96,
+      .layers = 5,
+      .swa = 1,
+      .cut = 3,
+      .share = 2,
+      .reindex = 1,
+      .heads = 2,
+      .head_dim = 64,
+      .rope_dim = 32,
+      .q_lora = 32,
+      .o_lora = 64,
+      .o_groups = 1,
+      .window = 16,
+      .positions = 1024,
+      .index_heads = 2,
+      .index_dim = 32,
+      .index_topk = 4,
+      .candidate_blocks = 2,
+      .candidate_block = 4,
+      .experts = 4,
+      .topk = 2,
+      .inter = 32,
+      .engram_heads = 1,
+      .engram_dim = 32,
+      .engram_vocab = 60,
+      .engram_ngram = 4,
+      .draft = 1,
+      .draft_block = 3,
+      .draft_experts = 2,
+      .draft_topk = 1,
+      .markov = 32,
+      .taps = 1,
+      .short_ratios = 1,
+      .vision = 1}},
+    {"mid",
+     "about 2 GB, an eighth of it read per token, for benchmarks",
+     {.vocab = 32768,
+      .hidden = 1024,
+      .layers = 16,
+      .swa = 2,
+      .cut = 8,
+      .share = 3,
+      .reindex = 4,
+      .heads = 16,
+      .head_dim = 128,
+      .rope_dim = 64,
+      .q_lora = 384,
+      .o_lora = 256,
+      .o_groups = 4,
+      .window = 128,
+      .positions = 131072,
+      .index_heads = 8,
+      .index_dim = 64,
+      .index_topk = 256,
+      .candidate_blocks = 512,
+      .candidate_block = 8,
+      .experts = 96,
+      .topk = 4,
+      .inter = 640,
+      .engram_heads = 4,
+      .engram_dim = 64,
+      .engram_vocab = 50000,
+      .engram_ngram = 4,
+      .draft = 2,
+      .draft_block = 5,
+      .draft_experts = 16,
+      .draft_topk = 2,
+      .markov = 128,
+      .taps = 3}},
 };
 
-#define SIZE(flag, field, what) {flag, offsetof(struct spec, field), what}
+#define SIZE(flag, field, what)                                                                                        \
+    {                                                                                                                  \
+        flag, offsetof(struct spec, field), what                                                                       \
+    }
 
 static const struct size_flag {
     const char *name;
@@ -116,7 +208,7 @@ struct job {
     struct mdl_want *items; /* every tensor, in layout order */
     size_t count, cap;
     uint64_t total, written;
-    float *gauss; /* GAUSS quantiles of the standard normal distribution */
+    float *gauss;              /* GAUSS quantiles of the standard normal distribution */
     struct code_table *tables; /* N_TABLES, replaced in turn */
     int next_table;
     time_t shown;
@@ -316,7 +408,8 @@ static void fill_scales(const struct mdl_want *w, uint64_t key, size_t offset, s
         out[i] = (uint8_t)(127 + exponent + (int)(draw16(key, offset + i) % 3) - 1);
 }
 
-static void fill_floats(const struct job *j, const struct mdl_want *w, uint64_t key, size_t offset, size_t len, void *out)
+static void fill_floats(const struct job *j, const struct mdl_want *w, uint64_t key, size_t offset, size_t len,
+                        void *out)
 {
     size_t size = mdl_dtype_size(w->dtype);
     float mean, dev;
@@ -419,21 +512,22 @@ static json_t *text_config(const struct spec *s)
 {
     int original = s->positions / 16 > 32 ? s->positions / 16 : 32;
     json_t *t = json_pack(
-        "{s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:{s:s, s:i, s:i, s:i, s:i}, s:i}", "model_type",
-        "deepseek_v41_text", "vocab_size", s->vocab, "hidden_size", s->hidden, "num_hidden_layers", s->layers,
-        "num_attention_heads", s->heads, "num_key_value_heads", 1, "head_dim", s->head_dim, "qk_rope_head_dim", s->rope_dim,
-        "q_lora_rank", s->q_lora, "o_lora_rank", s->o_lora, "o_groups", s->o_groups, "sliding_window", s->window, "rope_theta",
-        10000, "compress_rope_theta", 160000, "rope_scaling", "type", "yarn", "factor", 16, "beta_fast", 32, "beta_slow", 1,
-        "original_max_position_embeddings", original, "max_position_embeddings", s->positions);
-    json_t *rest = json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:s, s:s, s:b, s:f, s:s, s:f, s:f, s:i, s:i, s:f, "
-                             "s:b, s:b}",
-                             "index_n_heads", s->index_heads, "index_head_dim", s->index_dim, "index_topk", s->index_topk,
-                             "candidate_topk_blocks", s->candidate_blocks, "candidate_block_size", s->candidate_block,
-                             "n_routed_experts", s->experts, "n_shared_experts", 1, "num_experts_per_tok", s->topk,
-                             "moe_intermediate_size", s->inter, "scoring_func", "sqrtsoftplus", "topk_method", "noaux_tc",
-                             "norm_topk_prob", 1, "routed_scaling_factor", 1.5, "hidden_act", "silu", "swiglu_limit", 10.0,
-                             "rms_norm_eps", 1e-20, "hc_mult", 4, "hc_sinkhorn_iters", 20, "hc_eps", 1e-6,
-                             "tie_word_embeddings", 0, "attention_bias", 0);
+        "{s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:{s:s, s:i, s:i, s:i, s:i}, s:i}",
+        "model_type", "deepseek_v41_text", "vocab_size", s->vocab, "hidden_size", s->hidden, "num_hidden_layers",
+        s->layers, "num_attention_heads", s->heads, "num_key_value_heads", 1, "head_dim", s->head_dim,
+        "qk_rope_head_dim", s->rope_dim, "q_lora_rank", s->q_lora, "o_lora_rank", s->o_lora, "o_groups", s->o_groups,
+        "sliding_window", s->window, "rope_theta", 10000, "compress_rope_theta", 160000, "rope_scaling", "type", "yarn",
+        "factor", 16, "beta_fast", 32, "beta_slow", 1, "original_max_position_embeddings", original,
+        "max_position_embeddings", s->positions);
+    json_t *rest = json_pack(
+        "{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:s, s:s, s:b, s:f, s:s, s:f, s:f, s:i, s:i, s:f, "
+        "s:b, s:b}",
+        "index_n_heads", s->index_heads, "index_head_dim", s->index_dim, "index_topk", s->index_topk,
+        "candidate_topk_blocks", s->candidate_blocks, "candidate_block_size", s->candidate_block, "n_routed_experts",
+        s->experts, "n_shared_experts", 1, "num_experts_per_tok", s->topk, "moe_intermediate_size", s->inter,
+        "scoring_func", "sqrtsoftplus", "topk_method", "noaux_tc", "norm_topk_prob", 1, "routed_scaling_factor", 1.5,
+        "hidden_act", "silu", "swiglu_limit", 10.0, "rms_norm_eps", 1e-20, "hc_mult", 4, "hc_sinkhorn_iters", 20,
+        "hc_eps", 1e-6, "tie_word_embeddings", 0, "attention_bias", 0);
     if (t && rest)
         json_object_update(t, rest);
     json_decref(rest);
@@ -445,12 +539,12 @@ static json_t *text_config(const struct spec *s)
 
 static json_t *full_config(const struct spec *s)
 {
-    json_t *root = json_pack(
-        "{s:[s], s:s, s:s, s:i, s:i, s:i, s:i, s:b, s:{s:s, s:s, s:[i,i], s:s, s:s}, s:o}", "architectures",
-        "DeepseekV41ForCausalLM", "model_type", "deepseek_v41", "dtype", "bfloat16", "bos_token_id", 0, "eos_token_id", 1,
-        "pad_token_id", 2, "image_token_id", s->vocab - 1, "tie_word_embeddings", 0, "quantization_config", "quant_method",
-        "fp8", "activation_scheme", "dynamic", "weight_block_size", 32, 32, "scale_fmt", "ue8m0", "expert_dtype", "fp4",
-        "text_config", text_config(s));
+    json_t *root =
+        json_pack("{s:[s], s:s, s:s, s:i, s:i, s:i, s:i, s:b, s:{s:s, s:s, s:[i,i], s:s, s:s}, s:o}", "architectures",
+                  "DeepseekV41ForCausalLM", "model_type", "deepseek_v41", "dtype", "bfloat16", "bos_token_id", 0,
+                  "eos_token_id", 1, "pad_token_id", 2, "image_token_id", s->vocab - 1, "tie_word_embeddings", 0,
+                  "quantization_config", "quant_method", "fp8", "activation_scheme", "dynamic", "weight_block_size", 32,
+                  32, "scale_fmt", "ue8m0", "expert_dtype", "fp4", "text_config", text_config(s));
     if (root && s->vision)
         json_object_set_new(root, "vision_config", json_pack("{s:s}", "model_type", "deepseek_v41_vision"));
     return root;
@@ -514,8 +608,12 @@ static int add_item(void *arg, const struct mdl_want *w)
 
 static int add_vision(struct job *j)
 {
-    static const char *const names[] = {"vision.patch_embed.weight", "vision.blocks.0.norm1.weight", "aligner.layers.0.weight",
-                                        "image_start", "image_end", "image_newline"};
+    static const char *const names[] = {"vision.patch_embed.weight",
+                                        "vision.blocks.0.norm1.weight",
+                                        "aligner.layers.0.weight",
+                                        "image_start",
+                                        "image_end",
+                                        "image_newline"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         struct mdl_want w = {.dtype = MDL_BF16, .ndim = 2, .shape = {8, 12}, .k = 12};
         snprintf(w.name, sizeof w.name, "%s", names[i]);
@@ -589,14 +687,17 @@ static int32_t *compressed_ids(const struct job *j)
     int32_t *map = malloc((size_t)c->vocab_size * sizeof *map);
     uint64_t key = key_of(j, "compressed_ids");
     for (int i = 0; map && i < c->vocab_size; i++)
-        map[i] = i < c->engram_compressed_vocab ? i : (int32_t)(random_bits(key, (uint64_t)i) % (uint64_t)c->engram_compressed_vocab);
+        map[i] = i < c->engram_compressed_vocab
+                     ? i
+                     : (int32_t)(random_bits(key, (uint64_t)i) % (uint64_t)c->engram_compressed_vocab);
     return map;
 }
 
 static int add_engram_layer(struct job *j, struct mdl_st_writer *w, int slot, int64_t *values)
 {
     const struct mdl_config *c = &j->config;
-    int64_t n_mult = c->engram_ngram, n_primes = (int64_t)(c->engram_ngram - 1) * c->engram_heads, *primes = values + n_mult;
+    int64_t n_mult = c->engram_ngram, n_primes = (int64_t)(c->engram_ngram - 1) * c->engram_heads,
+            *primes = values + n_mult;
     uint64_t bound = (uint64_t)INT64_MAX / (uint64_t)c->engram_compressed_vocab / 2;
     char mult_name[48], prime_name[48];
     snprintf(mult_name, sizeof mult_name, "multipliers.%d", c->engram_layers[slot]);
@@ -663,7 +764,8 @@ static int make(struct job *j)
 static void print_usage(FILE *f)
 {
     fputs("usage: make_model --out DIR [--preset NAME] [--seed N] [--shard-bytes N] [size flags]\n\n"
-          "Writes a random model in the published layout.\n\npresets (default mini):\n", f);
+          "Writes a random model in the published layout.\n\npresets (default mini):\n",
+          f);
     for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++)
         fprintf(f, "  %-6s %s\n", presets[i].name, presets[i].what);
     fputs("\nsize flags, each with a number; they change the preset:\n", f);
@@ -695,10 +797,13 @@ static int parse_number(const char *flag, const char *text, uint64_t max, uint64
 /* Layers that the loops above divide by or count to; everything else is judged as a config. */
 static int check_spec(const struct spec *s)
 {
-    if (s->layers < 1 || s->layers > MDL_MAX_LAYERS || s->draft > MDL_MAX_DRAFT || s->cut <= s->swa || s->cut >= s->layers ||
-        s->share < 1 || s->reindex < 1 || s->taps > s->layers) {
-        fprintf(stderr, "make_model: expected 0 <= swa-layers < cut < layers <= %d, at most %d drafter stages, share and reindex "
-                        "at least 1, taps at most layers\n", MDL_MAX_LAYERS, MDL_MAX_DRAFT);
+    if (s->layers < 1 || s->layers > MDL_MAX_LAYERS || s->draft > MDL_MAX_DRAFT || s->cut <= s->swa ||
+        s->cut >= s->layers || s->share < 1 || s->reindex < 1 || s->taps > s->layers) {
+        fprintf(
+            stderr,
+            "make_model: expected 0 <= swa-layers < cut < layers <= %d, at most %d drafter stages, share and reindex "
+            "at least 1, taps at most layers\n",
+            MDL_MAX_LAYERS, MDL_MAX_DRAFT);
         return -1;
     }
     return 0;
@@ -708,8 +813,8 @@ static int check_spec(const struct spec *s)
 static int parse_options(int argc, char **argv, struct job *j)
 {
     struct option options[N_SIZE_FLAGS + 6] = {
-        {"out", required_argument, NULL, 'o'},         {"preset", required_argument, NULL, 'p'},
-        {"seed", required_argument, NULL, 's'},        {"shard-bytes", required_argument, NULL, 'b'},
+        {"out", required_argument, NULL, 'o'},  {"preset", required_argument, NULL, 'p'},
+        {"seed", required_argument, NULL, 's'}, {"shard-bytes", required_argument, NULL, 'b'},
         {"help", no_argument, NULL, 'h'},
     };
     const struct preset *preset = &presets[0];

@@ -14,8 +14,9 @@
 
 #include "model/numerics.h"
 
+/* Accumulators live in registers only when the loops over them are unrolled; clang does so unasked. */
 #if defined(__clang__)
-#define MDL_UNROLL _Pragma("unroll")
+#define MDL_UNROLL
 #else
 #define MDL_UNROLL _Pragma("GCC unroll 16")
 #endif

@@ -34,6 +34,7 @@ enum {
     DIRECT_K = 20480, /* up to this width */
     PW = 8,      /* weight rows of a panel */
     NR = 3,      /* input rows per register block of the panel kernel */
+    AHEAD = 16384, /* bytes between a prefetch and its use */
     GROUP = 96,  /* input rows that share one decoded panel */
     CHUNK = 1024 /* inputs per panel */
 };
@@ -150,9 +151,20 @@ MDL_INLINE void fp8_step(int nr, const struct e4m3_lut *lut, const struct wrows 
     }
 }
 
-/* Addends of the FP4 scales of NW rows, as words. */
-static void fp4_addends(const struct wrows *w, int blocks, uint16_t (*addend)[DIRECT_K / 32])
+/* Rows of a matrix lie one after the other, so what comes next follows in memory; it is fetched line by line while NW rows
+ * are used, at least AHEAD bytes before its turn. Rows are too short for the hardware to find its pace in each of them. */
+MDL_INLINE void prefetch_lines(const uint8_t *at, int lines)
 {
+    MDL_UNROLL
+    for (int i = 0; i < lines; i++)
+        _mm_prefetch((const char *)at + 64 * i, _MM_HINT_T0);
+}
+
+/* Addends of the FP4 scales of NW rows, as words. The scales of rows further on are fetched meanwhile. */
+static void fp4_addends(const struct wrows *w, int blocks, size_t rows_ahead, uint16_t (*addend)[DIRECT_K / 32])
+{
+    for (int i = 0; i < NW * blocks; i += 64)
+        prefetch_lines(w->scale[0] + rows_ahead * (size_t)blocks + i, 1);
     for (int i = 0; i < NW; i++)
         for (int b = 0; b < blocks; b += 32) {
             __m256i s = _mm256_maskz_loadu_epi8(mask32(blocks - b), w->scale[i] + b);
@@ -190,10 +202,11 @@ MDL_INLINE void direct_rows(enum mdl_wkind kind, int nr, const struct mdl_linear
 {
     struct e4m3_lut lut = {0};
     __m512i table = _mm512_load_si512(mdl_avx512_e2m1);
-    _Alignas(64) uint16_t addend[kind == MDL_W_FP4 ? NW : 1][DIRECT_K / 32];
+    _Alignas(64) uint16_t addend[NW][DIRECT_K / 32]; /* FP4 only */
     if (kind == MDL_W_FP8)
         lut = e4m3_load_lut(mdl_avx512_e4m3_plain);
     int step = kind == MDL_W_FP8 ? 64 : 32, full = lin->k & -step;
+    size_t together = NW * row_bytes(kind, lin->k), ahead = (AHEAD + together - 1) / together * together;
     for (int n = n0; n < n1; n += NW) {
         struct wrows w = rows_at(lin, n, n1);
         __m512 acc[DIRECT][NW];
@@ -202,18 +215,25 @@ MDL_INLINE void direct_rows(enum mdl_wkind kind, int nr, const struct mdl_linear
             MDL_UNROLL
             for (int i = 0; i < NW; i++)
                 acc[r][i] = _mm512_setzero_ps();
+        const uint8_t *next = w.data[0] + ahead;
         if (kind == MDL_W_FP4) {
-            fp4_addends(&w, lin->k / 32, addend);
-            for (int k = 0; k < full; k += 32)
+            fp4_addends(&w, lin->k / 32, ahead / row_bytes(kind, lin->k), addend);
+            for (int k = 0; k < full; k += 32) {
+                prefetch_lines(next + 2 * k, 1);
                 fp4_step(nr, table, &w, addend, x, ldx, k, acc);
+            }
         } else if (kind == MDL_W_FP8) {
-            for (int k = 0; k < full; k += 64)
+            for (int k = 0; k < full; k += 64) {
+                prefetch_lines(next + NW * k, NW);
                 fp8_step(nr, &lut, &w, x, ldx, k, 64, acc);
+            }
             if (full < lin->k)
                 fp8_step(nr, &lut, &w, x, ldx, full, lin->k - full, acc);
         } else {
-            for (int k = 0; k < full; k += 32)
+            for (int k = 0; k < full; k += 32) {
+                prefetch_lines(next + 2 * NW * k, NW);
                 bf16_step(nr, &w, x, ldx, k, 32, acc);
+            }
             if (full < lin->k)
                 bf16_step(nr, &w, x, ldx, full, lin->k - full, acc);
         }
@@ -255,12 +275,15 @@ typedef uint16_t panel_block[PW][32];
 MDL_INLINE void fill_panel(enum mdl_wkind kind, const struct mdl_linear *lin, int n, int n1, int k0, int len, panel_block *panel)
 {
     struct decoder d = decoder_load(kind);
+    /* The next chunk of these rows, or the first one of the next rows. */
+    size_t next = row_bytes(kind, k0 + CHUNK < lin->k ? CHUNK : PW * lin->k - k0);
     for (int i = 0; i < PW; i += NW) {
         struct wrows w = rows_at(lin, n + i < n1 ? n + i : n1 - 1, n1);
         for (int k = 0; k < len; k += 64)
             MDL_UNROLL
             for (int j = 0; j < NW; j++) {
                 __m512i w0, w1;
+                prefetch_lines(w.data[j] + row_bytes(kind, k0 + k) + next, kind == MDL_W_BF16 ? 2 : 1);
                 if (len - k >= 64)
                     decode64(kind, &d, w.data[j], w.scale[j], k0 + k, 64, &w0, &w1);
                 else

@@ -58,6 +58,25 @@ Test(harness, every_check_accepts_what_is_true)
     cr_expect_str_eq("a", "a", "%s", "message");
 }
 
+static const char *set_text(const char **text)
+{
+    *text = "set by the check";
+    return *text;
+}
+
+static int count_call(int *calls)
+{
+    return ++*calls;
+}
+
+Test(harness, a_message_is_evaluated_after_a_failed_check_only)
+{
+    const char *text = NULL;
+    int calls = 0;
+    cr_assert(set_text(&text), "%s %d", text, count_call(&calls));
+    cr_expect_eq(calls, 0);
+}
+
 Test(harness, a_disabled_test_does_not_run, .disabled = true)
 {
     cr_assert_fail("must not run");

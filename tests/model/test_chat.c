@@ -48,6 +48,7 @@ static char *render_with(const char *request, const struct mdl_chat_options *opt
         else
             mdl_text_add(&out, s, p.seg[i].len);
         cr_assert(p.seg[i].marker || i == 0 || p.seg[i - 1].marker, "two text segments in a row");
+        cr_assert(p.seg[i].len > 0);
     }
     mdl_chat_prompt_free(&p);
     json_decref(root);

@@ -21,11 +21,11 @@ struct scratch {
 
 /* What rewrite does to one tensor of the copy. */
 struct change {
-    const char *name;      /* the tensor */
-    const char *new_name;  /* NULL: same */
+    const char *name;     /* the tensor */
+    const char *new_name; /* NULL: same */
     int drop;
-    enum mdl_dtype dtype;  /* MDL_DTYPE_COUNT: same */
-    int ndim;              /* 0: same shape */
+    enum mdl_dtype dtype; /* MDL_DTYPE_COUNT: same */
+    int ndim;             /* 0: same shape */
     int64_t shape[2];
 };
 
@@ -51,8 +51,11 @@ static void scratch_new(struct scratch *s, const char *from)
     char a[160], b[160];
     snprintf(s->dir, sizeof s->dir, "/tmp/weft-ckpt-XXXXXX");
     cr_assert_not_null(mkdtemp(s->dir));
-    static const char *const files[] = {"config.json", "engram.safetensors", "model.safetensors",
-                                        "model.safetensors.index.json", "model-00001-of-00002.safetensors",
+    static const char *const files[] = {"config.json",
+                                        "engram.safetensors",
+                                        "model.safetensors",
+                                        "model.safetensors.index.json",
+                                        "model-00001-of-00002.safetensors",
                                         "model-00002-of-00002.safetensors"};
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
         snprintf(a, sizeof a, "%s/%s", from, files[i]);
@@ -71,17 +74,21 @@ static void scratch_remove(const struct scratch *s, const char *name)
 
 static void scratch_free(struct scratch *s)
 {
-    static const char *const files[] = {"config.json", "engram.safetensors", "model.safetensors",
-                                        "model.safetensors.index.json", "model-00001-of-00002.safetensors",
-                                        "model-00002-of-00002.safetensors", "extra.safetensors"};
+    static const char *const files[] = {"config.json",
+                                        "engram.safetensors",
+                                        "model.safetensors",
+                                        "model.safetensors.index.json",
+                                        "model-00001-of-00002.safetensors",
+                                        "model-00002-of-00002.safetensors",
+                                        "extra.safetensors"};
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++)
         scratch_remove(s, files[i]);
     cr_expect_eq(rmdir(s->dir), 0, "%s", s->dir);
 }
 
 /* Writes one safetensors file of the scratch anew, from its golden original, with changes. add: a tensor more. */
-static void rewrite_file(const struct scratch *s, const char *from, const char *file, const struct change *changes, size_t n,
-                         const char *add)
+static void rewrite_file(const struct scratch *s, const char *from, const char *file, const struct change *changes,
+                         size_t n, const char *add)
 {
     static const uint16_t zeros[8];
     char source[160], path[160];
@@ -99,8 +106,10 @@ static void rewrite_file(const struct scratch *s, const char *from, const char *
                 c = changes[k];
         if (c.drop)
             continue;
-        cr_assert_eq(mdl_st_writer_add(w, c.new_name ? c.new_name : t->name, c.dtype == MDL_DTYPE_COUNT ? t->dtype : c.dtype,
-                                       c.ndim ? c.ndim : t->ndim, c.ndim ? c.shape : t->shape, t->data), 0, "%s", t->name);
+        cr_assert_eq(mdl_st_writer_add(w, c.new_name ? c.new_name : t->name,
+                                       c.dtype == MDL_DTYPE_COUNT ? t->dtype : c.dtype, c.ndim ? c.ndim : t->ndim,
+                                       c.ndim ? c.shape : t->shape, t->data),
+                     0, "%s", t->name);
     }
     const int64_t eight[] = {8};
     if (add)
@@ -183,11 +192,31 @@ Test(checkpoint, binds_every_tensor_of_a_layer)
         expect_linear(&b->experts[e].w2, MDL_W_FP4, 128, 64, "w2");
         expect_linear(&b->experts[e].w3, MDL_W_FP4, 64, 128, "w3");
     }
-    const void *const vectors[] = {b->attn_norm, b->ffn_norm, b->hc_attn.fn, b->hc_attn.base, b->hc_attn.scale, b->hc_ffn.fn,
-                                   b->hc_ffn.base, b->hc_ffn.scale, b->q_norm, b->kv_norm, b->attn_sink, b->comp_norm,
-                                   b->idx_k_norm, b->gate_bias, ck->embed, ck->norm, ck->main_norm, ck->draft_norm,
-                                   ck->markov_embed, ck->engram_map, ck->engram[1].table, ck->engram[1].table_scale,
-                                   ck->engram[1].q_weight, ck->engram[1].k_weight, ck->engram[1].multipliers,
+    const void *const vectors[] = {b->attn_norm,
+                                   b->ffn_norm,
+                                   b->hc_attn.fn,
+                                   b->hc_attn.base,
+                                   b->hc_attn.scale,
+                                   b->hc_ffn.fn,
+                                   b->hc_ffn.base,
+                                   b->hc_ffn.scale,
+                                   b->q_norm,
+                                   b->kv_norm,
+                                   b->attn_sink,
+                                   b->comp_norm,
+                                   b->idx_k_norm,
+                                   b->gate_bias,
+                                   ck->embed,
+                                   ck->norm,
+                                   ck->main_norm,
+                                   ck->draft_norm,
+                                   ck->markov_embed,
+                                   ck->engram_map,
+                                   ck->engram[1].table,
+                                   ck->engram[1].table_scale,
+                                   ck->engram[1].q_weight,
+                                   ck->engram[1].k_weight,
+                                   ck->engram[1].multipliers,
                                    ck->engram[1].primes};
     for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++)
         cr_expect_not_null(vectors[i], "%zu", i);
@@ -322,7 +351,8 @@ Test(checkpoint, misaligned_tensors_are_copied)
     cr_expect_eq(memcmp(a->layers[0].hc_attn.fn, b->layers[0].hc_attn.fn, 24 * 512 * 4), 0);
     cr_expect_eq(memcmp(a->head.data, b->head.data, 512 * 128 * 2), 0);
     cr_expect_eq(memcmp(a->engram[1].multipliers, b->engram[1].multipliers, 4 * 8), 0);
-    cr_expect_eq(b->layers[0].wq_a.data, mdl_checkpoint_tensor(b, "layers.0.attn.wq_a.weight")->data, "bytes stay in place");
+    cr_expect_eq(b->layers[0].wq_a.data, mdl_checkpoint_tensor(b, "layers.0.attn.wq_a.weight")->data,
+                 "bytes stay in place");
     cr_expect_eq(a->revision, b->revision);
     mdl_checkpoint_close(a);
     mdl_checkpoint_close(b);
@@ -366,7 +396,8 @@ Test(checkpoint, output_projection_in_bf16)
 
 Test(checkpoint, tolerated_names)
 {
-    static const char *const names[] = {"vision.blocks.0.x", "aligner.y", "image_newline", "mtp.0.embed.weight", "mtp.1.head.weight"};
+    static const char *const names[] = {"vision.blocks.0.x", "aligner.y", "image_newline", "mtp.0.embed.weight",
+                                        "mtp.1.head.weight"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         struct scratch s;
         struct mdl_checkpoint *ck;
@@ -421,22 +452,25 @@ Test(checkpoint, wrong_tensors_are_named)
          "tensor layers.1.attn.compressor.wgate.weight is missing"},
         {{"layers.7.ffn.experts.7.w2.scale", NULL, 1, MDL_DTYPE_COUNT, 0, {0}},
          "tensor layers.7.ffn.experts.7.w2.scale is missing, expected F8_E8M0"},
-        {{"mtp.1.markov_head.head.weight", NULL, 1, MDL_DTYPE_COUNT, 0, {0}}, "tensor mtp.1.markov_head.head.weight is missing"},
-        {{"embed.weight", NULL, 0, MDL_F16, 0, {0}},
-         "tensor embed.weight is F16 [512, 128], expected BF16 [512, 128]"},
+        {{"mtp.1.markov_head.head.weight", NULL, 1, MDL_DTYPE_COUNT, 0, {0}},
+         "tensor mtp.1.markov_head.head.weight is missing"},
+        {{"embed.weight", NULL, 0, MDL_F16, 0, {0}}, "tensor embed.weight is F16 [512, 128], expected BF16 [512, 128]"},
         {{"embed.weight", NULL, 0, MDL_DTYPE_COUNT, 2, {128, 512}},
          "tensor embed.weight is BF16 [128, 512], expected BF16 [512, 128]"},
-        {{"norm.weight", NULL, 0, MDL_DTYPE_COUNT, 2, {1, 128}}, "tensor norm.weight is BF16 [1, 128], expected BF16 [128]"},
+        {{"norm.weight", NULL, 0, MDL_DTYPE_COUNT, 2, {1, 128}},
+         "tensor norm.weight is BF16 [1, 128], expected BF16 [128]"},
         {{"layers.0.attn.wq_a.weight", NULL, 0, MDL_I8, 0, {0}},
          "tensor layers.0.attn.wq_a.weight is I8 [64, 128], expected F8_E4M3 [64, 128]"},
         {{"layers.0.attn.wo_a.weight", NULL, 0, MDL_I8, 0, {0}},
          "tensor layers.0.attn.wo_a.weight is I8 [128, 128], expected F8_E4M3 or BF16 [128, 128]"},
         {{"layers.0.ffn.experts.0.w1.weight", NULL, 0, MDL_F8_E4M3, 0, {0}}, "expected I8 [64, 64]"},
         {{"layers.0.hc_attn_scale", NULL, 0, MDL_I32, 0, {0}}, "layers.0.hc_attn_scale is I32 [3], expected F32 [3]"},
-        {{"layers.3.ffn.gate.bias_vl", NULL, 0, MDL_I32, 0, {0}}, "layers.3.ffn.gate.bias_vl is I32 [8], expected F32 [8]"},
+        {{"layers.3.ffn.gate.bias_vl", NULL, 0, MDL_I32, 0, {0}},
+         "layers.3.ffn.gate.bias_vl is I32 [8], expected F32 [8]"},
         {{"layers.0.attn_norm.weight", "layers.0.self_attn.norm.weight", 0, MDL_DTYPE_COUNT, 0, {0}},
          "converted to other names (transformers style)"},
-        {{"embed.weight", "model.embed_tokens.weight", 0, MDL_DTYPE_COUNT, 0, {0}}, "model.embed_tokens.weight is there"},
+        {{"embed.weight", "model.embed_tokens.weight", 0, MDL_DTYPE_COUNT, 0, {0}},
+         "model.embed_tokens.weight is there"},
         {{"layers.0.attn.wq_a.scale", "layers.0.attn.wq_a.weight_scale_inv", 0, MDL_DTYPE_COUNT, 0, {0}},
          "tensor layers.0.attn.wq_a.scale is missing, but layers.0.attn.wq_a.weight_scale_inv is there"},
     };
@@ -451,8 +485,8 @@ Test(checkpoint, wrong_tensors_are_named)
 
 Test(checkpoint, tensors_without_a_place)
 {
-    static const char *const names[] = {"layers.8.attn_norm.weight", "layers.2.attn.compressor.wkv.weight", "mtp.2.attn_norm.weight",
-                                        "hc_head_fn", "mtp.x.embed.weight"};
+    static const char *const names[] = {"layers.8.attn_norm.weight", "layers.2.attn.compressor.wkv.weight",
+                                        "mtp.2.attn_norm.weight", "hc_head_fn", "mtp.x.embed.weight"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         struct scratch s;
         char message[128];
@@ -540,7 +574,8 @@ Test(checkpoint, hostile_index)
         {no_map, -EINVAL, "weight_map is missing or empty"},
         {map_is_text, -EINVAL, "weight_map is missing or empty"},
         {map_to_number, -EINVAL, "tensor norm.weight: the shard is \"not a string\""},
-        {map_outside, -EINVAL, "tensor norm.weight: the shard is \"../model.safetensors\", expected the name of a file in the same"},
+        {map_outside, -EINVAL,
+         "tensor norm.weight: the shard is \"../model.safetensors\", expected the name of a file in the same"},
         {map_absolute, -EINVAL, "the shard is \"/etc/passwd\""},
         {map_to_parent, -EINVAL, "the shard is \"..\""},
         {map_to_missing, -ENOENT, "model-00003-of-00003.safetensors"},
@@ -611,7 +646,8 @@ Test(checkpoint, sidecar_tensors_are_checked)
     } cases[] = {
         {{"compressed_ids", NULL, 1, MDL_DTYPE_COUNT, 0, {0}}, "tensor compressed_ids is missing, expected I32 [512]"},
         {{"compressed_ids", NULL, 0, MDL_F32, 0, {0}}, "tensor compressed_ids is F32 [512], expected I32 [512]"},
-        {{"compressed_ids", NULL, 0, MDL_DTYPE_COUNT, 1, {511}}, "tensor compressed_ids is I32 [511], expected I32 [512]"},
+        {{"compressed_ids", NULL, 0, MDL_DTYPE_COUNT, 1, {511}},
+         "tensor compressed_ids is I32 [511], expected I32 [512]"},
         {{"multipliers.0", NULL, 1, MDL_DTYPE_COUNT, 0, {0}}, "tensor multipliers.0 is missing, expected I64 [4]"},
         {{"multipliers.1", "multipliers.2", 0, MDL_DTYPE_COUNT, 0, {0}}, "tensor multipliers.1 is missing"},
         {{"primes.1", NULL, 0, MDL_DTYPE_COUNT, 1, {5}}, "tensor primes.1 is I64 [5], expected I64 [6]"},
@@ -650,7 +686,8 @@ static void poke(const struct scratch *s, const char *name, int index, int64_t v
     size_t data = 0, size = mdl_dtype_size(t->dtype);
     for (size_t i = 0; i < mdl_st_count(st); i++)
         data += mdl_st_at(st, i)->bytes;
-    long at = (long)((size_t)sb.st_size - data + (size_t)((const char *)t->data - (const char *)first->data) + size * (size_t)index);
+    long at = (long)((size_t)sb.st_size - data + (size_t)((const char *)t->data - (const char *)first->data) +
+                     size * (size_t)index);
     int32_t narrow = (int32_t)value;
     FILE *f = fopen(path, "r+b");
     cr_assert_not_null(f);

@@ -45,12 +45,21 @@ static void edit(json_t *root, const char *key, const char *json)
 static json_t *flatten(const json_t *real)
 {
     static const char *const renames[][2] = {
-        {"hidden_size", "dim"}, {"num_hidden_layers", "n_layers"}, {"num_attention_heads", "n_heads"},
-        {"qk_rope_head_dim", "rope_head_dim"}, {"sliding_window", "window_size"}, {"kv_source_layer_ids", "kv_source_layers"},
-        {"index_source_layer_ids", "index_source_layers"}, {"candidate_source_layer_id", "candidate_source_layer"},
-        {"num_experts_per_tok", "n_activated_experts"}, {"moe_intermediate_size", "moe_inter_dim"},
-        {"routed_scaling_factor", "route_scale"}, {"rms_norm_eps", "norm_eps"}, {"engram_pad_token_id", "engram_pad_id"},
-        {"num_nextn_predict_layers", "n_mtp_layers"}, {"dspark_num_experts_per_tok", "dspark_n_activated_experts"},
+        {"hidden_size", "dim"},
+        {"num_hidden_layers", "n_layers"},
+        {"num_attention_heads", "n_heads"},
+        {"qk_rope_head_dim", "rope_head_dim"},
+        {"sliding_window", "window_size"},
+        {"kv_source_layer_ids", "kv_source_layers"},
+        {"index_source_layer_ids", "index_source_layers"},
+        {"candidate_source_layer_id", "candidate_source_layer"},
+        {"num_experts_per_tok", "n_activated_experts"},
+        {"moe_intermediate_size", "moe_inter_dim"},
+        {"routed_scaling_factor", "route_scale"},
+        {"rms_norm_eps", "norm_eps"},
+        {"engram_pad_token_id", "engram_pad_id"},
+        {"num_nextn_predict_layers", "n_mtp_layers"},
+        {"dspark_num_experts_per_tok", "dspark_n_activated_experts"},
     };
     json_t *flat = json_deep_copy(json_object_get(real, "text_config"));
     for (size_t i = 0; i < sizeof renames / sizeof renames[0]; i++) {
@@ -64,7 +73,8 @@ static json_t *flatten(const json_t *real)
     json_object_set_new(flat, "rope_factor", json_integer(16));
     json_object_set_new(flat, "beta_fast", json_integer(32));
     json_object_set_new(flat, "beta_slow", json_integer(1));
-    static const char *const ids[] = {"bos_token_id", "eos_token_id", "pad_token_id", "image_token_id", "vision_config"};
+    static const char *const ids[] = {"bos_token_id", "eos_token_id", "pad_token_id", "image_token_id",
+                                      "vision_config"};
     for (size_t i = 0; i < sizeof ids / sizeof ids[0]; i++)
         json_object_set(flat, ids[i], json_object_get(real, ids[i]));
     return flat;
@@ -152,10 +162,10 @@ Test(config, real_roles)
         const struct mdl_layer_role *r = &c.layer[l];
         int slot = l < 2 ? -1 : l < 8 ? 0 : l < 14 ? 1 : l < 20 ? 2 : 3;
         int index = l < 2 ? -1 : l < 24 ? 2 + 6 * slot : l / 4 * 4;
-        enum mdl_layer_mode mode = l < 2                      ? MDL_LAYER_SWA
-                                   : l == 2 + 6 * slot        ? MDL_LAYER_FULL
-                                   : l >= 24 && l % 4 == 0    ? MDL_LAYER_REINDEX
-                                                              : MDL_LAYER_REUSE;
+        enum mdl_layer_mode mode = l < 2                   ? MDL_LAYER_SWA
+                                   : l == 2 + 6 * slot     ? MDL_LAYER_FULL
+                                   : l >= 24 && l % 4 == 0 ? MDL_LAYER_REINDEX
+                                                           : MDL_LAYER_REUSE;
         cr_expect_eq(r->mode, mode, "layer %d", l);
         cr_expect_eq(r->ratio, l < 2 ? 0 : l < 20 ? 2 : 1, "layer %d", l);
         cr_expect_eq(r->kv_source, slot, "layer %d", l);
@@ -252,7 +262,8 @@ static const struct bad_case {
     {"kv_source_layer_ids", "[2,8,8,20]", "kv_source_layer_ids[2] is 8 after 8"},
     {"kv_source_layer_ids", "[2,8,14,40]", "kv_source_layer_ids[3] is 40"},
     {"kv_source_layer_ids", "[8,14,20]", "compress_ratios[2] is 2, expected 0: no layer of kv_source_layer_ids"},
-    {"kv_source_layer_ids", "[0,2,8,14,20]", "layer 0 is in kv_source_layer_ids, expected it in index_source_layer_ids"},
+    {"kv_source_layer_ids", "[0,2,8,14,20]",
+     "layer 0 is in kv_source_layer_ids, expected it in index_source_layer_ids"},
     {"kv_source_layer_ids", "[2,8,14]", "compress_ratios[20] is 1, expected 2, the ratio of layer 14"},
     {"index_source_layer_ids", "[2,8,20]", "layer 14 is in kv_source_layer_ids, expected it in index_source_layer_ids"},
     {"index_source_layer_ids", "[1,2,8,14,20]", "compress_ratios[1] is 0, expected 1 or 2: layer 1 is in index_source"},
@@ -297,10 +308,14 @@ static const struct bad_case {
     {"/text_config", "[1]", "text_config is [1], expected an object"},
     {"/eos_token_id", "129280", "eos_token_id is 129280"},
     {"/quantization_config", "1", "quantization_config is 1, expected an object"},
-    {"/quantization_config", "{\"weight_block_size\":[128,128]}", "quantization_config.weight_block_size is [128,128], expected [32,32]"},
-    {"/quantization_config", "{\"scale_fmt\":\"float\"}", "quantization_config.scale_fmt is \"float\", expected \"ue8m0\""},
-    {"/quantization_config", "{\"expert_dtype\":\"fp8\"}", "quantization_config.expert_dtype is \"fp8\", expected \"fp4\""},
-    {"/quantization_config", "{\"quant_method\":\"awq\"}", "quantization_config.quant_method is \"awq\", expected \"fp8\""},
+    {"/quantization_config", "{\"weight_block_size\":[128,128]}",
+     "quantization_config.weight_block_size is [128,128], expected [32,32]"},
+    {"/quantization_config", "{\"scale_fmt\":\"float\"}",
+     "quantization_config.scale_fmt is \"float\", expected \"ue8m0\""},
+    {"/quantization_config", "{\"expert_dtype\":\"fp8\"}",
+     "quantization_config.expert_dtype is \"fp8\", expected \"fp4\""},
+    {"/quantization_config", "{\"quant_method\":\"awq\"}",
+     "quantization_config.quant_method is \"awq\", expected \"fp8\""},
 };
 
 Test(config, bad_values_are_named)
@@ -363,7 +378,7 @@ Test(config, models_without_a_cut_still_load)
     for (int l = 2; l < 40; l++)
         json_array_set_new(ratios, (size_t)l, json_integer(0));
     static const char *const gone[] = {"kv_source_layer_ids", "index_source_layer_ids", "candidate_source_layer_id",
-                                       "index_n_heads", "index_head_dim", "index_topk"};
+                                       "index_n_heads",       "index_head_dim",         "index_topk"};
     for (size_t i = 0; i < sizeof gone / sizeof gone[0]; i++)
         edit(root, gone[i], NULL);
     cr_assert_eq(parse_json(root, &c, &err), 0, "%s", err.msg);
@@ -379,8 +394,9 @@ Test(config, optional_parts)
     struct mdl_config c;
     struct cfg_error err;
     json_t *root = load_real();
-    static const char *const gone[] = {"engram_layer_ids", "num_nextn_predict_layers", "rope_scaling", "topk_method",
-                                       "/quantization_config", "/vision_config", "/image_token_id", "candidate_source_layer_id"};
+    static const char *const gone[] = {"engram_layer_ids", "num_nextn_predict_layers", "rope_scaling",
+                                       "topk_method",      "/quantization_config",     "/vision_config",
+                                       "/image_token_id",  "candidate_source_layer_id"};
     for (size_t i = 0; i < sizeof gone / sizeof gone[0]; i++)
         edit(root, gone[i], NULL);
     edit(root, "compress_ratios", "[0,0,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]");

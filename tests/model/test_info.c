@@ -120,8 +120,8 @@ Test(info, nodes_by_role)
     /* Encoder and tail together are the backbone and what seeds the rings. */
     int64_t backbone = i.bytes[MDL_CLASS_EXPERT] + i.bytes[MDL_CLASS_DENSE] + i.bytes[MDL_CLASS_ENGRAM];
     int64_t seeds = 5120 * 15360 + 160 * 480 + 5120 * 2 + 3 * (512 * 5120 + 16 * 160 + 512 * 2);
-    cr_expect_eq(prefill.weights[MDL_CLASS_EXPERT] + prefill.weights[MDL_CLASS_DENSE] + prefill.weights[MDL_CLASS_ENGRAM] +
-                     prefill.decoder_tail_weights,
+    cr_expect_eq(prefill.weights[MDL_CLASS_EXPERT] + prefill.weights[MDL_CLASS_DENSE] +
+                     prefill.weights[MDL_CLASS_ENGRAM] + prefill.decoder_tail_weights,
                  backbone + seeds);
 }
 

@@ -38,14 +38,16 @@ static void expect_bad(const char *header, size_t data_len, const char *message)
     free(p);
 }
 
-#define T(name, dtype, shape, begin, end) \
+#define T(name, dtype, shape, begin, end)                                                                              \
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" #begin "," #end "]}"
 
 Test(safetensors, reads_tensors)
 {
     size_t len;
-    uint8_t *p = image("{\"__metadata__\":{\"format\":\"pt\"}," T("b", "I32", "[2]", 4, 12) "," T("a", "F32", "[]", 0, 4) ","
-                       T("z", "BF16", "[3,0]", 12, 12) "," T("odd", "F8_E5M2", "[3]", 12, 15) "}   ", 15, &len);
+    uint8_t *p =
+        image("{\"__metadata__\":{\"format\":\"pt\"}," T("b", "I32", "[2]", 4, 12) "," T("a", "F32", "[]", 0, 4) "," T(
+                  "z", "BF16", "[3,0]", 12, 12) "," T("odd", "F8_E5M2", "[3]", 12, 15) "}   ",
+              15, &len);
     struct mdl_st *st;
     struct cfg_error err = {{0}};
     cr_assert_eq(mdl_st_open_memory(p, len, "x", &st, &err), 0, "%s", err.msg);
@@ -115,7 +117,8 @@ Test(safetensors, hostile_headers)
     expect_bad("{" T("a", "F32", "[1]", 0, 4) "," T("a", "F32", "[1]", 4, 8) "}", 8, "duplicate object key");
     expect_bad("{" T("a", "F32", "[2]", 0, 8) "," T("b", "F32", "[1]", 4, 8) "}", 8, "tensors a and b overlap");
     expect_bad("{" T("a", "F32", "[1]", 0, 4) "," T("b", "F32", "[1]", 0, 4) "}", 4, "overlap");
-    expect_bad("{" T("a", "F32", "[1]", 0, 4) "," T("b", "F32", "[1]", 5, 9) "}", 9, "1 bytes before tensor b belong to no");
+    expect_bad("{" T("a", "F32", "[1]", 0, 4) "," T("b", "F32", "[1]", 5, 9) "}", 9,
+               "1 bytes before tensor b belong to no");
     expect_bad("{" T("a", "F32", "[1]", 0, 4) "}", 5, "1 bytes at the end belong to no tensor");
     expect_bad("{" T("a\\u0000b", "F32", "[1]", 0, 4) "}", 4, "not valid JSON");
     /* Control bytes of a name never reach the message. */

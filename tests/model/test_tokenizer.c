@@ -262,6 +262,27 @@ Test(tokenizer, spaces_are_unicode_white_space)
     expect_split(SEQUENCE(SPLIT("Regex", "\\\\S", "Removed", "false")), "a a", "[ ]");
 }
 
+/* Characters of Unicode 15 and 16 count, whatever the Unicode version of PCRE2. */
+Test(tokenizer, properties_are_of_unicode_16)
+{
+    static const char face[] = "a\xf0\x9f\xab\xa8"
+                               "a"; /* U+1FAE8, a symbol */
+    static const char han[] = "a\xf0\xb1\x8d\x90"
+                              "a"; /* U+31350, a letter */
+    expect_split(SEQUENCE(SPLIT("Regex", "\\\\p{S}", "Removed", "false")), face, "[a][a]");
+    expect_split(SEQUENCE(SPLIT("Regex", "\\\\p{So}", "Removed", "false")), face, "[a][a]");
+    expect_split(SEQUENCE(SPLIT("Regex", "[\\\\p{P}\\\\p{S}]", "Removed", "false")), face, "[a][a]");
+    expect_split(SEQUENCE(SPLIT("Regex", "\\\\P{S}", "Removed", "false")), face, "[\xf0][\x9f][\xab][\xa8]");
+    expect_split(SEQUENCE(SPLIT("Regex", "\\\\p{^L}", "Removed", "true")), face, "[\xf0][\x9f][\xab][\xa8]");
+    expect_split(SEQUENCE(SPLIT("Regex", "[^\\\\p{L}]", "Removed", "false")), face, "[a][a]");
+    expect_split(SEQUENCE(SPLIT("Regex", "\\\\p{L}", "Removed", "false")), han, "");
+    expect_split(SEQUENCE(SPLIT("Regex", "\\\\p{Lu}", "Removed", "false")), han, "[a][\xf0][\xb1][\x8d][\x90][a]");
+    expect_split(SEQUENCE(SPLIT("Regex", "\\\\p{Han}", "Removed", "false")),
+                 "a\xe4\xb8\xad"
+                 "a",
+                 "[a][a]");
+}
+
 Test(tokenizer, byte_level_options)
 {
     static const char prefix[] = "{\"type\":\"ByteLevel\",\"add_prefix_space\":true,\"use_regex\":false}";
@@ -302,12 +323,19 @@ Test(tokenizer, what_is_not_supported_is_refused_by_name)
     expect_refused(no, "", BYTE_LEVEL, "{\"id\":300,\"content\":\"<x>\",\"single_word\":true}", "", "single_word");
     expect_refused(no, "a b", BYTE_LEVEL, "{\"id\":256,\"content\":\"ab\",\"special\":true}", "", "forge");
     static const char *const patterns[][2] = {
-        {"\\\\w+", "\\w"},    {"a\\\\b", "\\b"},
-        {"(?<n>a)", "group"}, {"(?R)", "group"},
-        {"(*ACCEPT)", "(*"},  {"[a[b]]", "class inside"},
-        {"[a&&b]", "&&"},     {"[]a]", "]"},
-        {"a{,3}", "repeat"},  {"\\\\x{e9}\\\\xe9", "\\x7f"},
-        {"(a)\\\\1", "\\1"},  {"\\\\pL", "property"},
+        {"\\\\w+", "\\w"},
+        {"a\\\\b", "\\b"},
+        {"(?<n>a)", "group"},
+        {"(?R)", "group"},
+        {"(*ACCEPT)", "(*"},
+        {"[a[b]]", "class inside"},
+        {"[a&&b]", "&&"},
+        {"[]a]", "]"},
+        {"a{,3}", "repeat"},
+        {"\\\\x{e9}\\\\xe9", "\\x7f"},
+        {"(a)\\\\1", "\\1"},
+        {"\\\\pL", "property"},
+        {"[\\\\P{L}]", "negated category"},
     };
     for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
         char steps[300];

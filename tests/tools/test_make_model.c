@@ -1,58 +1,34 @@
-/* The generator is a program; its main is called here under another name. */
-int make_model_main(int argc, char **argv);
-#define main make_model_main
-#include "tools/make_model.c"
-#undef main
-
 #include "tests/harness.h"
 
-#include <dirent.h>
-#include <fcntl.h>
+#include <unistd.h>
+
+#include "model/checkpoint.h"
+#include "tests/support/process.h"
 
 struct made {
-    char base[48], dir[64];
+    char *base, dir[128];
 };
 
 static void made_new(struct made *m)
 {
-    snprintf(m->base, sizeof m->base, "/tmp/weft-make-XXXXXX");
-    cr_assert_not_null(mkdtemp(m->base));
+    m->base = ts_temp_dir();
+    cr_assert_not_null(m->base);
     snprintf(m->dir, sizeof m->dir, "%s/model", m->base);
 }
 
 static void made_free(struct made *m)
 {
-    DIR *d = opendir(m->dir);
-    struct dirent *e;
-    while (d && (e = readdir(d))) {
-        char path[400];
-        snprintf(path, sizeof path, "%s/%s", m->dir, e->d_name);
-        unlink(path);
-    }
-    if (d)
-        closedir(d);
-    rmdir(m->dir);
-    cr_expect_eq(rmdir(m->base), 0);
+    ts_remove_dir(m->base);
+    free(m->base);
 }
 
-/* Runs the program with up to four arguments more, silently. */
+/* Runs the generator with up to four arguments more; returns its exit status. */
 static int make_with(const struct made *m, const char *a, const char *b, const char *c, const char *d)
 {
-    char *argv[] = {"make_model", "--out", (char *)m->dir, (char *)a, (char *)b, (char *)c, (char *)d, NULL};
-    int argc = 3;
-    while (argc < 7 && argv[argc])
-        argc++;
-    fflush(stdout);
-    int keep_out = dup(1), keep_err = dup(2), null = open("/dev/null", O_WRONLY);
-    dup2(null, 1);
-    dup2(null, 2);
-    int status = make_model_main(argc, argv);
-    fflush(stdout);
-    dup2(keep_out, 1);
-    dup2(keep_err, 2);
-    close(keep_out);
-    close(keep_err);
-    close(null);
+    struct ts_result r = ts_run(ts_program("tools/make_model"), "--out", m->dir, a, b, c, d);
+    int status = r.status;
+    cr_expect_eq(status == 0, r.err_len == 0, "%s", r.err);
+    ts_result_free(&r);
     return status;
 }
 
@@ -98,7 +74,7 @@ Test(make_model, data_depends_on_the_seed_and_not_on_the_shards)
     cr_assert_eq(make_with(&a, "--seed=7", NULL, NULL, NULL), 0);
     cr_assert_eq(make_with(&b, "--seed=7", "--shard-bytes=300000", NULL, NULL), 0);
     cr_assert_eq(make_with(&c, "--seed=8", NULL, NULL, NULL), 0);
-    char path[128];
+    char path[192];
     snprintf(path, sizeof path, "%s/model.safetensors.index.json", b.dir);
     cr_expect_eq(access(path, F_OK), 0);
     uint64_t revision = open_made(&a, &config);
@@ -128,14 +104,35 @@ Test(make_model, impossible_sizes_are_refused)
     static const struct {
         const char *flag;
         int status;
-    } cases[] = {{"--hidden=100", 1}, {"--cut=8", 2}, {"--layers=300", 2}, {"--topk=9", 1}, {"--hidden=x", 2},
-                 {"--preset=huge", 2}, {"--no-such-flag", 2}, {"--share=0", 2}};
+    } cases[] = {{"--hidden=100", 1},  {"--cut=8", 2},        {"--layers=300", 2}, {"--topk=9", 1}, {"--hidden=x", 2},
+                 {"--preset=huge", 2}, {"--no-such-flag", 2}, {"--share=0", 2},    {"stray", 2}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct made m;
         made_new(&m);
         cr_expect_eq(make_with(&m, cases[i].flag, NULL, NULL, NULL), cases[i].status, "%s", cases[i].flag);
         made_free(&m);
     }
+}
+
+/* As many tensors and shards as the published model has, in little. */
+Test(make_model, published_number_of_tensors_opens)
+{
+    struct made m;
+    struct mdl_checkpoint *ck;
+    struct cfg_error err = {{0}};
+    made_new(&m);
+    struct ts_result r = ts_run(ts_program("tools/make_model"), "--out", m.dir, "--layers=40", "--swa-layers=2",
+                                "--cut=20", "--share=6", "--reindex=4", "--experts=384", "--topk=6", "--hidden=32",
+                                "--inter=32", "--q-lora=32", "--heads=2", "--head-dim=32", "--o-lora=16",
+                                "--index-dim=32", "--draft=3", "--draft-experts=128", "--shard-bytes=650000");
+    cr_assert_eq(r.status, 0, "%s", r.err);
+    cr_expect_not_null(strstr(r.out, "95819 tensors"), "%s", r.out);
+    ts_result_free(&r);
+    cr_assert_eq(mdl_checkpoint_open(m.dir, &ck, &err), 0, "%s", err.msg);
+    cr_expect_eq(ck->config.cut, 20);
+    cr_expect_not_null(ck->layers[39].experts[383].w2.scale);
+    mdl_checkpoint_close(ck);
+    made_free(&m);
 }
 
 /* The numbers have to look like weights: no NaN code anywhere, spread as asked, scales of several sizes. */

@@ -1,0 +1,32 @@
+/* The body of PREFILL (and RESERVE) in usable form: prompt, hash chain, sampling recipe. Borrowed from the message's
+ * buffer. Any actor. */
+#ifndef WEFT_ACTORS_RECIPE_H
+#define WEFT_ACTORS_RECIPE_H
+
+#include "actors/runtime/message.h"
+#include "model/sampler.h"
+
+enum { ACT_RECIPE_IGNORE_EOS = 1, ACT_RECIPE_EXACT = 2 };
+
+/* Bits of TOKENS.finish. */
+enum act_finish { ACT_FINISH_NONE, ACT_FINISH_STOP, ACT_FINISH_LENGTH, ACT_FINISH_CANCELLED, ACT_FINISH_ERROR };
+/* Bits of TOKENS.flags. */
+enum { ACT_TOKENS_LOGPROBS = 1 };
+
+struct act_recipe {
+    const struct act_b_prefill *body;
+    const int32_t *ids;
+    int n_ids;
+    const struct act_key *chain;
+    int n_blocks;
+    const int32_t *stop;
+    int n_stop;
+    struct mdl_sampling sampling; /* bias points into the buffer */
+};
+
+/* Reads m's buffer (PREFILL, RESERVE: same body). NULL, or what is wrong with it. */
+const char *act_recipe_read(struct act_msg *m, int n_ids, int n_blocks, struct act_recipe *out);
+/* Bytes of the tail for these counts. */
+size_t act_recipe_tail(int n_ids, int n_blocks, int n_bias, int n_stop);
+
+#endif

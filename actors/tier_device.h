@@ -1,0 +1,23 @@
+/* The device tier as an actor: the one caller of struct kv_device. Counts of pages change here only; elsewhere a page is
+ * held because a message said so. */
+#ifndef WEFT_ACTORS_TIER_DEVICE_H
+#define WEFT_ACTORS_TIER_DEVICE_H
+
+#include "actors/engine.h"
+
+/* One block in the tails of KV_FOUND and KV_STORE. chain is the hash chain at the block's end (KV_STORE). */
+struct act_tier_block {
+    struct act_key chain;
+    uint32_t page;
+    uint32_t taint; /* enum kv_taint */
+    int32_t hit;
+    uint32_t zero;
+};
+
+/* KV_LOOKUP.flags */
+enum { ACT_LOOKUP_CLEAN_ONLY = 1 };
+
+/* arg: struct act_engine *. */
+extern const struct act_behaviour act_tier_device_behaviour;
+
+#endif
