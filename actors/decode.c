@@ -6,7 +6,7 @@
 
 #include "actors/decode_impl.h"
 
-enum { TAG_PAUSE = 1 };
+enum { TAG_PAUSE = 1, TAG_RETRY = 2, RETRY_NS = 5000000 };
 
 /* ---- places ---- */
 
@@ -169,7 +169,10 @@ static void take_messages(struct decode *d, struct act_msg *m, int count)
             d->prefill_busy = act_b_load(&m[i])->running > 0;
             break;
         case ACT_TIMER:
-            d->paused = false;
+            if (act_p_timer(&m[i])->tag == TAG_PAUSE)
+                d->paused = false;
+            else
+                d->tier_empty = false;
             break;
         case ACT_UNDELIVERABLE:
             if (act_msg_returned_type(&m[i]) == ACT_PAGES_ASK)
@@ -282,6 +285,9 @@ static int decode_receive(struct act_self *self, void *state, struct act_msg *m,
     else if (!d->running && !d->paused)
         begin_round(d);
     dec_pages_ask(d);
+    /* Others give pages back without telling this actor. */
+    if (d->tier_empty && !d->asked && !act_timer_pending(&d->retry))
+        act_timer_after(d->self, &d->retry, RETRY_NS, TAG_RETRY);
     bool busy = running_streams(d) > 0;
     act_working(d->self, busy);
     if (busy && ((d->running && !d->waiting) || (!d->running && !d->paused && d->n_round)))

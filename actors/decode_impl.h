@@ -58,6 +58,7 @@ struct decode {
     bool prefill_busy;         /* prompts are being computed: leave them time between rounds */
     struct act_timer pause;
     bool paused;
+    struct act_timer retry;    /* asks an empty tier again */
     uint64_t order;
     uint32_t *lease;           /* free pages */
     int n_lease, lease_cap;
