@@ -59,7 +59,9 @@ static void check_greedy(struct gold_decode *d, const int32_t *own, const float 
     for (int i = 0; i < compared && i < gold_rows(t); i++)
         gold_add(&e, gold_logits_error(rows + (size_t)i * vocab, gold_floats(c, t) + (size_t)i * vocab, vocab));
     gold_limit(c, gold_quantile(&e, 0.5), d->limit->rel_p95, "%s: median error of %d rows", d->logits, compared);
-    gold_limit(c, gold_quantile(&e, 1.0), 2.0 * d->limit->rel_p95 + 0.1, "%s: largest error of %d rows", d->logits, compared);
+    /* A single row moves by up to 0.44 when only the order of float32 additions changes. */
+    gold_limit(c, gold_quantile(&e, 1.0), fmax(0.6, 2.0 * d->limit->rel_p95 + 0.1), "%s: largest error of %d rows", d->logits,
+               compared);
     gold_stat_free(&e);
 }
 

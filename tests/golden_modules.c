@@ -218,7 +218,7 @@ static void selection(struct gold_case *c)
     const struct mdl_config *cfg = c->m->cfg;
     const struct mdl_tensor *ts = gold_get(c, "in/select.score"), *tv = gold_get(c, "in/select.visible");
     const struct mdl_tensor *tk = gold_get(c, "out/select.topk"), *tb = gold_get(c, "out/select.blocks");
-    if (!ts || !tv || !tk || !tb)
+    if (!ts || !tv || !tk || !tb || !gold_check(c, cfg->candidate_block_size > 0, "select: the config has candidate blocks"))
         return;
     const float *score = gold_floats(c, ts);
     const int32_t *visible = gold_data(c, tv);
@@ -842,7 +842,7 @@ static void drafter(struct gold_case *c)
     if (!tt || !cfg->n_draft)
         return;
     int n = gold_rows(tt), hd = cfg->head_dim;
-    gold_limit(c, n, gold_int(gold_json(c->json, "draft"), "last_position", n - 1) + 1, "drafter: rows of taps");
+    gold_check(c, n == gold_int(gold_json(c->json, "draft"), "last_position", n - 1) + 1, "drafter: %d rows of taps", n);
     struct mdl_seq *seq = gold_seq(c, n + cfg->draft_block + 1, 0, false);
     struct mdl_step *s = gold_step(c, n > cfg->draft_block ? n : cfg->draft_block, n + cfg->draft_block + 1);
     if (!seq || !s)
