@@ -285,7 +285,9 @@ static const struct bad_case {
     {"hc_mult", "2", "hc_mult is 2, expected 4"},
     {"hc_sinkhorn_iters", "0", "hc_sinkhorn_iters is 0"},
     {"rms_norm_eps", "null", "rms_norm_eps is missing"},
-    {"rms_norm_eps", "1", "rms_norm_eps is 1, expected a number from 0 to 0.1"},
+    {"rms_norm_eps", "1", "rms_norm_eps is 1, expected a number from 1e-30 to 0.1"},
+    {"rms_norm_eps", "0", "rms_norm_eps is 0, expected a number from 1e-30"},
+    {"hc_eps", "0.0", "hc_eps is 0.0, expected a number from 1e-30"},
     {"swiglu_limit", "-3", "swiglu_limit is -3"},
     {"tie_word_embeddings", "true", "tie_word_embeddings is true, expected false"},
     {"attention_bias", "true", "attention_bias is true"},
@@ -355,8 +357,9 @@ Test(config, models_without_a_cut_still_load)
     static const struct {
         const char *key, *value, *reason;
     } cases[] = {
-        {"engram_layer_ids", "[1,21]", "layer 21 has an Engram after the last KV source (20)"},
-        {"engram_layer_ids", "[1,20]", ""},
+        {"engram_layer_ids", "[1,21]", "layer 21 has an Engram; none may lie at or after the last KV source (20)"},
+        {"engram_layer_ids", "[1,20]", "layer 20 has an Engram; none may lie at or after the last KV source (20)"},
+        {"engram_layer_ids", "[1,19]", ""},
     };
     struct mdl_config c;
     struct cfg_error err;
