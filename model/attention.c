@@ -187,7 +187,7 @@ static void index_query_items(void *ctx, int begin, int end, int thread)
     for (int i = begin; i < end; i++) {
         for (int h = 0; h < cfg->index_heads; h++) {
             uint16_t *q = s->qi + ((size_t)i * (size_t)cfg->index_heads + (size_t)h) * (size_t)cfg->index_dim;
-            uint8_t codes[256], scales[16];
+            uint8_t codes[MDL_MAX_INDEX_DIM / 2], scales[MDL_MAX_INDEX_DIM / 32];
             mdl_rope_rotate(&s->m->rope, angle_of(s, j->layer, j->rows[i]), false, cfg->index_dim, q);
             mdl_quant_q4i(q, cfg->index_dim, codes, scales);
             mdl_dequant_q4i(codes, scales, cfg->index_dim, q);

@@ -40,7 +40,7 @@ struct mdl_backend {
     void (*values)(const float *p, size_t ldp, const float *den, int heads, const uint16_t *keys, int n, int dim,
                    uint16_t *o);
     /* score[j] = sum_h relu(q_h . k_j) weight[h], h ascending, for n rows of packed index keys (codes dim/2 bytes and
-     * scales dim/32 bytes a row, each array contiguous). q: bf16 [heads][dim]. dim is at most 512. */
+     * scales dim/32 bytes a row, each array contiguous). q: bf16 [heads][dim]. dim is at most MDL_MAX_INDEX_DIM. */
     void (*index_scores)(const uint16_t *q, const float *weight, int heads, int dim, const uint8_t *codes,
                          const uint8_t *scales, int n, float *score);
     void (*dequant_q8)(const uint8_t *codes, const uint8_t *scales, int n, uint16_t *out);

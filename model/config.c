@@ -112,7 +112,7 @@ static const struct int_key base_keys[] = {
 /* Only read when some layer has global KV. */
 static const struct int_key sparse_keys[] = {
     {"index_n_heads", NULL, INT(index_heads), 1, 4096, REQUIRED, 0},
-    {"index_head_dim", NULL, INT(index_dim), 32, 1 << 16, REQUIRED, 0},
+    {"index_head_dim", NULL, INT(index_dim), 32, MDL_MAX_INDEX_DIM, REQUIRED, 0},
     {"index_topk", NULL, INT(index_topk), 1, 1 << 20, REQUIRED, 0},
 };
 

@@ -19,6 +19,7 @@ enum {
     MDL_MAX_BLOCK = 32,  /* draft block length */
     MDL_MAX_TAPS = 16,   /* drafter target layers */
     MDL_MAX_TOPK = 64,   /* experts per token */
+    MDL_MAX_INDEX_DIM = 512, /* channels of an index head */
     MDL_HC = 4,          /* residual streams; the only value the architecture is defined for */
 };
 

@@ -135,7 +135,7 @@ static void avx512_values(const float *p, size_t ldp, const float *den, int head
 
 /* ---- indexer ---- */
 
-enum { INDEX_KEYS = 16, INDEX_DIM = 512 };
+enum { INDEX_KEYS = 16 };
 
 static void decode_index_key(const uint8_t *codes, const uint8_t *scales, int dim, uint16_t *out)
 {
@@ -154,7 +154,7 @@ static void decode_index_key(const uint8_t *codes, const uint8_t *scales, int di
 static void avx512_index_scores(const uint16_t *q, const float *weight, int heads, int dim, const uint8_t *codes,
                                 const uint8_t *scales, int n, float *score)
 {
-    _Alignas(64) uint16_t key[INDEX_KEYS][INDEX_DIM];
+    _Alignas(64) uint16_t key[INDEX_KEYS][MDL_MAX_INDEX_DIM];
     size_t code_bytes = (size_t)dim / 2, scale_bytes = (size_t)dim / 32;
     for (int j = 0; j < n; j += INDEX_KEYS) {
         int have = n - j < INDEX_KEYS ? n - j : INDEX_KEYS;

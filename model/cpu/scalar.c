@@ -98,7 +98,7 @@ static void scalar_values(const float *p, size_t ldp, const float *den, int head
 static void scalar_index_scores(const uint16_t *q, const float *weight, int heads, int dim, const uint8_t *codes,
                                 const uint8_t *scales, int n, float *score)
 {
-    uint16_t key[512];
+    uint16_t key[MDL_MAX_INDEX_DIM];
     for (int j = 0; j < n; j++) {
         mdl_dequant_q4i(codes + (size_t)j * (size_t)(dim / 2), scales + (size_t)j * (size_t)(dim / 32), dim, key);
         float total = 0.0f;

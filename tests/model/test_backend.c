@@ -374,6 +374,34 @@ Test(backend, extreme_scales_keep_the_order)
     }
 }
 
+/* Inputs that leave bf16's range when a scale is multiplied into them, and subnormal ones, among ordinary ones. */
+Test(backend, extreme_inputs_keep_the_order)
+{
+    enum { N = 40, K = 160, ROWS = 6 };
+    static const uint32_t extreme[] = {0x03800000u, 0x00800000u, 0x00010000u, 0x7e800000u, 0x80810000u};
+    seed = 15;
+    for (int p = 0; p < PATHS; p++) {
+        const struct mdl_backend *be = path_at(p);
+        for (int kind = MDL_W_FP8; be && kind <= MDL_W_F32; kind++)
+            for (size_t e = 0; e < sizeof extreme / sizeof *extreme; e++) {
+                struct mdl_linear w = make_linear((enum mdl_wkind)kind, N, K);
+                uint16_t x[ROWS * K];
+                float y[ROWS * N], one[N];
+                fill_bf16(x, sizeof x / sizeof *x);
+                for (int i = 0; i < ROWS * K; i += 37)
+                    x[i] = (uint16_t)(extreme[e] >> 16);
+                if (w.scale)
+                    memset((void *)w.scale, extreme[e] >> 24 == 0x7e ? 135 : 100, kind == MDL_W_FP8 ? N / 32 * K / 32 : K / 32);
+                be->linear(&w, x, K, ROWS, 0, N, y, N);
+                for (int r = 0; r < ROWS; r++) {
+                    be->linear(&w, x + r * K, K, 1, 0, N, one, N);
+                    cr_expect(same(one, y + r * N, N), "%s, kind %d, input %zu, row %d", be->name, kind, e, r);
+                }
+                free_linear(&w);
+            }
+    }
+}
+
 Test(backend, dots)
 {
     static const int dims[] = {32, 64, 96, 512}, counts[] = {0, 1, 3, 4, 9, 38, 640};

@@ -268,6 +268,7 @@ static const struct bad_case {
     {"index_source_layer_ids", "[2,8,20]", "layer 14 is in kv_source_layer_ids, expected it in index_source_layer_ids"},
     {"index_source_layer_ids", "[1,2,8,14,20]", "compress_ratios[1] is 0, expected 1 or 2: layer 1 is in index_source"},
     {"index_n_heads", "0", "index_n_heads is 0"},
+    {"index_head_dim", "544", "index_head_dim"},
     {"index_head_dim", "100", "index_head_dim is 100, expected a multiple of 32"},
     {"index_topk", "20000", "are only sure to hold 16377 rows, expected at least index_topk, which is 20000"},
     {"candidate_source_layer_id", "21", "candidate_source_layer_id is 21, expected a layer of index_source_layer_ids"},
