@@ -19,7 +19,7 @@ GOLDEN ?= tests/golden
 MODEL ?= samples/tiny
 PROMPT ?= Once upon a time
 
-PKGS := libconfig jansson libpcre2-8 libxxhash
+PKGS := libconfig jansson libpcre2-8 libxxhash libevent_core ck
 # -ffp-contract=off: a fused multiply-add appears only where the source asks for one, so that a result does not depend
 # on the compiler. -fno-strict-aliasing: packed rows and mapped files are read through typed pointers.
 WEFT_CFLAGS := -std=gnu17 -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wno-unused-parameter -Wno-missing-field-initializers \
@@ -49,7 +49,7 @@ TEST_RUNNER :=
 endif
 ALL_CFLAGS = $(WEFT_CFLAGS) $(CFLAGS) $(SAN_FLAGS)
 
-LIB_SRC := $(wildcard config/*.c model/*.c model/cpu/*.c cli/*.c)
+LIB_SRC := $(wildcard config/*.c model/*.c model/cpu/*.c actors/*.c actors/*/*.c cli/*.c)
 # Vector paths are compiled with their own instruction set and chosen at run time.
 AVX2_FLAGS := -mavx2 -mfma -mf16c
 AVX512_FLAGS := $(AVX2_FLAGS) -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vbmi -mavx512vnni
@@ -63,7 +63,7 @@ BENCH_SRC := $(wildcard bench/*.c)
 BENCH_BIN := $(BENCH_SRC:%.c=$(BUILD)/%)
 SUPPORT_SRC := $(wildcard tests/support/*.c)
 SUPPORT_OBJ := $(SUPPORT_SRC:%.c=$(BUILD)/%.o)
-TEST_SRC := $(wildcard tests/*/test_*.c)
+TEST_SRC := $(wildcard tests/*/test_*.c tests/*/*/test_*.c)
 TEST_BIN := $(TEST_SRC:%.c=$(BUILD)/%)
 GOLDEN_SRC := $(wildcard tests/golden_*.c)
 GOLDEN_BIN := $(if $(wildcard tests/golden_runner.c),$(BUILD)/tests/golden_runner)
@@ -75,7 +75,7 @@ PLAIN_SRC := $(wildcard tests/*/plain_*.c)
 PLAIN_BIN := $(PLAIN_SRC:%.c=$(BUILD)/%)
 PLANTED_SRC := $(wildcard tests/sanitizer/planted_*.c)
 PLANTED_BIN := $(PLANTED_SRC:%.c=$(BUILD)/%)
-HEADERS := $(wildcard config/*.h model/*.h model/cpu/*.h cli/*.h tests/*.h tests/support/*.h)
+HEADERS := $(wildcard config/*.h model/*.h model/cpu/*.h actors/*.h actors/*/*.h cli/*.h tests/*.h tests/support/*.h)
 ifeq ($(filter x86_64%,$(shell $(CC) -dumpmachine 2>/dev/null)),)
 HEADERS := $(filter-out %_avx2.h %_avx512.h,$(HEADERS))
 endif
