@@ -25,8 +25,6 @@ PKGS := libconfig jansson libpcre2-8 libsodium libxxhash libevent_core libevent_
 WEFT_CFLAGS := -std=gnu17 -D_GNU_SOURCE= -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wno-unused-parameter -Wno-missing-field-initializers \
 	-ffp-contract=off -fno-strict-aliasing -pthread -I. $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
 WEFT_LIBS := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lhttp_parser -lm -pthread
-# The status page is taken into the program as it is.
-$(BUILD)/actors/gateway/status_page.o: actors/gateway/status_page.html
 ifdef WERROR
 WEFT_CFLAGS += -Werror
 endif
@@ -119,6 +117,9 @@ help:
 	@echo 'make clean    remove $(BUILD)/'
 
 # ---- building ------------------------------------------------------------------------------------------------------
+
+# The status page is taken into the program as it is.
+$(BUILD)/actors/gateway/status_page.o: actors/gateway/status_page.html
 
 # Objects follow the compiler and its flags: when either changes, they are built again.
 $(BUILD)/.flags: FORCE
