@@ -14,6 +14,7 @@
 #include "cli/progress.h"
 #include "cli/stops.h"
 #include "model/chat.h"
+#include "model/utf8.h"
 
 static const char *const bridge_names[] = {"truncate", "full", NULL};
 
@@ -203,6 +204,9 @@ static json_t *result_json(const struct request *q)
                                q->g->e.m->exec.be->name, "seed", (json_int_t)job->sampling.seed, "temperature",
                                job->sampling.temperature, "top_k", job->sampling.top_k, "top_p", job->sampling.top_p,
                                "min_p", job->sampling.min_p);
+    json_object_set_new(recipe, "repetition_penalty", json_real(job->sampling.repetition_penalty));
+    json_object_set_new(recipe, "presence_penalty", json_real(job->sampling.presence_penalty));
+    json_object_set_new(recipe, "frequency_penalty", json_real(job->sampling.frequency_penalty));
     json_object_set_new(recipe, "mode", json_string(o->exact ? "exact" : "replay"));
     if (!o->exact) {
         json_object_set_new(recipe, "replay", json_integer(o->replay));
@@ -391,9 +395,9 @@ static int parse_line(struct batch *b, const char *line, size_t len, struct requ
         r = encode_chat(q, j);
     else
         r = cfg_error_set(&g->err, EINVAL, "give an object with \"prompt\" (text) or \"messages\"");
-    json_decref(j);
     if (n && !r)
         max_new = (int)json_integer_value(n);
+    json_decref(j);
     return r ? r : request_ready(q, max_new);
 }
 
@@ -541,6 +545,9 @@ static int check_options(struct generate *g, int first, int argc, char **argv)
         return cli_error(CLI_USAGE, "--no-spec and --draft exclude each other");
     if (g->out_file && !g->batch_file)
         return cli_error(CLI_USAGE, "--out belongs to --batch; redirect standard output instead");
+    for (int i = 0; i < g->stops.count; i++)
+        if (!*g->stops.item[i] || !mdl_utf8_valid(g->stops.item[i], strlen(g->stops.item[i])))
+            return cli_error(CLI_USAGE, "--stop: give some text in UTF-8; \"%s\" is none", g->stops.item[i]);
     if (g->no_spec)
         g->engine_options.draft = 0;
     g->engine_options.full_bridge = g->bridge == 1;

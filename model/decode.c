@@ -134,7 +134,6 @@ static void accept(struct mdl_decoder *d, struct mdl_stream *s, int segment)
         s->emitted[s->n_emitted++] = id;
         if (s->finished || i == s->guess.n || id != s->guess.ids[i])
             break;
-        s->counters.accepted_at[i]++;
     }
     int accepted = s->n_emitted - 1;
     mdl_step_commit(d->verify, segment, s->n_emitted);
@@ -146,6 +145,8 @@ static void accept(struct mdl_decoder *d, struct mdl_stream *s, int segment)
     s->counters.emitted += s->n_emitted;
     for (int i = 0; i < s->guess.n; i++)
         s->counters.offered_at[i]++;
+    for (int i = 0; i < accepted; i++)
+        s->counters.accepted_at[i]++;
 }
 
 int mdl_decoder_begin(struct mdl_decoder *d, struct mdl_stream *const *streams, int n, const struct mdl_providers *providers,

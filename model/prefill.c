@@ -79,6 +79,13 @@ int mdl_prefill_begin(struct mdl_prefill *p, struct mdl_seq *seq, const int32_t 
     return 0;
 }
 
+/* Rows that an exact restart runs again only lead up to the hit; they saw short windows. */
+static int first_exact(const struct mdl_prefill *p, const struct mdl_segment *seg)
+{
+    int before = p->two_passes ? 0 : p->hit - seg->start;
+    return before < 0 ? 0 : before < seg->n ? before : seg->n;
+}
+
 bool mdl_prefill_next(struct mdl_prefill *p, int max_rows, struct mdl_segment *out)
 {
     const struct mdl_config *cfg = p->seq->cfg;
@@ -99,7 +106,7 @@ bool mdl_prefill_next(struct mdl_prefill *p, int max_rows, struct mdl_segment *o
     out->n = p->n - out->start < max_rows ? p->n - out->start : max_rows;
     out->logits_from = out->n;
     if (out->layer_end == cfg->n_layers)
-        out->logits_from = p->params.all_logits ? 0 : out->start + out->n == p->n ? out->n - 1 : out->n;
+        out->logits_from = p->params.all_logits ? first_exact(p, out) : out->start + out->n == p->n ? out->n - 1 : out->n;
     return true;
 }
 

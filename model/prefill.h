@@ -23,7 +23,7 @@ struct mdl_prefill_params {
     bool full_bridge;  /* cut layer's replayed rows also see window rows before the replay start */
     int hit;           /* H, even; rows below must be in the sequence */
     bool hit_window;   /* encoder window rows before H are there too */
-    bool all_logits;   /* logits for every row that runs through all layers, else for the last only */
+    bool all_logits;   /* logits for every row that runs through all layers (exact: from the hit on), else for the last only */
 };
 
 struct mdl_prefill {

@@ -69,6 +69,8 @@ Test(prefill, exact_hit_equals_cold)
             ts_run_prefill(&r, step, prompt, &params, i == 0 ? NULL : i == 4 ? small : chunks);
             cr_assert_eq(r.plan.hit, hits[i]);
             cr_assert_eq(r.plan.encoder_start, hits[i] - mdl_prefill_exact_reach(m->cfg));
+            for (int k = 0; k < hits[i]; k++)
+                cr_assert_not(r.seen[k], "%s: logits of position %d, which is not exact", what, k);
             ts_run_decode(&r, step, n, 2);
             ts_same_logits(&cold, &r, hits[i], n, what);
             /* From the first row whose window was whole: W rows before the hit, so that a window is there at once. */

@@ -203,16 +203,26 @@ char *ts_read_file(const char *path, size_t *len)
     FILE *f = fopen(path, "rb");
     if (!f)
         return NULL;
-    char *data = NULL;
-    size_t cap = 0;
-    ssize_t n = getdelim(&data, &cap, -1, f);
-    fclose(f);
-    if (n < 0) {
-        free(data);
-        data = calloc(1, 1);
-        n = 0;
+    size_t cap = 16384, n = 0;
+    char *data = malloc(cap);
+    while (data) {
+        n += fread(data + n, 1, cap - n - 1, f);
+        if (n < cap - 1)
+            break;
+        char *more = realloc(data, cap *= 2);
+        if (!more)
+            free(data);
+        data = more;
     }
+    if (data && ferror(f)) {
+        free(data);
+        data = NULL;
+    }
+    fclose(f);
+    if (!data)
+        return NULL;
+    data[n] = 0;
     if (len)
-        *len = (size_t)n;
+        *len = n;
     return data;
 }
