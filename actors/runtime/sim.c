@@ -125,7 +125,7 @@ static void trace_message(struct act_sim *sim, const struct act_msg *m)
     mix(sim, m->request);
     mix(sim, m->buf ? m->buf->size + 1 : 0);
     unsigned type = m->type == ACT_UNDELIVERABLE ? m->returned : m->type;
-    if (type == ACT_JOB || type == ACT_JOB_DONE)
+    if (type == ACT_JOB || type == ACT_JOB_DONE || type == ACT_HANDOFF)
         return; /* the payload is an address */
     uint64_t words[2];
     memcpy(words, m->data, sizeof words);
