@@ -31,6 +31,7 @@ struct act_engine {
     struct act_shard shard[ACT_SHARDS_MAX];
     int n_shards;
     struct act_addr tier, decode, prefill; /* set before start */
+    struct act_addr observer;              /* gets KV_STATS now and then; nobody: none */
 };
 
 #endif

@@ -75,8 +75,13 @@ static int dispatch(void *ctx, struct mdl_step *step, struct mdl_exchange *x)
     if (is_local(e, x))
         return mdl_experts_compute(e->m, x, 0, x->layer < e->m->cfg->n_layers ? e->m->cfg->n_experts : e->m->cfg->draft_experts);
     act_exchange_abandon(e);
+    if (e->losses > ACT_EXCHANGE_LOSSES)
+        return -EHOSTDOWN;
     e->current = x;
     for (int i = 0; i < e->n_shards; i++) {
+        /* A shard that was restarted lives on under its next generation. */
+        struct act_addr now = act_current(act_self_runtime(e->self), e->shard[i].addr);
+        e->shard[i].addr = act_addr_is_nobody(now) ? e->shard[i].addr : now;
         int r = make_dispatch(e, x, &e->shard[i], &e->unsent[e->n_unsent]);
         if (r < 0)
             return r;
@@ -130,6 +135,7 @@ static bool take_result(struct act_exchange *e, struct act_msg *m)
         return true;
     }
     e->counters.results++;
+    e->losses = 0;
     for (int i = 0; i < x->rows * x->k; i++)
         if (on_shard(s, x->expert[i])) {
             mdl_exchange_deliver(x, i / x->k, i % x->k, (int)hidden, (const uint16_t *)(const void *)at);
@@ -150,7 +156,10 @@ bool act_exchange_message(struct act_exchange *e, struct act_msg *m)
         if (act_msg_returned_type(m) != ACT_EXPERT_DISPATCH)
             return false;
         e->counters.returned++;
-        e->lost |= e->current && shard_of(e, m->src);
+        if (e->current && shard_of(e, m->src) && !e->lost) {
+            e->lost = true;
+            e->losses++;
+        }
         return e->lost;
     default:
         return false;

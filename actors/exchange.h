@@ -18,7 +18,7 @@
 #include "actors/runtime/runtime.h"
 #include "model/step.h"
 
-enum { ACT_SHARDS_MAX = 256 };
+enum { ACT_SHARDS_MAX = 256, ACT_EXCHANGE_LOSSES = 64 };
 
 /* Where the experts of the backbone layers live: shard i owns experts first .. first+count-1 of every layer. */
 struct act_shard {
@@ -42,6 +42,7 @@ struct act_exchange {
     struct act_msg unsent[ACT_SHARDS_MAX]; /* waiting for room */
     int n_unsent;
     bool lost;         /* a shard of the current exchange is gone: the step must be run again */
+    int losses;        /* exchanges lost in a row; too many fail the step */
     struct act_exchange_counters counters;
     struct mdl_providers providers; /* to hand to the step */
 };

@@ -146,6 +146,7 @@ static int plan_gateway(struct act_server *s, const struct cfg_node *node, struc
     g->identity = (struct kv_identity){.revision = set->revision, .format = KV_FORMAT_ROWS,
                                        .block_tokens = (uint32_t)c->kv.block_tokens, .numerics = set->numerics};
     g->block_tokens = c->kv.block_tokens;
+    g->page_bytes = s->engine.layout.block_bytes;
     g->log = s->log;
     g->ready = on_ready;
     g->drained = on_drained;
@@ -191,7 +192,10 @@ static int spawn_all(struct act_server *s, struct cfg_error *err)
     s->gateway.decode = e->decode;
     s->gateway.tier = e->tier;
     spec = (struct act_spawn){.behaviour = &gw_gateway_behaviour, .worker = WORKER_IO, .arg = &s->gateway, .outbox = 64};
-    return r ? r : act_runtime_spawn(s->rt, &spec, &s->gateway_addr, err);
+    if (!r)
+        r = act_runtime_spawn(s->rt, &spec, &s->gateway_addr, err);
+    e->observer = s->gateway_addr;
+    return r;
 }
 
 int act_server_new(const struct cfg_config *config, const char *node_name, struct act_log *log, struct act_server **out,

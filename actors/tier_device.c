@@ -5,14 +5,20 @@
 
 _Static_assert(sizeof(struct act_key) == sizeof(struct kv_key), "keys travel as they are");
 
+enum { REPORT_NS = 500000000, TAG_REPORT = 1 };
+
 struct tier {
+    const struct act_engine *e;
     struct kv_device *device;
+    struct act_timer report;
 };
 
 static int tier_start(struct act_self *self, void *state, const void *arg)
 {
-    (void)self;
-    ((struct tier *)state)->device = ((const struct act_engine *)arg)->device;
+    struct tier *t = state;
+    t->e = arg;
+    t->device = t->e->device;
+    act_timer_after(self, &t->report, REPORT_NS, TAG_REPORT);
     return 0;
 }
 
@@ -99,17 +105,35 @@ static void publish(struct tier *t, struct act_msg *m)
     }
 }
 
-static void report(struct act_self *self, struct tier *t, struct act_msg *m)
+static int make_report(struct tier *t, struct act_addr to, struct act_msg *r)
+{
+    struct kv_device_stats s;
+    kv_device_stat(t->device, &s);
+    if (act_msg_new(ACT_KV_STATS, to, 0, r))
+        return -ENOMEM;
+    *act_b_kv_stats(r) = (struct act_b_kv_stats){.bytes = (uint64_t)(s.held + s.cached) * t->e->layout.block_bytes,
+                                                 .capacity = (uint64_t)s.pages * t->e->layout.block_bytes, .hits = s.found,
+                                                 .misses = s.missed, .evicted = s.evicted, .held = (uint64_t)s.held,
+                                                 .cached = (uint64_t)s.cached};
+    return 0;
+}
+
+static void answer_report(struct act_self *self, struct tier *t, struct act_msg *m)
 {
     struct act_promise p = act_promise_of(m);
-    struct kv_device_stats s;
     struct act_msg r;
-    kv_device_stat(t->device, &s);
-    if (act_msg_new(ACT_KV_STATS, ACT_NOBODY, 0, &r))
+    if (make_report(t, ACT_NOBODY, &r) == 0 && act_reply(self, &p, &r))
+        act_msg_drop(&r);
+}
+
+/* Unasked, to the observer. */
+static void send_report(struct act_self *self, struct tier *t)
+{
+    struct act_msg r;
+    if (act_addr_is_nobody(t->e->observer))
         return;
-    *act_b_kv_stats(&r) = (struct act_b_kv_stats){.bytes = (uint64_t)(s.held + s.cached), .capacity = (uint64_t)s.pages,
-                                                  .hits = s.found, .misses = s.missed, .evicted = s.evicted};
-    if (act_reply(self, &p, &r))
+    act_timer_after(self, &t->report, REPORT_NS, TAG_REPORT);
+    if (make_report(t, t->e->observer, &r) == 0 && act_send(self, &r))
         act_msg_drop(&r);
 }
 
@@ -131,7 +155,10 @@ static int tier_receive(struct act_self *self, void *state, struct act_msg *m, i
             publish(t, &m[i]);
             break;
         case ACT_KV_STAT:
-            report(self, t, &m[i]);
+            answer_report(self, t, &m[i]);
+            break;
+        case ACT_TIMER:
+            send_report(self, t);
             break;
         default:
             break;

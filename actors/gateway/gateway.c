@@ -353,6 +353,13 @@ static int gateway_receive(struct act_self *self, void *state, struct act_msg *m
     struct gw_context *g = ((struct gateway *)state)->g;
     (void)self;
     for (int i = 0; i < count; i++) {
+        if (m[i].type == ACT_KV_STATS) {
+            const struct act_b_kv_stats *b = act_b_kv_stats(&m[i]);
+            g->metrics.kv.capacity = b->capacity;
+            g->metrics.kv.held = b->held;
+            g->metrics.kv.cached = b->cached;
+            g->metrics.kv.evicted = b->evicted;
+        }
         if (m[i].type != ACT_DRAIN || g->draining)
             continue;
         g->draining = true;

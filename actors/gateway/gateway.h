@@ -29,6 +29,9 @@ struct gw_metrics {
     int running, waiting;  /* requests with a first token, and before it */
     uint64_t prompt_tokens, cached_tokens, generated_tokens, drafted, accepted, preempted;
     uint64_t outcome[GW_OUTCOMES], refused[GW_REFUSALS];
+    struct {
+        uint64_t capacity, held, cached, evicted; /* bytes; pages; pages; pages */
+    } kv;
     struct gw_histogram first_token, inter_token, total, queue, prefill, decode; /* seconds */
 };
 
@@ -55,6 +58,7 @@ struct gw_context {
     struct mdl_tok_encoder *enc;
     struct kv_identity identity; /* without the tenant's salt */
     int block_tokens;
+    size_t page_bytes;
     struct act_addr prefill, decode, tier;
     struct act_log *log;
     struct gw_http *http;

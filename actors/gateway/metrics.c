@@ -67,6 +67,12 @@ int gw_metrics_text(const struct gw_context *g, struct gw_bytes *b)
     single(b, "spec_decode_num_draft_tokens_total", "counter", "Draft tokens of ended requests.", (double)m->drafted);
     single(b, "spec_decode_num_accepted_tokens_total", "counter", "Draft tokens of ended requests that were kept.", (double)m->accepted);
     single(b, "num_preemptions_total", "counter", "Sequences set aside for want of KV pages.", (double)m->preempted);
+    double page = (double)g->page_bytes, pages = page > 0 ? (double)m->kv.capacity / page : 0;
+    single(b, "kv_pages", "gauge", "Pages of the device tier.", pages);
+    single(b, "kv_pages_held", "gauge", "Pages that sequences hold.", (double)m->kv.held);
+    single(b, "kv_pages_cached", "gauge", "Pages that hold finished blocks nobody uses.", (double)m->kv.cached);
+    single(b, "kv_cache_usage_perc", "gauge", "Share of pages held by sequences, 0 to 1.", pages > 0 ? (double)m->kv.held / pages : 0);
+    single(b, "kv_pages_evicted_total", "counter", "Cached pages whose room was wanted.", (double)m->kv.evicted);
     labelled(b, "request_success_total", "Requests by how they ended.", "finished_reason", outcomes, m->outcome, GW_OUTCOMES);
     labelled(b, "requests_refused_total", "Requests refused, by cause.", "cause", refusals, m->refused, GW_REFUSALS);
     histogram(b, "time_to_first_token_seconds", "From the request to its first token.", &m->first_token);

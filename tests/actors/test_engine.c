@@ -39,6 +39,8 @@ struct world {
     struct wanted wanted[MAX_REQUESTS];
     struct outcome got[MAX_REQUESTS];
     int n;
+    int dispatches, fail_at; /* of shard 0; fail_at -1: never */
+    bool flaky;
     struct act_timer timer[2 * MAX_REQUESTS]; /* of the client: starts, then cancels */
 };
 
@@ -124,6 +126,42 @@ static const struct act_behaviour client_behaviour = {
     .name = "client", .state_size = sizeof(struct client), .start = client_start, .receive = client_receive,
 };
 
+/* ---- a shard that fails ---- */
+
+/* Sends its k-th dispatch back, as a dead shard's mail comes back; otherwise an expert shard. */
+struct flaky {
+    struct world *w;
+    _Alignas(16) uint8_t inner[256];
+};
+
+static int flaky_start(struct act_self *self, void *state, const void *arg)
+{
+    struct flaky *f = state;
+    f->w = (struct world *)arg;
+    cr_assert_le(act_expert_behaviour.state_size, sizeof f->inner);
+    return act_expert_behaviour.start(self, f->inner, &f->w->expert[0]);
+}
+
+static int flaky_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    struct flaky *f = state;
+    for (int i = 0; i < count; i++)
+        if (m[i].type == ACT_EXPERT_DISPATCH && f->w->dispatches++ == f->w->fail_at) {
+            act_return(self, &m[i]);
+            m[i].type = ACT_NONE;
+        }
+    return act_expert_behaviour.receive(self, f->inner, m, count);
+}
+
+static void flaky_stop(struct act_self *self, void *state, int reason)
+{
+    act_expert_behaviour.stop(self, ((struct flaky *)state)->inner, reason);
+}
+
+static const struct act_behaviour flaky_behaviour = {
+    .name = "flaky", .state_size = sizeof(struct flaky), .start = flaky_start, .receive = flaky_receive, .stop = flaky_stop,
+};
+
 /* ---- the world ---- */
 
 static void open_world(struct world *w, int pages, int shards)
@@ -138,6 +176,7 @@ static void open_world(struct world *w, int pages, int shards)
     cr_assert_eq(mdl_kv_layout_init(w->m->cfg, BLOCK, &w->e.layout, &err), 0);
     cr_assert_eq(kv_device_new(pages, w->e.layout.block_bytes, 0, &w->e.device, &err), 0);
     w->e.n_shards = shards;
+    w->fail_at = -1;
 }
 
 static void spawn(struct world *w, const struct act_behaviour *b, int worker, const void *arg, struct act_addr *out)
@@ -162,7 +201,10 @@ static uint64_t run_world(struct world *w, uint64_t seed)
         int first = experts * i / w->e.n_shards, end = experts * (i + 1) / w->e.n_shards;
         w->expert[i] = (struct act_expert_arg){w->m, first, end - first};
         w->e.shard[i] = (struct act_shard){.first = first, .count = end - first};
-        spawn(w, &act_expert_behaviour, WORKER_ENGINE, &w->expert[i], &w->e.shard[i].addr);
+        if (i == 0 && w->flaky)
+            spawn(w, &flaky_behaviour, WORKER_ENGINE, w, &w->e.shard[i].addr);
+        else
+            spawn(w, &act_expert_behaviour, WORKER_ENGINE, &w->expert[i], &w->e.shard[i].addr);
     }
     spawn(w, &act_decode_behaviour, WORKER_ENGINE, &w->e, &w->e.decode);
     spawn(w, &act_prefill_behaviour, WORKER_ENGINE, &w->e, &w->e.prefill);
@@ -344,4 +386,33 @@ Test(engine, a_second_prompt_finds_the_blocks_of_the_first)
     cr_assert_eq(w.got[1].terminal, 1);
     check_baseline(&w);
     close_world(&w);
+}
+
+/* One prompt, a few tokens: every exchange of every layer is lost once, in a run of its own. The other shard's answer to
+ * the abandoned step comes late. */
+Test(engine, a_step_that_lost_any_exchange_is_run_again_with_the_same_bits)
+{
+    struct world w;
+    int32_t want[256];
+    int exchanges = 1;
+    for (int k = -1; k < exchanges; k++) {
+        open_world(&w, 40, 2);
+        w.flaky = true;
+        w.fail_at = k;
+        make_requests(&w, 1, 9);
+        w.wanted[0].n_prompt = 30;
+        w.wanted[0].max_new = 5;
+        run_world(&w, 1);
+        if (k < 0) {
+            exchanges = w.dispatches;
+            run_plain(&w, &w.wanted[0], want);
+            /* Two chunks below the cut, one replayed tail above it, and at least one decode round over all layers. */
+            cr_assert_gt(exchanges, 2 * w.m->cfg->cut + w.m->cfg->n_layers);
+        }
+        cr_assert_eq(w.got[0].terminal, 1, "exchange %d", k);
+        cr_assert_eq(w.got[0].n, 5, "exchange %d: %d tokens", k, w.got[0].n);
+        cr_assert_eq(memcmp(w.got[0].ids, want, 5 * sizeof *want), 0, "exchange %d", k);
+        check_baseline(&w);
+        close_world(&w);
+    }
 }
