@@ -57,19 +57,32 @@ struct gw_request {
     int n_bias;
     bool ignore_eos;
     /* Tools. */
-    bool has_tools;
+    bool has_tools;            /* at least one; also with GW_TOOLS_NONE: they are in the prompt, the model may not call */
+    bool parallel_tools;       /* false: one call at most */
     json_t *tools;             /* array of function declarations in the chat form, or NULL */
     enum gw_tool_choice tool_choice;
     char tool_name[128];       /* GW_TOOLS_NAMED */
     bool thinking;             /* the answer begins inside <think>; set when the prompt is rendered */
     char cache_salt[128];
-    char user[128];
+    char user[128];            /* for logs; cut off when longer */
+    json_t *settings;          /* Responses: the fields that its reply repeats, else NULL */
 };
 
 /* Parses a body. false: *err is filled and *out is empty. A field that is known and not supported is refused by name, an
- * unknown one too unless it is in the list of harmless ones (metadata, user, store, ...). */
+ * unknown one too unless it is in the list of harmless ones (metadata, user, store, ...). null is the same as absent.
+ * max_tokens may be any positive number; beyond INT_MAX it is INT_MAX, the caller clamps it to the context. A
+ * conversation that passes here is one that mdl_chat_render takes. */
 bool gw_request_parse(enum gw_protocol protocol, const char *body, size_t len, struct gw_request *out, struct gw_error *err);
+/* A body of /v1/messages/count_tokens: as GW_MESSAGES, but max_tokens may be absent. */
+bool gw_request_parse_count(const char *body, size_t len, struct gw_request *out, struct gw_error *err);
 void gw_request_free(struct gw_request *r);
+/* Whether every id that the client wrote (prompt, logit_bias) is below vocab; else a 400 in *err. */
+bool gw_request_check_ids(const struct gw_request *r, int vocab, struct gw_error *err);
+
+/* Fills *err with what the protocol calls an error of this status. param "" or NULL: no field is at fault; else the
+ * message begins with it. */
+void gw_error_set(struct gw_error *err, enum gw_protocol protocol, int status, const char *param, const char *fmt, ...)
+    __attribute__((format(printf, 5, 6)));
 
 /* The body of an error in the protocol's own shape; freed by the caller with free(). NULL: out of memory. */
 char *gw_error_body(enum gw_protocol protocol, const struct gw_error *err, size_t *len);
