@@ -431,15 +431,22 @@ int act_sim_at(struct act_sim *sim, int64_t at, void (*fn)(void *ctx), void *ctx
 
 int act_sim_new(const struct act_sim_config *config, struct act_sim **out, struct cfg_error *err)
 {
-    *out = calloc(1, sizeof **out);
-    if (!*out)
+    *out = NULL;
+    struct act_sim *sim = calloc(1, sizeof *sim);
+    struct action *first = malloc(sizeof *first); /* for what the world outside does */
+    if (!sim || !first) {
+        free(sim);
+        free(first);
         return cfg_error_set(err, ENOMEM, "no memory for a simulation");
-    struct act_sim *sim = *out;
+    }
+    sim->action = first;
+    sim->action_size = 1;
     sim->config = *config;
     sim->config.call_ns = config->call_ns ? config->call_ns : 1000;
     sim->config.message_ns = config->message_ns ? config->message_ns : 100;
     sim->random = config->seed;
     sim->now = 1;
+    *out = sim;
     return 0;
 }
 
@@ -456,7 +463,7 @@ int act_sim_add(struct act_sim *sim, const struct act_config *config, struct act
     int rc = runtime_make(&c, true, &n->rt, err);
     if (rc != 0)
         return rc;
-    size_t actions = sim->action_size + (size_t)c.workers * ((size_t)c.workers * 2 + 4) + 1;
+    size_t actions = sim->action_size + (size_t)c.workers * ((size_t)c.workers * 2 + 4);
     struct action *a = realloc(sim->action, actions * sizeof *a);
     if (!a) {
         act_runtime_free(n->rt);
