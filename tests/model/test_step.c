@@ -1,5 +1,6 @@
 /* The equality properties of a model step, all bit for bit: chunking, company, threads, block size, abandonment, and
- * providers that answer late. Golden values are checked elsewhere; these tests say that nothing but the tokens counts. */
+ * providers that answer late. Golden values are checked elsewhere; these tests say that nothing but the tokens counts.
+ */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -137,7 +138,8 @@ Test(step, token_by_token_equals_prefill_run)
         struct ts_run b = ts_run_new(m, (struct mdl_seq_params){0}, 3, TOTAL);
         struct cfg_error err;
         ts_run_decode(&a, step, TOTAL, 1);
-        cr_assert_eq(mdl_prefill_begin(&b.plan, b.seq, b.ids, TOTAL, &(struct mdl_prefill_params){.exact = true}, &err), 0);
+        cr_assert_eq(mdl_prefill_begin(&b.plan, b.seq, b.ids, TOTAL, &(struct mdl_prefill_params){.exact = true}, &err),
+                     0);
         cr_assert_eq(mdl_prefill_run(&b.plan, step, 9, NULL, NULL, &err), 0);
         ts_run_note(&b, step, 0);
         for (int i = 0; i < TOTAL; i++)
@@ -200,9 +202,9 @@ Test(step, block_sizes)
 
 /* A sequence on the way, and the segment that is due. */
 struct guest {
-    struct ts_run before;  /* its seq is never changed */
+    struct ts_run before; /* its seq is never changed */
     struct mdl_segment seg;
-    struct ts_run alone;   /* the segment's logits and the sequence after commit */
+    struct ts_run alone; /* the segment's logits and the sequence after commit */
 };
 
 enum { CHUNK, TOKEN, VERIFY, TAIL, ENCODE, RESTART, ENCODE_AFTER_HIT, GUESTS };
@@ -236,7 +238,8 @@ static void check_guest(const struct guest *g, const struct ts_run *r, const cha
 }
 
 /* Cold run of `hit` tokens whose prefix goes to the guest, and its plan up to the first segment. */
-static void after_hit(struct guest *g, struct mdl_step *step, int hit, const struct mdl_prefill_params *params, int rows)
+static void after_hit(struct guest *g, struct mdl_step *step, int hit, const struct mdl_prefill_params *params,
+                      int rows)
 {
     struct ts_run cold = after(g);
     struct mdl_prefill_params plan = *params;
@@ -253,11 +256,12 @@ static void make_guest(struct guest *g, struct mdl_model *m, struct mdl_step *st
 {
     const struct mdl_config *cfg = m->cfg;
     int w = cfg->window, reach = mdl_prefill_exact_reach(cfg);
-    const struct mdl_prefill_params exact = {.exact = true, .all_logits = true}, replay = {.replay = w, .all_logits = true};
+    const struct mdl_prefill_params exact = {.exact = true, .all_logits = true},
+                                    replay = {.replay = w, .all_logits = true};
     int n[GUESTS] = {40, 40, 40, 40, 40, reach + reach % 2 + 12, 60};
     *g = (struct guest){0};
-    g->before = ts_run_new(m, (struct mdl_seq_params){.rollback = kind, .replay = kind >= TAIL ? w : 0}, (uint64_t)kind + 40,
-                           n[kind]);
+    g->before = ts_run_new(m, (struct mdl_seq_params){.rollback = kind, .replay = kind >= TAIL ? w : 0},
+                           (uint64_t)kind + 40, n[kind]);
     switch (kind) {
     case CHUNK:
         ts_run_decode(&g->before, step, 20, 20);
@@ -301,8 +305,8 @@ static void make_guest(struct guest *g, struct mdl_model *m, struct mdl_step *st
     mdl_step_commit(step, 0, g->seg.n);
 }
 
-static void check_party(struct mdl_step *step, const struct guest *guests, const int *order, int n, struct ts_late *late,
-                        const char *what)
+static void check_party(struct mdl_step *step, const struct guest *guests, const int *order, int n,
+                        struct ts_late *late, const char *what)
 {
     struct ts_run r[GUESTS];
     mdl_step_begin(step, late ? &late->providers : NULL);
@@ -401,7 +405,8 @@ Test(step, abandoned_anywhere)
             for (; more; at++) {
                 more = abandon(step, &g, r.seq, at, &late);
                 struct ts_image now = ts_image_take(r.seq, cached);
-                cr_assert(ts_image_same(&before, &now), "%s: guest %d abandoned at %d left a trace", folders[f], kind, at);
+                cr_assert(ts_image_same(&before, &now), "%s: guest %d abandoned at %d left a trace", folders[f], kind,
+                          at);
                 ts_image_free(&now);
                 /* Every third time the step is run to its end, without commit. */
                 if (at % 3 == 0) {
@@ -607,8 +612,9 @@ Test(step, refuses_bad_segments)
     cr_assert_eq(mdl_step_add(step, &seg, NULL), 0);
     struct mdl_segment second = ts_segment(&other, 0, 4);
 
-    int ranges[][2] = {{0, 0}, {1, cfg->n_layers}, {0, cfg->n_layers + 1}, {0, 2}, {cfg->cut, cfg->cut}, {-1, cfg->cut},
-                       {0, cfg->n_layers - 1}, {cfg->cut + 1, cfg->n_layers}};
+    int ranges[][2] = {
+        {0, 0},         {1, cfg->n_layers},     {0, cfg->n_layers + 1},       {0, 2}, {cfg->cut, cfg->cut},
+        {-1, cfg->cut}, {0, cfg->n_layers - 1}, {cfg->cut + 1, cfg->n_layers}};
     for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
         bad = second;
         bad.layer_begin = ranges[i][0];
