@@ -2,25 +2,30 @@
 
 #include <string.h>
 
-size_t act_recipe_tail(int n_ids, int n_blocks, int n_bias, int n_stop)
+size_t act_recipe_tail(int n_ids, int n_chain, int n_bias, int n_stop)
 {
-    return (size_t)n_ids * sizeof(int32_t) + (size_t)n_blocks * sizeof(struct act_key) +
+    return (size_t)n_ids * sizeof(int32_t) + (size_t)n_chain * sizeof(struct act_key) +
            (size_t)n_bias * sizeof(struct mdl_logit_bias) + (size_t)n_stop * sizeof(int32_t);
 }
 
-const char *act_recipe_read(struct act_msg *m, int n_ids, int n_blocks, struct act_recipe *out)
+const char *act_recipe_read(const struct act_msg *m, int n_ids, struct act_recipe *out)
 {
-    const struct act_b_prefill *b = act_msg_body(m, sizeof *b);
-    size_t bytes;
-    const uint8_t *at = act_msg_tail(m, &bytes);
-    *out = (struct act_recipe){.body = b, .n_ids = n_ids, .n_blocks = n_blocks};
-    if (!b || n_ids < 1 || n_blocks < 0 || b->biases > MDL_MAX_LOGIT_BIAS || b->stop_ids > 1024 ||
-        act_recipe_tail(n_ids, n_blocks, (int)b->biases, (int)b->stop_ids) > bytes)
+    /* RESERVE carries the body and the tail of PREFILL as its own tail, so the place of both is counted from the start. */
+    const size_t head = act_type_info(ACT_PREFILL)->body_size;
+    const struct act_b_prefill *b = act_msg_body(m, head);
+    if (!b)
+        return "the recipe is missing";
+    const uint8_t *at = m->buf->data + head;
+    size_t bytes = m->buf->size - head;
+    int n_chain = b->chain > 1u << 20 ? -1 : (int)b->chain;
+    *out = (struct act_recipe){.body = b, .n_ids = n_ids, .n_chain = n_chain};
+    if (n_ids < 1 || n_chain < 0 || b->biases > MDL_MAX_LOGIT_BIAS || b->stop_ids > 1024 ||
+        act_recipe_tail(n_ids, n_chain, (int)b->biases, (int)b->stop_ids) > bytes)
         return "the recipe does not fit its message";
     out->ids = (const int32_t *)(const void *)at;
     at += (size_t)n_ids * sizeof(int32_t);
     out->chain = (const struct act_key *)(const void *)at;
-    at += (size_t)n_blocks * sizeof(struct act_key);
+    at += (size_t)n_chain * sizeof(struct act_key);
     out->n_stop = (int)b->stop_ids;
     mdl_sampling_init(&out->sampling);
     out->sampling.temperature = (double)b->temperature;

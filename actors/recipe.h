@@ -6,7 +6,7 @@
 #include "actors/runtime/message.h"
 #include "model/sampler.h"
 
-enum { ACT_RECIPE_IGNORE_EOS = 1, ACT_RECIPE_EXACT = 2 };
+enum { ACT_RECIPE_IGNORE_EOS = 1, ACT_RECIPE_EXACT = 2, ACT_RECIPE_LOGPROBS = 4 };
 
 /* Bits of TOKENS.finish. */
 enum act_finish { ACT_FINISH_NONE, ACT_FINISH_STOP, ACT_FINISH_LENGTH, ACT_FINISH_CANCELLED, ACT_FINISH_ERROR };
@@ -17,16 +17,16 @@ struct act_recipe {
     const struct act_b_prefill *body;
     const int32_t *ids;
     int n_ids;
-    const struct act_key *chain;
-    int n_blocks;
+    const struct act_key *chain; /* [n_chain]: the root, then the chain behind each full block of the prompt */
+    int n_chain;
     const int32_t *stop;
     int n_stop;
     struct mdl_sampling sampling; /* bias points into the buffer */
 };
 
 /* Reads m's buffer (PREFILL, RESERVE: same body). NULL, or what is wrong with it. */
-const char *act_recipe_read(struct act_msg *m, int n_ids, int n_blocks, struct act_recipe *out);
+const char *act_recipe_read(const struct act_msg *m, int n_ids, struct act_recipe *out);
 /* Bytes of the tail for these counts. */
-size_t act_recipe_tail(int n_ids, int n_blocks, int n_bias, int n_stop);
+size_t act_recipe_tail(int n_ids, int n_chain, int n_bias, int n_stop);
 
 #endif

@@ -67,8 +67,9 @@ static void row(const char *name, int64_t bytes, const char *note)
 /* A rate that is known per two tokens. */
 static const char *per_token(int64_t per_2, char out[32])
 {
-    char whole[32];
-    snprintf(out, 32, "%s%s", grouped(per_2 / 2, whole), per_2 % 2 ? ".5" : "");
+    grouped(per_2 / 2, out);
+    if (per_2 % 2)
+        strcat(out, ".5");
     return out;
 }
 
@@ -410,7 +411,7 @@ int cli_model_run(int argc, char **argv)
 {
     static char info_name[] = "model info";
     bool help = argc >= 2 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"));
-    if (!help && (argc < 2 || strcmp(argv[1], "info")))
+    if (!help && (argc < 2 || strcmp(argv[1], "info") != 0))
         return cli_error(CLI_USAGE, "model: expected a report, and there is one: info; `weft model --help` explains");
     if (!help) {
         argv[1] = info_name;

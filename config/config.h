@@ -79,8 +79,20 @@ struct cfg_config {
         int max_tokens; /* 0: to the end of the context */
     } sampling;
     struct {
-        int64_t request_bytes;
+        int64_t request_bytes, header_bytes;
+        int requests;    /* at a time */
+        int connections; /* at a time */
+        int64_t keepalive_us, drain_us;
     } limits;
+    struct {
+        int64_t memory; /* bytes of KV pages */
+        int block_tokens;
+    } kv;
+    struct {
+        int decode_streams, prefill_streams;
+        int64_t prefill_share_us;
+        int expert_shards;
+    } engine;
     struct {
         int level, format; /* enum cfg_log_level, enum cfg_log_format */
         int64_t progress_after_us;

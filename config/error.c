@@ -14,7 +14,7 @@ static void make_printable(char *s)
     }
 }
 
-int cfg_error_set(struct cfg_error *e, int err, const char *fmt, ...)
+void cfg_error_write(struct cfg_error *e, const char *fmt, ...)
 {
     if (e) {
         va_list ap;
@@ -23,7 +23,6 @@ int cfg_error_set(struct cfg_error *e, int err, const char *fmt, ...)
         va_end(ap);
         make_printable(e->msg);
     }
-    return -err;
 }
 
 int cfg_error_prefix(struct cfg_error *e, int err, const char *fmt, ...)

@@ -17,7 +17,16 @@ struct cfg_error {
 /* Writes the message (printf style) and returns -err, so that "return cfg_error_set(e, EINVAL, ...)" reads as one
  * step. err is a positive errno. e may be NULL: then only the code is returned. Control bytes in arguments that came
  * from outside are replaced by '?', so a message is always one printable line. */
-int cfg_error_set(struct cfg_error *e, int err, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+#define cfg_error_set(e, err, ...)                                                                                     \
+    __extension__({                                                                                                    \
+        int cfg_error_code_ = (err);                                                                                   \
+        cfg_error_write(e, __VA_ARGS__);                                                                               \
+        -cfg_error_code_;                                                                                              \
+    })
+
+/* The part of cfg_error_set that writes the message. A macro around it lets compilers and analysers see the code that
+ * is returned, and with it that what a failed function did not set is not used. */
+void cfg_error_write(struct cfg_error *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* Puts "prefix: " (printf style) before an existing message and returns err unchanged (err is already negative). */
 int cfg_error_prefix(struct cfg_error *e, int err, const char *fmt, ...) __attribute__((format(printf, 3, 4)));

@@ -14,10 +14,7 @@
 #include "config/suggest.h"
 #include "config/units.h"
 
-enum {
-    PATH_TEXT = 256,
-    LINES_MAX = 65535, /* libconfig keeps line numbers in 16 bits */
-};
+enum { PATH_TEXT = 256 };
 
 struct loader {
     const struct cfg_source *source;
@@ -434,11 +431,6 @@ static void syntax_error(struct loader *l, const config_t *c)
 static int load_source(const struct cfg_source *source, struct cfg_config *out, struct cfg_report *report)
 {
     struct loader l = {source, out, report};
-    if (source->n_lines > LINES_MAX) {
-        cfg_report_add(report, source->files[0], 0, "Make it shorter.", "the configuration has more than %d lines",
-                       LINES_MAX);
-        return -EINVAL;
-    }
     for (int i = 0; i < source->n_files; i++)
         snprintf(out->files[i], sizeof out->files[i], "%s", source->files[i]);
     config_t c;

@@ -58,9 +58,9 @@ static void window_items(void *ctx, int begin, int end, int thread)
     for (int i = begin; i < end; i++) {
         uint16_t *kv = s->kv + (size_t)i * (size_t)d;
         uint8_t *row = window_row(s, j->layer, j->rows[i]);
-        mdl_rms_row(kv, j->b->kv_norm, d, s->m->cfg->rms_eps, kv);
+        mdl_rms_row(s->m->exec.be, kv, j->b->kv_norm, d, s->m->cfg->rms_eps, kv);
         mdl_rope_rotate(&s->m->rope, angle_of(s, j->layer, j->rows[i]), false, d, kv);
-        mdl_quant_q8(kv, d, row, row + d);
+        s->m->exec.be->quant_q8(kv, d, row, row + d);
     }
 }
 
@@ -78,7 +78,7 @@ void mdl_draft_ring_rows(struct mdl_step *s, const int *rows, int n)
     const struct mdl_checkpoint *ck = s->m->ck;
     size_t width = (size_t)ck->main_proj.k, d = (size_t)cfg->hidden;
     for (int i = 0; i < n; i++)
-        mdl_fakequant_q8(s->taps + (size_t)rows[i] * width, (int)width, s->xq + (size_t)i * width);
+        s->m->exec.be->fakequant_q8(s->taps + (size_t)rows[i] * width, (int)width, s->xq + (size_t)i * width);
     mdl_linear_bf16(&s->m->exec, &ck->main_proj, s->xq, width, n, s->u, d);
     mdl_rms_rows(&s->m->exec, s->u, d, ck->main_norm, cfg->hidden, n, s->u, d);
     mdl_fakequant_q8_rows(&s->m->exec, s->u, d, cfg->hidden, n, s->xq, d);
@@ -112,7 +112,7 @@ static void store_global_row(struct mdl_step *s, const struct mdl_block *b, cons
     const struct mdl_config *cfg = s->m->cfg;
     struct mdl_rope_angle angle;
     mdl_rope_angle_at(&s->m->rope, MDL_ROPE_YARN, (int64_t)j * ratio, &angle);
-    mdl_rms_row(key, b->idx_k_norm, cfg->index_dim, cfg->rms_eps, key);
+    mdl_rms_row(s->m->exec.be, key, b->idx_k_norm, cfg->index_dim, cfg->rms_eps, key);
     mdl_rope_rotate(&s->m->rope, &angle, false, cfg->index_dim, key);
     mdl_quant_q4i(key, cfg->index_dim, mdl_seq_index_codes(seq, source, j), mdl_seq_index_scales(seq, source, j));
     uint16_t *rotated = s->scratch[0].keys;
@@ -187,7 +187,7 @@ static void index_query_items(void *ctx, int begin, int end, int thread)
     for (int i = begin; i < end; i++) {
         for (int h = 0; h < cfg->index_heads; h++) {
             uint16_t *q = s->qi + ((size_t)i * (size_t)cfg->index_heads + (size_t)h) * (size_t)cfg->index_dim;
-            uint8_t codes[256], scales[16];
+            uint8_t codes[MDL_MAX_INDEX_DIM / 2], scales[MDL_MAX_INDEX_DIM / 32];
             mdl_rope_rotate(&s->m->rope, angle_of(s, j->layer, j->rows[i]), false, cfg->index_dim, q);
             mdl_quant_q4i(q, cfg->index_dim, codes, scales);
             mdl_dequant_q4i(codes, scales, cfg->index_dim, q);
@@ -227,28 +227,18 @@ void mdl_attn_project(struct mdl_step *s, int layer)
 /* ---- attention ---- */
 
 void mdl_attn_core(const struct mdl_backend *be, const uint16_t *q, const uint16_t *keys, int n, int dim, const float *sink,
-                   int h0, int h1, float *prob, float *acc, uint16_t *o)
+                   int h0, int h1, float *prob, uint16_t *o)
 {
-    float scale = (float)(1.0 / sqrt((double)dim));
-    for (int h = h0; h < h1; h++) {
-        be->dots(q + (size_t)h * (size_t)dim, keys, (size_t)dim, n, dim, prob);
-        float top = -INFINITY, den = 0.0f;
-        for (int i = 0; i < n; i++) {
-            prob[i] *= scale;
-            top = prob[i] > top ? prob[i] : top;
+    float scale = (float)(1.0 / sqrt((double)dim)), den[MDL_ATTN_HEADS];
+    for (int h = h0; h < h1; h += MDL_ATTN_HEADS) {
+        int heads = h1 - h < MDL_ATTN_HEADS ? h1 - h : MDL_ATTN_HEADS;
+        be->dots(q + (size_t)h * (size_t)dim, heads, keys, n, dim, prob, (size_t)n);
+        for (int i = 0; i < heads; i++) {
+            float top;
+            den[i] = be->softmax(prob + (size_t)i * (size_t)n, n, scale, &top);
+            den[i] += mdl_expf(sink[h + i] - top);
         }
-        for (int i = 0; i < n; i++)
-            prob[i] -= top;
-        be->exps(prob, n);
-        for (int i = 0; i < n; i++) {
-            den += prob[i];
-            prob[i] = mdl_round_bf16(prob[i]);
-        }
-        den += mdl_expf(sink[h] - top);
-        memset(acc, 0, (size_t)dim * sizeof *acc);
-        be->weighted_sum(prob, keys, (size_t)dim, n, dim, acc);
-        for (int c = 0; c < dim; c++)
-            o[(size_t)h * (size_t)dim + (size_t)c] = mdl_to_bf16(acc[c] / den);
+        be->values(prob, (size_t)n, den, heads, keys, n, dim, o + (size_t)h * (size_t)dim);
     }
 }
 
@@ -304,7 +294,7 @@ static void attend_items(void *ctx, int begin, int end, int thread)
             have = i;
         }
         uint16_t *q = s->q + (size_t)i * (size_t)cfg->n_heads * (size_t)cfg->head_dim;
-        mdl_attn_core(s->m->exec.be, q, t->keys, n, cfg->head_dim, j->b->attn_sink, h0, h1, t->prob, t->acc, q);
+        mdl_attn_core(s->m->exec.be, q, t->keys, n, cfg->head_dim, j->b->attn_sink, h0, h1, t->prob, q);
         for (int h = h0; h < h1; h++)
             mdl_rope_rotate(&s->m->rope, angle_of(s, j->layer, row), true, cfg->head_dim,
                             q + (size_t)h * (size_t)cfg->head_dim);

@@ -121,26 +121,9 @@ void mdl_linear_bf16(const struct mdl_exec *ex, const struct mdl_linear *w, cons
     linear_run(&(struct linear_job){ex, w, x, ldx, ldy, rows, NULL, y});
 }
 
-double mdl_mean_square(const uint16_t *x, int n)
+void mdl_rms_row(const struct mdl_backend *be, const uint16_t *x, const uint16_t *w, int n, float eps, uint16_t *y)
 {
-    double s[8] = {0};
-    for (int i = 0; i + 8 <= n; i += 8)
-        for (int k = 0; k < 8; k++) {
-            double v = mdl_from_bf16(x[i + k]);
-            s[k] += v * v;
-        }
-    for (int i = n & ~7; i < n; i++) {
-        double v = mdl_from_bf16(x[i]);
-        s[i & 7] += v * v;
-    }
-    return (((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]))) / n;
-}
-
-void mdl_rms_row(const uint16_t *x, const uint16_t *w, int n, float eps, uint16_t *y)
-{
-    float inv = (float)(1.0 / sqrt(mdl_mean_square(x, n) + (double)eps));
-    for (int i = 0; i < n; i++)
-        y[i] = mdl_to_bf16(mdl_from_bf16(w[i]) * (mdl_from_bf16(x[i]) * inv));
+    be->rms_scale(x, w, (float)(1.0 / sqrt(be->mean_square(x, n) + (double)eps)), n, y);
 }
 
 struct rows_job {
@@ -156,7 +139,7 @@ static void rms_items(void *ctx, int begin, int end, int thread)
     (void)thread;
     const struct rows_job *j = ctx;
     for (int r = begin; r < end; r++)
-        mdl_rms_row(j->x + (size_t)r * j->ldx, j->w, j->n, j->ex->cfg->rms_eps, j->y + (size_t)r * j->ldy);
+        mdl_rms_row(j->ex->be, j->x + (size_t)r * j->ldx, j->w, j->n, j->ex->cfg->rms_eps, j->y + (size_t)r * j->ldy);
 }
 
 void mdl_rms_rows(const struct mdl_exec *ex, const uint16_t *x, size_t ldx, const uint16_t *w, int n, int rows, uint16_t *y,
@@ -170,7 +153,7 @@ static void fakequant_items(void *ctx, int begin, int end, int thread)
     (void)thread;
     const struct rows_job *j = ctx;
     for (int r = begin; r < end; r++)
-        mdl_fakequant_q8(j->x + (size_t)r * j->ldx, j->n, j->y + (size_t)r * j->ldy);
+        j->ex->be->fakequant_q8(j->x + (size_t)r * j->ldx, j->n, j->y + (size_t)r * j->ldy);
 }
 
 void mdl_fakequant_q8_rows(const struct mdl_exec *ex, const uint16_t *x, size_t ldx, int n, int rows, uint16_t *y,

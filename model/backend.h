@@ -12,8 +12,10 @@
  *           its lanes are multiplied by the scale and added (fused). At the end lanes are added in pairs: i + i+8,
  *           i + i+4, i + i+2, i + i+1. float32 weights: 16 elements at a time, lane i takes element i (fused), the same
  *           end. vdpbf16ps takes inputs and sums below 2^-126 as zero.
- *   all     softmax sums and value sums: keys in ascending slot order (window first, then selected rows). Heads of an
- *           index score: ascending.
+ *           Softmax sums: keys in slot order (window first, then selected rows), 16 at a time, key i to lane i, the same
+ *           end.
+ *   scalar  softmax sums: keys in ascending slot order.
+ *   all     value sums: keys in ascending slot order. Heads of an index score: ascending.
  *
  * Products of bf16, E4M3 and E2M1 values are exact in float32, and scales are powers of two (or E4M3 for main KV rows,
  * applied exactly), so only the order of additions matters. */
@@ -28,24 +30,44 @@ struct mdl_backend {
     /* y[r*ldy + (n-n0)] = sum_k x[r*ldx + k] W[n][k] for n in n0..n1-1; x bf16, y f32. n0 is a multiple of 32. */
     void (*linear)(const struct mdl_linear *w, const uint16_t *x, size_t ldx, int rows, int n0, int n1, float *y,
                    size_t ldy);
-    /* s[i] = q . key_i for n_keys rows of dim bf16 values, rows ld apart. dim is a multiple of 32. */
-    void (*dots)(const uint16_t *q, const uint16_t *keys, size_t ld, int n_keys, int dim, float *s);
-    /* acc[c] += sum_i p[i] key_i[c], i ascending; p holds bf16-rounded values. Same bits in every path. dim is a multiple
-     * of 32. */
-    void (*weighted_sum)(const float *p, const uint16_t *keys, size_t ld, int n_keys, int dim, float *acc);
+    /* Attention of some heads over the same n keys: q and o bf16 [heads][dim], keys [n][dim], s and p [heads][n] with rows
+     * lds apart. dim is a multiple of 32.
+     * dots: s[h][i] = q_h . key_i. */
+    void (*dots)(const uint16_t *q, int heads, const uint16_t *keys, int n, int dim, float *s, size_t lds);
+    /* One head: s[i] becomes bf16(e^(s[i] scale - top)), top the largest s[i] scale. Returns the sum before rounding. */
+    float (*softmax)(float *s, int n, float scale, float *top);
+    /* o_h[c] = bf16(sum_i p[h][i] key_i[c] / den[h]), i ascending; p holds bf16 values. Same bits in every path. */
+    void (*values)(const float *p, size_t ldp, const float *den, int heads, const uint16_t *keys, int n, int dim,
+                   uint16_t *o);
     /* score[j] = sum_h relu(q_h . k_j) weight[h], h ascending, for n rows of packed index keys (codes dim/2 bytes and
-     * scales dim/32 bytes a row, each array contiguous). q: bf16 [heads][dim]. dim is at most 512. */
+     * scales dim/32 bytes a row, each array contiguous). q: bf16 [heads][dim]. dim is at most MDL_MAX_INDEX_DIM. */
     void (*index_scores)(const uint16_t *q, const float *weight, int heads, int dim, const uint8_t *codes,
                          const uint8_t *scales, int n, float *score);
     void (*dequant_q8)(const uint8_t *codes, const uint8_t *scales, int n, uint16_t *out);
     void (*dequant_q4k)(const uint8_t *codes, const uint8_t *scales, int n, uint16_t *out);
-    /* e^x for n values in place, same bits as mdl_expf. */
-    void (*exps)(float *x, int n);
+
+    /* Rows, element by element: same bits in every path. x, y, u, v, h are bf16. */
+    /* As mdl_quant_q8 and mdl_fakequant_q8: n is a multiple of 32; in place allowed for the second. */
+    void (*quant_q8)(const uint16_t *x, int n, uint8_t *codes, uint8_t *scales);
+    void (*fakequant_q8)(const uint16_t *x, int n, uint16_t *out);
+    /* Mean of squares in double, eight interleaved partial sums, added in pairs. */
+    double (*mean_square)(const uint16_t *x, int n);
+    /* y = w (x inv); y may be x. */
+    void (*rms_scale)(const uint16_t *x, const uint16_t *w, float inv, int n, uint16_t *y);
+    /* h = weight (silu(min(a, limit)) clamp(b, -limit, limit)); h may be a. */
+    void (*swiglu)(const uint16_t *a, const uint16_t *b, float limit, float weight, int n, uint16_t *h);
+    /* u = sum_c p[c] x_c over four streams of d values each, one after the other in x. */
+    void (*collapse)(const uint16_t *x, const float *p, int d, uint16_t *u);
+    /* x_c = post[c] v + sum_from comb[from][c] x_from. */
+    void (*expand)(const uint16_t *v, const float *post, const float *comb, int d, uint16_t *x);
 };
 
 /* The best path of this machine when name is NULL or empty, else the named one. -ENOTSUP when the machine or the build
  * lacks it (the message lists the missing CPU features), -EINVAL for an unknown name; then *out is NULL. */
 int mdl_backend_select(const char *name, const struct mdl_backend **out, struct cfg_error *err);
+
+/* Heads that attention takes together, so that a key is read once for all of them. */
+enum { MDL_ATTN_HEADS = 8 };
 
 extern const struct mdl_backend mdl_backend_scalar;
 #if defined(__x86_64__)
@@ -65,15 +87,11 @@ void mdl_linear_f32(const struct mdl_exec *ex, const struct mdl_linear *w, const
 void mdl_linear_bf16(const struct mdl_exec *ex, const struct mdl_linear *w, const uint16_t *x, size_t ldx, int rows,
                      uint16_t *y, size_t ldy);
 
-/* rms(x, w) of one row: x, w, y bf16 [n]; y may be x. The mean is taken in double over eight interleaved partial sums. */
-void mdl_rms_row(const uint16_t *x, const uint16_t *w, int n, float eps, uint16_t *y);
-/* Same for f32 input. */
+/* rms(x, w) of one row: x, w, y bf16 [n]; y may be x. */
+void mdl_rms_row(const struct mdl_backend *be, const uint16_t *x, const uint16_t *w, int n, float eps, uint16_t *y);
 void mdl_rms_rows(const struct mdl_exec *ex, const uint16_t *x, size_t ldx, const uint16_t *w, int n, int rows, uint16_t *y,
                   size_t ldy);
 /* Fake-quantised q8 copy of rows. */
 void mdl_fakequant_q8_rows(const struct mdl_exec *ex, const uint16_t *x, size_t ldx, int n, int rows, uint16_t *y,
                            size_t ldy);
-/* Mean of squares in double, eight interleaved partial sums. */
-double mdl_mean_square(const uint16_t *x, int n);
-
 #endif

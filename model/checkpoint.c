@@ -320,53 +320,57 @@ static int missing(struct opening *o, const struct mdl_want *w)
                          o->dir, w->name, mdl_dtype_name(w->dtype));
 }
 
-static int place_base(struct opening *o, const struct mdl_want *w, char **out)
+static struct mdl_block *block_of(struct mdl_checkpoint *ck, int block)
 {
-    struct mdl_checkpoint *ck = o->ck;
-    struct mdl_block *b = NULL;
-    if (w->block >= 0)
-        b = w->block < ck->config.n_layers ? &ck->layers[w->block] : &ck->draft[w->block - ck->config.n_layers];
+    return block < ck->config.n_layers ? &ck->layers[block] : &ck->draft[block - ck->config.n_layers];
+}
+
+/* Experts are allocated when the first one of a block turns up. NULL: out of memory. */
+static struct mdl_expert *expert_of(struct mdl_checkpoint *ck, int block, int expert)
+{
+    struct mdl_block *b = block_of(ck, block);
+    if (!b->experts) {
+        b->n_experts = block < ck->config.n_layers ? ck->config.n_experts : ck->config.draft_experts;
+        b->experts = calloc((size_t)b->n_experts, sizeof *b->experts);
+    }
+    return b->experts ? &b->experts[expert] : NULL;
+}
+
+/* The struct that holds the tensor's pointer. NULL: out of memory. */
+static void *place_base(struct mdl_checkpoint *ck, const struct mdl_want *w)
+{
     switch (w->place) {
-    case MDL_PLACE_CHECKPOINT:
-        *out = (char *)ck;
-        break;
     case MDL_PLACE_BLOCK:
-        *out = (char *)b;
-        break;
+        return block_of(ck, w->block);
     case MDL_PLACE_ENGRAM:
-        *out = (char *)&ck->engram[w->slot];
-        break;
+        return &ck->engram[w->slot];
     case MDL_PLACE_EXPERT:
-        if (!b->experts) {
-            b->n_experts = w->block < ck->config.n_layers ? ck->config.n_experts : ck->config.draft_experts;
-            b->experts = calloc((size_t)b->n_experts, sizeof *b->experts);
-            if (!b->experts)
-                return out_of_memory(o);
-        }
-        *out = (char *)&b->experts[w->expert];
+        return expert_of(ck, w->block, w->expert);
+    case MDL_PLACE_CHECKPOINT:
         break;
     }
-    return 0;
+    return ck;
 }
 
 static void read_by_row(const struct mdl_tensor *t)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    uintptr_t begin = ((uintptr_t)t->data + page - 1) / page * page,
-              end = ((uintptr_t)t->data + t->bytes) / page * page;
-    if (t->bytes >= SPARSE_READS && end > begin)
-        madvise((void *)begin, end - begin, MADV_RANDOM);
+    size_t skip = (page - (uintptr_t)t->data % page) % page, tail = ((uintptr_t)t->data + t->bytes) % page;
+    if (t->bytes >= SPARSE_READS && skip + tail < t->bytes)
+        madvise((char *)t->data + skip, t->bytes - skip - tail, MADV_RANDOM);
 }
 
 static int bind_tensor(struct opening *o, const struct mdl_want *w, const struct mdl_tensor *t)
 {
     const void *data;
-    char *base = NULL;
-    int rc;
     if (w->bind == MDL_BIND_NONE)
         return 0;
-    if ((rc = aligned_data(o, t, &data)) || (rc = place_base(o, w, &base)))
+    int rc = aligned_data(o, t, &data);
+    if (rc)
         return rc;
+    char *base = place_base(o->ck, w);
+    if (!base)
+        return out_of_memory(o);
     if (w->bind == MDL_BIND_POINTER) {
         memcpy(base + w->offset, &data, sizeof data);
         if (w->cls == MDL_CLASS_ENGRAM_TABLE)
@@ -451,18 +455,21 @@ static int check_unclaimed(struct opening *o)
     return 0;
 }
 
-static int sidecar_tensor(struct opening *o, const char *name, enum mdl_dtype dtype, int64_t n, const void **out)
+/* A tensor of the sidecar, aligned; NULL with the code in *rc when it is not there or not as it must be. */
+static const void *sidecar_tensor(struct opening *o, const char *name, enum mdl_dtype dtype, int64_t n, int *rc)
 {
     const struct mdl_tensor *t = mdl_st_find(o->files->sidecar, name);
-    if (!t)
-        return cfg_error_set(o->err, EINVAL,
-                             "%s/engram.safetensors: tensor %s is missing, expected %s [%" PRId64 "]; %s", o->dir, name,
-                             mdl_dtype_name(dtype), n, sidecar_hint);
-    int rc = check_tensor(o, t, dtype, 1, &n, "");
-    if (rc)
-        return rc;
+    const void *data = NULL;
+    if (!t) {
+        *rc =
+            cfg_error_set(o->err, EINVAL, "%s/engram.safetensors: tensor %s is missing, expected %s [%" PRId64 "]; %s",
+                          o->dir, name, mdl_dtype_name(dtype), n, sidecar_hint);
+        return NULL;
+    }
+    if ((*rc = check_tensor(o, t, dtype, 1, &n, "")) || (*rc = aligned_data(o, t, &data)))
+        return NULL;
     XXH3_64bits_update(o->hash, t->data, t->bytes);
-    return aligned_data(o, t, out);
+    return data;
 }
 
 static int check_engram_layer(struct opening *o, int slot)
@@ -471,12 +478,10 @@ static int check_engram_layer(struct opening *o, int slot)
     struct mdl_engram *e = &o->ck->engram[slot];
     int layer = c->engram_layers[slot], n_primes = (c->engram_ngram - 1) * c->engram_heads, rc;
     char name[48];
-    const void *data;
     e->rows = c->engram_rows[slot];
     snprintf(name, sizeof name, "multipliers.%d", layer);
-    if ((rc = sidecar_tensor(o, name, MDL_I64, c->engram_ngram, &data)))
+    if (!(e->multipliers = sidecar_tensor(o, name, MDL_I64, c->engram_ngram, &rc)))
         return rc;
-    e->multipliers = data;
     for (int i = 0; i < c->engram_ngram; i++)
         if (e->multipliers[i] < 1 || e->multipliers[i] > INT64_MAX / c->engram_compressed_vocab)
             return cfg_error_set(o->err, EINVAL,
@@ -484,9 +489,8 @@ static int check_engram_layer(struct opening *o, int slot)
                                  " so that no product with a compressed id overflows",
                                  o->dir, name, i, e->multipliers[i], INT64_MAX / c->engram_compressed_vocab);
     snprintf(name, sizeof name, "primes.%d", layer);
-    if ((rc = sidecar_tensor(o, name, MDL_I64, n_primes, &data)))
+    if (!(e->primes = sidecar_tensor(o, name, MDL_I64, n_primes, &rc)))
         return rc;
-    e->primes = data;
     int64_t sum = 0;
     for (int i = 0; i < n_primes; i++) {
         if (e->primes[i] < 1 || e->primes[i] > e->rows)
@@ -517,10 +521,8 @@ static int open_sidecar(struct opening *o)
     rc = mdl_st_open(path, &o->files->sidecar, o->err);
     if (rc == -ENOENT)
         return cfg_error_set(o->err, ENOENT, "%s: the Engram sidecar is missing; %s", path, sidecar_hint);
-    const void *data;
-    if (rc || (rc = sidecar_tensor(o, "compressed_ids", MDL_I32, c->vocab_size, &data)))
+    if (rc || !(o->ck->engram_map = sidecar_tensor(o, "compressed_ids", MDL_I32, c->vocab_size, &rc)))
         return rc;
-    o->ck->engram_map = data;
     for (int i = 0; i < c->vocab_size; i++)
         if (o->ck->engram_map[i] < 0 || o->ck->engram_map[i] >= c->engram_compressed_vocab)
             return cfg_error_set(o->err, EINVAL,

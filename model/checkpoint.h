@@ -1,5 +1,6 @@
 /* A checkpoint bound to its config: every tensor the text path needs, found, checked and pointed at in the mapped
- * files. Nothing is copied. Immutable after load; any thread may read. */
+ * files. Only tensors of wide elements that a file puts at an odd address are copied. Immutable after load; any thread
+ * may read. */
 #ifndef WEFT_MODEL_CHECKPOINT_H
 #define WEFT_MODEL_CHECKPOINT_H
 

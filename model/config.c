@@ -51,6 +51,7 @@ static int bad(struct reader *r, const char *key, const json_t *v, const char *e
 /* A key under either of its names; JSON null counts as absent. Two names with different values are a contradiction. */
 static int lookup(struct reader *r, json_t *obj, const char *key, const char *alt, json_t **out)
 {
+    *out = NULL;
     json_t *a = json_object_get(obj, key), *b = alt ? json_object_get(obj, alt) : NULL;
     if (json_is_null(a))
         a = NULL;
@@ -68,6 +69,7 @@ static int lookup(struct reader *r, json_t *obj, const char *key, const char *al
 static int check_int(struct reader *r, const char *key, const json_t *v, int64_t min, int64_t max, int64_t *out)
 {
     char expected[96];
+    *out = 0;
     snprintf(expected, sizeof expected, "an integer from %" PRId64 " to %" PRId64, min, max);
     if (!json_is_integer(v) || json_integer_value(v) < min || json_integer_value(v) > max)
         return bad(r, key, v, expected);
@@ -110,7 +112,7 @@ static const struct int_key base_keys[] = {
 /* Only read when some layer has global KV. */
 static const struct int_key sparse_keys[] = {
     {"index_n_heads", NULL, INT(index_heads), 1, 4096, REQUIRED, 0},
-    {"index_head_dim", NULL, INT(index_dim), 32, 1 << 16, REQUIRED, 0},
+    {"index_head_dim", NULL, INT(index_dim), 32, MDL_MAX_INDEX_DIM, REQUIRED, 0},
     {"index_topk", NULL, INT(index_topk), 1, 1 << 20, REQUIRED, 0},
 };
 
@@ -186,10 +188,10 @@ static int read_list(struct reader *r, const char *key, const char *alt, int64_t
                      int64_t *out, int *n)
 {
     json_t *v;
+    *n = -1;
     int rc = lookup(r, r->text, key, alt, &v);
     if (rc)
         return rc;
-    *n = -1;
     if (!v)
         return 0;
     char expected[128];
@@ -212,7 +214,7 @@ static int read_list(struct reader *r, const char *key, const char *alt, int64_t
 /* Layer ids, strictly ascending. Absent counts as empty. */
 static int read_layer_ids(struct reader *r, const char *key, const char *alt, int cap, int *out, int *n)
 {
-    int64_t ids[MDL_MAX_LAYERS];
+    int64_t ids[MDL_MAX_LAYERS] = {0};
     int rc = read_list(r, key, alt, 0, r->c->n_layers - 1, cap, ids, n);
     if (rc)
         return rc;
@@ -280,7 +282,7 @@ static int check_model_type(struct reader *r)
         if (!v || json_is_null(v))
             continue;
         const char *s = json_string_value(v);
-        if (!s || (strcmp(s, known[0]) && strcmp(s, known[1])))
+        if (!s || (strcmp(s, known[0]) != 0 && strcmp(s, known[1]) != 0))
             return bad(r, "model_type", v,
                        "deepseek_v41 (outer) or deepseek_v41_text; other models have another network");
     }
@@ -344,7 +346,7 @@ static int read_rope(struct reader *r)
             return bad(r, "rope_scaling", s, "an object or null");
         if ((rc = lookup(r, s, "type", "rope_type", &t)))
             return rc;
-        if (!json_is_string(t) || strcmp(json_string_value(t), "yarn"))
+        if (!json_is_string(t) || strcmp(json_string_value(t), "yarn") != 0)
             return bad(r, "rope_scaling.type", t, "\"yarn\"");
     }
     if ((rc = lookup(r, obj, orig_key, NULL, &orig)))
@@ -388,7 +390,7 @@ static int read_max_position(struct reader *r)
 static int read_ratios(struct reader *r, int ratio[MDL_MAX_LAYERS])
 {
     struct mdl_config *c = r->c;
-    int64_t v[MDL_MAX_LAYERS + MDL_MAX_DRAFT];
+    int64_t v[MDL_MAX_LAYERS + MDL_MAX_DRAFT] = {0};
     int n, rc = read_list(r, "compress_ratios", NULL, 0, 2, MDL_MAX_LAYERS + MDL_MAX_DRAFT, v, &n);
     if (rc)
         return rc;
@@ -420,7 +422,7 @@ static int slot_of(const int *list, int n, int layer)
 static int derive_roles(struct reader *r, const int *ratio)
 {
     struct mdl_config *c = r->c;
-    int index_sources[MDL_MAX_LAYERS], n_index, rc;
+    int index_sources[MDL_MAX_LAYERS] = {0}, n_index = 0, rc;
     if ((rc = read_layer_ids(r, "kv_source_layer_ids", "kv_source_layers", MDL_MAX_SOURCES, c->kv_sources,
                              &c->n_kv_sources)) ||
         (rc = read_layer_ids(r, "index_source_layer_ids", "index_source_layers", MDL_MAX_LAYERS, index_sources,
@@ -518,9 +520,9 @@ static void derive_cut(struct mdl_config *c)
                      l, c->layer[l].ratio, cut);
             return;
         }
-        if (l > cut && c->layer[l].engram >= 0) {
-            snprintf(c->cut_reason, sizeof c->cut_reason, "layer %d has an Engram after the last KV source (%d)", l,
-                     cut);
+        if (c->layer[l].engram >= 0) {
+            snprintf(c->cut_reason, sizeof c->cut_reason,
+                     "layer %d has an Engram; none may lie at or after the last KV source (%d)", l, cut);
             return;
         }
     }
@@ -603,7 +605,7 @@ static int read_engram(struct reader *r)
 static int read_drafter(struct reader *r)
 {
     struct mdl_config *c = r->c;
-    int64_t taps[MDL_MAX_TAPS];
+    int64_t taps[MDL_MAX_TAPS] = {0};
     int rc;
     if (!c->n_draft)
         return 0;
@@ -695,10 +697,10 @@ static int check_widths(struct reader *r)
 static int read_network(struct reader *r)
 {
     struct mdl_config *c = r->c;
-    int ratio[MDL_MAX_LAYERS], rc;
+    int ratio[MDL_MAX_LAYERS] = {0}, rc;
     if ((rc = check_model_type(r)) || (rc = READ_INTS(r, base_keys)) || (rc = check_fixed(r)) ||
-        (rc = check_quantisation(r)) || (rc = read_float(r, "rms_norm_eps", "norm_eps", 0, 0.1, &c->rms_eps)) ||
-        (rc = read_float(r, "hc_eps", NULL, 0, 0.1, &c->hc_eps)) ||
+        (rc = check_quantisation(r)) || (rc = read_float(r, "rms_norm_eps", "norm_eps", 1e-30, 0.1, &c->rms_eps)) ||
+        (rc = read_float(r, "hc_eps", NULL, 1e-30, 0.1, &c->hc_eps)) ||
         (rc = read_float(r, "swiglu_limit", NULL, 1e-3, 1e30, &c->swiglu_limit)) ||
         (rc = read_float(r, "routed_scaling_factor", "route_scale", 1e-6, 1e6, &c->route_scale)) ||
         (rc = read_rope(r)) || (rc = read_max_position(r)) || (rc = read_engram(r)) || (rc = read_ratios(r, ratio)) ||

@@ -19,6 +19,7 @@ enum {
     MDL_MAX_BLOCK = 32,  /* draft block length */
     MDL_MAX_TAPS = 16,   /* drafter target layers */
     MDL_MAX_TOPK = 64,   /* experts per token */
+    MDL_MAX_INDEX_DIM = 512, /* channels of an index head */
     MDL_HC = 4,          /* residual streams; the only value the architecture is defined for */
 };
 
@@ -57,8 +58,8 @@ struct mdl_config {
     int kv_sources[MDL_MAX_SOURCES];        /* layer ids, ascending */
     int kv_source_ratio[MDL_MAX_SOURCES];
     struct mdl_layer_role layer[MDL_MAX_LAYERS];
-    /* Layers cut..n_layers-1 form the decoder: no KV source and no Engram after cut, cut is the last KV source, ratio 1
-     * from there on. -1 when the lists have no such point: then only exact mode exists (cut_reason says why). */
+    /* Layers cut..n_layers-1 form the decoder: cut is the last KV source, no Engram lies at or after it, ratio 1 from
+     * there on. -1 when the lists have no such point: then only exact mode exists (cut_reason says why). */
     int cut;
     char cut_reason[160];
     /* mixture of experts */

@@ -48,8 +48,8 @@ static void gate_row(const struct gate_job *j, int i)
     uint16_t *x = j->x + (size_t)(j->idx ? j->idx[i] : i) * MDL_HC * (size_t)d;
     for (int c = 0; c < 4; c++, x += d, kv += d) {
         const uint16_t *qw = j->e->q_weight + (size_t)c * (size_t)d, *kw = j->e->k_weight + (size_t)c * (size_t)d;
-        float rs = (float)(1.0 / sqrt(mdl_mean_square(x, d) + (double)cfg->rms_eps)) *
-                   (float)(1.0 / sqrt(mdl_mean_square(kv, d) + (double)cfg->rms_eps));
+        float rs = (float)(1.0 / sqrt(j->ex->be->mean_square(x, d) + (double)cfg->rms_eps)) *
+                   (float)(1.0 / sqrt(j->ex->be->mean_square(kv, d) + (double)cfg->rms_eps));
         double sum[8] = {0};
         for (int k = 0; k < d; k++) {
             float w = mdl_from_bf16(qw[k]) * mdl_from_bf16(kw[k]);

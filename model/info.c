@@ -105,8 +105,6 @@ static bool is_bridge(const struct mdl_config *c, const struct mdl_want *w)
     };
     if (w->block != c->cut || w->bind == MDL_BIND_NONE)
         return false;
-    if (w->place == MDL_PLACE_ENGRAM)
-        return true;
     for (size_t i = 0; w->place == MDL_PLACE_BLOCK && i < sizeof offsets / sizeof offsets[0]; i++)
         if (w->offset == offsets[i])
             return true;

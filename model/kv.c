@@ -172,6 +172,15 @@ int mdl_seq_truncate(struct mdl_seq *s, int len, struct cfg_error *err)
     return 0;
 }
 
+void mdl_seq_adopt(struct mdl_seq *s, const int32_t *ids, int hit)
+{
+    mdl_seq_reset(s);
+    memcpy(s->ids, ids, (size_t)hit * sizeof *ids);
+    for (int l = 0; l < s->cfg->n_layers; l++)
+        s->window_lo[l] = hit;
+    s->draft_lo = s->bridge_lo = s->encoded = s->highest = hit;
+}
+
 static void copy_global_rows(struct mdl_seq *dst, const struct mdl_seq *src, int source, int rows)
 {
     const struct mdl_kv_layout *l = &src->layout;
@@ -195,17 +204,14 @@ int mdl_seq_copy_prefix(struct mdl_seq *dst, const struct mdl_seq *src, int hit,
     for (int l = 0; window && l < encoder; l++)
         if (lo < src->window_lo[l] || src->encoded - lo > src->ring_rows[l])
             return cfg_error_set(err, EINVAL, "window rows before token %d are gone from layer %d", hit, l);
-    mdl_seq_reset(dst);
-    memcpy(dst->ids, src->ids, (size_t)hit * sizeof *dst->ids);
+    mdl_seq_adopt(dst, src->ids, hit);
     for (int s = 0; s < cfg->n_kv_sources; s++)
         copy_global_rows(dst, src, s, hit / cfg->kv_source_ratio[s]);
-    for (int l = 0; l < cfg->n_layers; l++) {
-        dst->window_lo[l] = window && l < encoder ? lo : hit;
-        for (int p = dst->window_lo[l]; p < hit; p++)
+    for (int l = 0; window && l < encoder; l++) {
+        dst->window_lo[l] = lo;
+        for (int p = lo; p < hit; p++)
             memcpy(mdl_seq_ring_row(dst, l, p), mdl_seq_ring_row(src, l, p), dst->layout.swa_row);
     }
-    dst->draft_lo = dst->bridge_lo = hit;
-    dst->encoded = dst->highest = hit;
     return 0;
 }
 

@@ -84,6 +84,9 @@ int mdl_seq_truncate(struct mdl_seq *seq, int len, struct cfg_error *err);
  * encoder window rows of the last `window` positions before hit, which src must still hold. src is unchanged. */
 int mdl_seq_copy_prefix(struct mdl_seq *dst, const struct mdl_seq *src, int hit, bool window, struct cfg_error *err);
 
+/* An empty sequence whose blocks hold the global rows of the first `hit` (even) tokens already: takes their ids [hit]. */
+void mdl_seq_adopt(struct mdl_seq *seq, const int32_t *ids, int hit);
+
 uint8_t *mdl_seq_main_row(const struct mdl_seq *seq, int source, int row);
 uint8_t *mdl_seq_index_codes(const struct mdl_seq *seq, int source, int row);
 uint8_t *mdl_seq_index_scales(const struct mdl_seq *seq, int source, int row);

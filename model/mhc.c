@@ -51,7 +51,7 @@ static void mix_row(const struct mhc_job *j, const float *proj, size_t row, int 
 {
     const struct mdl_config *cfg = j->ex->cfg;
     const struct mdl_hc *hc = j->hc;
-    double ms = mdl_mean_square(j->x + row * MDL_HC * (size_t)cfg->hidden, MDL_HC * cfg->hidden);
+    double ms = j->ex->be->mean_square(j->x + row * MDL_HC * (size_t)cfg->hidden, MDL_HC * cfg->hidden);
     float inv = (float)(1.0 / sqrt(ms + (double)cfg->rms_eps)), m[OUT];
     for (int n = 0; n < OUT; n++)
         m[n] = proj[n] * inv;
@@ -100,14 +100,7 @@ static void collapse_items(void *ctx, int begin, int end, int thread)
     for (int i = begin; i < end; i++) {
         size_t row = row_of(j->idx, i);
         const float *p = j->pre + (j->by_row ? row : (size_t)i) * 4;
-        const uint16_t *x = j->x + row * MDL_HC * d;
-        uint16_t *u = j->out + (size_t)i * d;
-        for (size_t k = 0; k < d; k++) {
-            float s = p[0] * mdl_from_bf16(x[k]);
-            for (size_t c = 1; c < MDL_HC; c++)
-                s += p[c] * mdl_from_bf16(x[c * d + k]);
-            u[k] = mdl_to_bf16(s);
-        }
+        j->ex->be->collapse(j->x + row * MDL_HC * d, p, (int)d, j->out + (size_t)i * d);
     }
 }
 
@@ -123,21 +116,9 @@ static void expand_items(void *ctx, int begin, int end, int thread)
     (void)thread;
     const struct mhc_job *j = ctx;
     size_t d = (size_t)j->ex->cfg->hidden;
-    for (int i = begin; i < end; i++) {
-        uint16_t *x = j->out + row_of(j->idx, i) * MDL_HC * d;
-        const float *post = j->post + i * 4, *comb = j->comb + i * 16;
-        for (size_t k = 0; k < d; k++) {
-            float v = mdl_from_bf16(j->v[(size_t)i * d + k]), old[4];
-            for (size_t c = 0; c < 4; c++)
-                old[c] = mdl_from_bf16(x[c * d + k]);
-            for (size_t c = 0; c < 4; c++) {
-                float s = comb[c] * old[0];
-                for (size_t from = 1; from < 4; from++)
-                    s += comb[from * 4 + c] * old[from];
-                x[c * d + k] = mdl_to_bf16(post[c] * v + s);
-            }
-        }
-    }
+    for (int i = begin; i < end; i++)
+        j->ex->be->expand(j->v + (size_t)i * d, j->post + i * 4, j->comb + i * 16, (int)d,
+                          j->out + row_of(j->idx, i) * MDL_HC * d);
 }
 
 void mdl_mhc_expand(const struct mdl_exec *ex, const uint16_t *v, const float *post, const float *comb, const int *idx,

@@ -10,7 +10,6 @@
 struct mdl_scratch {
     uint16_t *keys;  /* bf16 [window + rows of a draft block + index_topk][head_dim] */
     float *prob;     /* [same rows] */
-    float *acc;      /* [head_dim] */
     uint64_t *order; /* [most visible rows] selection keys */
     float *block;    /* [most blocks] candidate block scores */
 };
@@ -32,9 +31,9 @@ void mdl_attn_attend(struct mdl_step *s, int layer);
  * step rows, s->u holds their normed input of that layer. */
 void mdl_attn_bridge(struct mdl_step *s, int layer, const int *rows, int n);
 /* One query row's attention: q bf16 [heads][dim], keys bf16 [n][dim], sink [heads] -> o bf16 [heads][dim] (q may be o).
- * prob [n], acc [dim] are scratch. Heads h0..h1-1. */
+ * prob [min(MDL_ATTN_HEADS, h1-h0)][n] is scratch. Heads h0..h1-1. */
 void mdl_attn_core(const struct mdl_backend *be, const uint16_t *q, const uint16_t *keys, int n, int dim, const float *sink,
-                   int h0, int h1, float *prob, float *acc, uint16_t *o);
+                   int h0, int h1, float *prob, uint16_t *o);
 
 /* The k best of score[0..n-1]: higher first, ties to the lower index, never -inf; ascending ids to sel, returns how many.
  * order: n entries of scratch. */

@@ -80,17 +80,12 @@ static void act_items(void *ctx, int begin, int end, int thread)
 {
     (void)thread;
     const struct act_job *j = ctx;
+    const struct mdl_backend *be = j->ex->be;
     float limit = j->ex->cfg->swiglu_limit;
     for (int r = begin; r < end; r++) {
         size_t base = (size_t)r * (size_t)j->inter;
-        for (size_t i = base; i < base + (size_t)j->inter; i++) {
-            float a = mdl_from_bf16(j->a[i]), b = mdl_from_bf16(j->b[i]);
-            a = a > limit ? limit : a;
-            b = b > limit ? limit : b < -limit ? -limit : b;
-            float silu = a / (1.0f + mdl_expf(-a));
-            j->h[i] = mdl_to_bf16(j->weight ? j->weight[r] * (silu * b) : silu * b);
-        }
-        mdl_fakequant_q8(j->h + base, j->inter, j->h + base);
+        be->swiglu(j->a + base, j->b + base, limit, j->weight ? j->weight[r] : 1.0f, j->inter, j->h + base);
+        be->fakequant_q8(j->h + base, j->inter, j->h + base);
     }
 }
 

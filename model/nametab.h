@@ -20,7 +20,7 @@ static inline int mdl_nametab_init(struct mdl_nametab *t, size_t names)
     size_t slots = 16;
     while (slots / 2 < names)
         slots *= 2;
-    t->slot = calloc(slots, sizeof *t->slot);
+    t->slot = calloc(slots, sizeof(const struct mdl_tensor *));
     t->mask = slots - 1;
     return t->slot ? 0 : -ENOMEM;
 }
@@ -35,7 +35,7 @@ static inline void mdl_nametab_free(struct mdl_nametab *t)
 static inline const struct mdl_tensor **mdl_nametab_slot(const struct mdl_nametab *t, const char *name)
 {
     size_t i = (size_t)XXH3_64bits(name, strlen(name)) & t->mask;
-    while (t->slot[i] && strcmp(t->slot[i]->name, name))
+    while (t->slot[i] && strcmp(t->slot[i]->name, name) != 0)
         i = (i + 1) & t->mask;
     return &t->slot[i];
 }

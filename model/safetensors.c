@@ -200,7 +200,7 @@ static int parse_tensors(struct parse *p, json_t *root)
 static int parse_image(struct mdl_st *st, const void *image, size_t len, struct cfg_error *err)
 {
     const uint8_t *bytes = image;
-    if (len < 8)
+    if (!bytes || len < 8)
         return cfg_error_set(err, EINVAL, "%s: %zu bytes, too short for a safetensors file", st->path, len);
     uint64_t header = 0;
     for (int i = 7; i >= 0; i--)
@@ -226,29 +226,32 @@ static int parse_image(struct mdl_st *st, const void *image, size_t len, struct 
     return rc;
 }
 
-static int new_file(const char *path, struct mdl_st **out, struct cfg_error *err)
+/* NULL: out of memory, the message is set. */
+static struct mdl_st *new_file(const char *path, struct cfg_error *err)
 {
     struct mdl_st *st = calloc(1, sizeof *st);
-    char *copy = strdup(path);
-    *out = NULL;
-    if (!st || !copy) {
+    if (st && !(st->path = strdup(path))) {
         free(st);
-        free(copy);
-        return cfg_error_set(err, ENOMEM, "%s: out of memory", path);
+        st = NULL;
     }
-    st->path = copy;
-    *out = st;
-    return 0;
+    if (!st)
+        cfg_error_set(err, ENOMEM, "%s: out of memory", path);
+    return st;
+}
+
+static int finish_open(struct mdl_st *st, int rc, struct mdl_st **out)
+{
+    if (rc)
+        mdl_st_close(st);
+    *out = rc ? NULL : st;
+    return rc;
 }
 
 int mdl_st_open_memory(const void *data, size_t len, const char *name, struct mdl_st **out, struct cfg_error *err)
 {
-    int rc = new_file(name, out, err);
-    if (!rc && (rc = parse_image(*out, data, len, err))) {
-        mdl_st_close(*out);
-        *out = NULL;
-    }
-    return rc;
+    struct mdl_st *st = new_file(name, err);
+    *out = NULL;
+    return st ? finish_open(st, parse_image(st, data, len, err), out) : -ENOMEM;
 }
 
 static int map_file(struct mdl_st *st, struct cfg_error *err)
@@ -278,16 +281,14 @@ static int map_file(struct mdl_st *st, struct cfg_error *err)
 
 int mdl_st_open(const char *path, struct mdl_st **out, struct cfg_error *err)
 {
-    int rc = new_file(path, out, err);
-    if (rc)
-        return rc;
-    if (!(rc = map_file(*out, err)))
-        rc = parse_image(*out, (*out)->map, (*out)->map_len, err);
-    if (rc) {
-        mdl_st_close(*out);
-        *out = NULL;
-    }
-    return rc;
+    struct mdl_st *st = new_file(path, err);
+    *out = NULL;
+    if (!st)
+        return -ENOMEM;
+    int rc = map_file(st, err);
+    if (!rc)
+        rc = parse_image(st, st->map, st->map_len, err);
+    return finish_open(st, rc, out);
 }
 
 void mdl_st_close(struct mdl_st *st)
@@ -408,7 +409,7 @@ static char *header_text(const struct mdl_st_writer *w, const size_t *order, siz
         for (int i = 0; i < e->ndim; i++)
             json_array_append_new(shape, json_integer(e->shape[i]));
         json_t *v = json_pack("{s:s, s:o, s:[I,I]}", "dtype", mdl_dtype_name(e->dtype), "shape", shape, "data_offsets",
-                              (json_int_t)at, (json_int_t)(at + e->bytes));
+                              (json_int_t)at, (json_int_t)at + (json_int_t)e->bytes);
         if (json_object_set_new(root, e->name, v)) {
             json_decref(root);
             return NULL;

@@ -102,8 +102,7 @@ static void carve_scratch(struct mdl_step *s, struct carver *c)
     s->scores = carve(c, s->scores_cap, sizeof(float));
     for (int t = 0; t < mdl_team_size(s->m->team); t++) {
         s->scratch[t].keys = carve(c, keys * (size_t)cfg->head_dim, sizeof(uint16_t));
-        s->scratch[t].prob = carve(c, keys, sizeof(float));
-        s->scratch[t].acc = carve(c, (size_t)cfg->head_dim, sizeof(float));
+        s->scratch[t].prob = carve(c, MDL_ATTN_HEADS * keys, sizeof(float));
         s->scratch[t].order = carve(c, (size_t)s->max_tokens + 1, sizeof(uint64_t));
         s->scratch[t].block = carve(c, blocks, sizeof(float));
     }
@@ -492,7 +491,7 @@ static int phase_route(struct mdl_step *s)
     x->k = s->layer < cfg->n_layers ? cfg->topk_experts : cfg->draft_topk;
     mdl_moe_route(ex, b, s->u, n, x->k, s->z, s->ex_expert, s->ex_weight);
     for (int i = 0; i < n; i++)
-        mdl_quant_q8(s->u + (size_t)i * d, cfg->hidden, s->ex_codes + (size_t)i * d, s->ex_scales + (size_t)i * d / 32);
+        ex->be->quant_q8(s->u + (size_t)i * d, cfg->hidden, s->ex_codes + (size_t)i * d, s->ex_scales + (size_t)i * d / 32);
     x->codes = s->ex_codes;
     x->scales = s->ex_scales;
     x->expert = s->ex_expert;

@@ -384,6 +384,29 @@ size_t gold_floats_differ(const float *got, const float *want, size_t n)
     return k;
 }
 
+double gold_score_error(const float *got, const float *want, int n)
+{
+    double scale = n > 1 ? gold_sd(want, n) : 0.0, worst = 0.0;
+    for (int j = 0; j < n && scale == 0.0; j++)
+        scale = fabs((double)want[j]);
+    for (int j = 0; j < n; j++) {
+        double d = fabs((double)got[j] - (double)want[j]);
+        d = d == 0.0 ? 0.0 : isnan(d) ? INFINITY : d / scale;
+        worst = d > worst ? d : worst;
+    }
+    return worst;
+}
+
+bool gold_same_blocks(const int32_t *list, int n, const uint8_t *kept, int blocks)
+{
+    int want = 0, same = 0;
+    for (int b = 0; b < blocks; b++)
+        want += kept[b] != 0;
+    for (int i = 0; i < n; i++)
+        same += list[i] < blocks && kept[list[i]];
+    return same == want && n == want;
+}
+
 bool gold_same_selection(const int32_t *got, int got_n, const int32_t *want, int want_n)
 {
     int n = 0;
@@ -399,8 +422,11 @@ struct mdl_seq *gold_seq(struct gold_case *c, int max_tokens, int replay, bool f
     struct cfg_error err = {{0}};
     struct mdl_seq *seq = NULL;
     /* Small blocks, so that rows cross block borders. */
-    struct mdl_seq_params p = {.max_tokens = max_tokens, .block_tokens = 16, .rollback = c->m->cfg->draft_block + 1,
-                               .replay = replay, .full_bridge = full_bridge};
+    struct mdl_seq_params p = {.max_tokens = max_tokens,
+                               .block_tokens = 16,
+                               .rollback = c->m->cfg->draft_block + 1,
+                               .replay = replay,
+                               .full_bridge = full_bridge};
     gold_ok(c, mdl_seq_new(c->m->cfg, &p, &seq, &err), &err, "sequence of %d tokens", max_tokens);
     return seq;
 }
@@ -418,15 +444,13 @@ int gold_longest(struct gold_case *c)
     int longest = 1;
     const char *name;
     json_t *run;
-    json_object_foreach((json_t *)gold_json(c->json, "runs"), name, run)
-    {
+    json_object_foreach ((json_t *)gold_json(c->json, "runs"), name, run) {
         int tokens = gold_int(run, "tokens", gold_int(run, "N", 0)), more = 0;
         const json_t *greedy = gold_json(run, "greedy");
         const char *key;
         json_t *one;
         more = (int)json_array_size(gold_json(greedy, "ids"));
-        json_object_foreach((json_t *)greedy, key, one)
-        {
+        json_object_foreach ((json_t *)greedy, key, one) {
             int n = (int)json_array_size(gold_json(one, "ids"));
             more = n > more ? n : more;
         }

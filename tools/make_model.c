@@ -718,7 +718,7 @@ static int write_sidecar(struct job *j)
     int rc = path_in(j, "engram.safetensors", path, sizeof path);
     if (rc || !c->n_engram)
         return rc;
-    size_t per_layer = (size_t)(c->engram_ngram + (c->engram_ngram - 1) * c->engram_heads);
+    size_t orders = (size_t)c->engram_ngram - 1, per_layer = orders + 1 + orders * (size_t)c->engram_heads;
     int64_t *values = calloc(per_layer * (size_t)c->n_engram, sizeof *values), vocab = c->vocab_size;
     int32_t *map = compressed_ids(j);
     struct mdl_st_writer *w = mdl_st_writer_new();

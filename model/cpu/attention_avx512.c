@@ -5,78 +5,137 @@
 
 /* ---- attention ---- */
 
-MDL_INLINE void dots_block(int nk, const uint16_t *q, const uint16_t *keys, size_t ld, int dim, float *s)
+/* Four keys, or one, for nh heads. */
+MDL_INLINE void dots_block(int nh, int nk, const uint16_t *q, const uint16_t *keys, int dim, float *s, size_t lds)
 {
-    __m512 acc[8];
+    __m512 acc[4][4];
     MDL_UNROLL
-    for (int i = 0; i < nk; i++)
-        acc[i] = _mm512_setzero_ps();
-    for (int c = 0; c < dim; c += 32) {
-        __m512i v = _mm512_loadu_si512(q + c);
+    for (int h = 0; h < nh; h++)
         MDL_UNROLL
         for (int i = 0; i < nk; i++)
-            acc[i] = dot_step(acc[i], v, _mm512_loadu_si512(keys + (size_t)i * ld + c));
-    }
-    if (nk == 1) {
-        _mm_store_ss(s, sum_lanes4(acc[0], acc[0], acc[0], acc[0]));
-        return;
-    }
-    _mm_storeu_ps(s, sum_lanes4(acc[0], acc[1], acc[2], acc[3]));
-    _mm_storeu_ps(s + 4, sum_lanes4(acc[4], acc[5], acc[6], acc[7]));
-}
-
-static void avx512_dots(const uint16_t *q, const uint16_t *keys, size_t ld, int n_keys, int dim, float *s)
-{
-    int i = 0;
-    for (; i + 8 <= n_keys; i += 8)
-        dots_block(8, q, keys + (size_t)i * ld, ld, dim, s + i);
-    for (; i < n_keys; i++)
-        dots_block(1, q, keys + (size_t)i * ld, ld, dim, s + i);
-}
-
-/* 32 * nb columns. Even and odd columns sum in registers of their own and are interleaved at the ends. */
-MDL_INLINE void sum_columns(int nb, const float *p, const uint16_t *keys, size_t ld, int n_keys, float *acc)
-{
-    const __m512i even_at = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
-    const __m512i odd_at = _mm512_add_epi32(even_at, _mm512_set1_epi32(1));
-    const __m512i first_at = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    const __m512i second_at = _mm512_add_epi32(first_at, _mm512_set1_epi32(8));
-    const __m512i upper = _mm512_set1_epi32((int)0xffff0000u);
-    __m512 even[8], odd[8];
-    MDL_UNROLL
-    for (int b = 0; b < nb; b++) {
-        __m512 lo = _mm512_loadu_ps(acc + b * 32), hi = _mm512_loadu_ps(acc + b * 32 + 16);
-        even[b] = _mm512_permutex2var_ps(lo, even_at, hi);
-        odd[b] = _mm512_permutex2var_ps(lo, odd_at, hi);
-    }
-    for (int i = 0; i < n_keys; i++) {
-        __m512 w = _mm512_set1_ps(p[i]);
+            acc[h][i] = _mm512_setzero_ps();
+    for (int c = 0; c < dim; c += 32) {
+        __m512i k[4];
         MDL_UNROLL
-        for (int b = 0; b < nb; b++) {
-            __m512i v = _mm512_loadu_si512(keys + (size_t)i * ld + b * 32);
-            even[b] = _mm512_fmadd_ps(w, _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)), even[b]);
-            odd[b] = _mm512_fmadd_ps(w, _mm512_castsi512_ps(_mm512_and_si512(v, upper)), odd[b]);
+        for (int i = 0; i < nk; i++)
+            k[i] = _mm512_loadu_si512(keys + (size_t)i * (size_t)dim + c);
+        MDL_UNROLL
+        for (int h = 0; h < nh; h++) {
+            __m512i v = _mm512_loadu_si512(q + (size_t)h * (size_t)dim + c);
+            MDL_UNROLL
+            for (int i = 0; i < nk; i++)
+                acc[h][i] = dot_step(acc[h][i], v, k[i]);
         }
     }
     MDL_UNROLL
-    for (int b = 0; b < nb; b++) {
-        _mm512_storeu_ps(acc + b * 32, _mm512_permutex2var_ps(even[b], first_at, odd[b]));
-        _mm512_storeu_ps(acc + b * 32 + 16, _mm512_permutex2var_ps(even[b], second_at, odd[b]));
-    }
+    for (int h = 0; h < nh; h++)
+        if (nk == 4)
+            _mm_storeu_ps(s + (size_t)h * lds, sum_lanes4(acc[h][0], acc[h][1], acc[h][2], acc[h][3]));
+        else
+            _mm_store_ss(s + (size_t)h * lds, sum_lanes4(acc[h][0], acc[h][0], acc[h][0], acc[h][0]));
 }
 
-static void avx512_weighted_sum(const float *p, const uint16_t *keys, size_t ld, int n_keys, int dim, float *acc)
+MDL_INLINE void dots_heads(int nh, const uint16_t *q, const uint16_t *keys, int n, int dim, float *s, size_t lds)
+{
+    int i = 0;
+    for (; i + 4 <= n; i += 4)
+        dots_block(nh, 4, q, keys + (size_t)i * (size_t)dim, dim, s + i, lds);
+    for (; i < n; i++)
+        dots_block(nh, 1, q, keys + (size_t)i * (size_t)dim, dim, s + i, lds);
+}
+
+static void avx512_dots(const uint16_t *q, int heads, const uint16_t *keys, int n, int dim, float *s, size_t lds)
+{
+    int h = 0;
+    for (; h + 4 <= heads; h += 4)
+        dots_heads(4, q + (size_t)h * (size_t)dim, keys, n, dim, s + (size_t)h * lds, lds);
+    for (; h < heads; h++)
+        dots_heads(1, q + (size_t)h * (size_t)dim, keys, n, dim, s + (size_t)h * lds, lds);
+}
+
+static float avx512_softmax(float *s, int n, float scale, float *top)
+{
+    const __m512 factor = _mm512_set1_ps(scale), least = _mm512_set1_ps(-__builtin_inff());
+    __m512 most = least, sum = _mm512_setzero_ps();
+    for (int i = 0; i < n; i += 16) {
+        __mmask16 m = mask16(n - i);
+        __m512 v = _mm512_mul_ps(_mm512_maskz_loadu_ps(m, s + i), factor);
+        most = _mm512_mask_max_ps(most, m, v, most);
+        _mm512_mask_storeu_ps(s + i, m, v);
+    }
+    *top = _mm512_reduce_max_ps(most);
+    most = _mm512_set1_ps(*top);
+    for (int i = 0; i < n; i += 16) {
+        __mmask16 m = mask16(n - i);
+        __m512 e = exp_lanes(_mm512_sub_ps(_mm512_maskz_loadu_ps(m, s + i), most));
+        sum = _mm512_mask_add_ps(sum, m, sum, e);
+        _mm512_mask_storeu_ps(s + i, m, _mm512_castsi512_ps(_mm512_slli_epi32(round_bf16(e), 16)));
+    }
+    return _mm_cvtss_f32(sum_lanes4(sum, sum, sum, sum));
+}
+
+/* Columns 0..63, or 0..31, of nh heads. Even and odd columns of 32 sum in registers of their own and meet at the end. */
+MDL_INLINE void values_block(int nh, int nb, const float *p, size_t ldp, const float *den, const uint16_t *keys, int n,
+                             int dim, uint16_t *o)
+{
+    const __m512i upper = _mm512_set1_epi32((int)0xffff0000u);
+    __m512 even[4][2], odd[4][2];
+    MDL_UNROLL
+    for (int h = 0; h < nh; h++)
+        MDL_UNROLL
+        for (int b = 0; b < nb; b++)
+            even[h][b] = odd[h][b] = _mm512_setzero_ps();
+    for (int i = 0; i < n; i++) {
+        __m512 low[2], high[2];
+        MDL_UNROLL
+        for (int b = 0; b < nb; b++) {
+            __m512i v = _mm512_loadu_si512(keys + (size_t)i * (size_t)dim + b * 32);
+            low[b] = _mm512_castsi512_ps(_mm512_slli_epi32(v, 16));
+            high[b] = _mm512_castsi512_ps(_mm512_and_si512(v, upper));
+        }
+        MDL_UNROLL
+        for (int h = 0; h < nh; h++) {
+            __m512 w = _mm512_set1_ps(p[(size_t)h * ldp + (size_t)i]);
+            MDL_UNROLL
+            for (int b = 0; b < nb; b++) {
+                even[h][b] = _mm512_fmadd_ps(w, low[b], even[h][b]);
+                odd[h][b] = _mm512_fmadd_ps(w, high[b], odd[h][b]);
+            }
+        }
+    }
+    MDL_UNROLL
+    for (int h = 0; h < nh; h++)
+        MDL_UNROLL
+        for (int b = 0; b < nb; b++) {
+            __m512 d = _mm512_set1_ps(den[h]);
+            __m512i e = round_bf16(_mm512_div_ps(even[h][b], d)), f = round_bf16(_mm512_div_ps(odd[h][b], d));
+            _mm512_storeu_si512(o + (size_t)h * (size_t)dim + b * 32, _mm512_or_si512(e, _mm512_slli_epi32(f, 16)));
+        }
+}
+
+MDL_INLINE void values_heads(int nh, const float *p, size_t ldp, const float *den, const uint16_t *keys, int n, int dim,
+                             uint16_t *o)
 {
     int c = 0;
-    for (; c + 256 <= dim; c += 256)
-        sum_columns(8, p, keys + c, ld, n_keys, acc + c);
+    for (; c + 64 <= dim; c += 64)
+        values_block(nh, 2, p, ldp, den, keys + c, n, dim, o + c);
     for (; c < dim; c += 32)
-        sum_columns(1, p, keys + c, ld, n_keys, acc + c);
+        values_block(nh, 1, p, ldp, den, keys + c, n, dim, o + c);
+}
+
+static void avx512_values(const float *p, size_t ldp, const float *den, int heads, const uint16_t *keys, int n, int dim,
+                          uint16_t *o)
+{
+    int h = 0;
+    for (; h + 4 <= heads; h += 4)
+        values_heads(4, p + (size_t)h * ldp, ldp, den + h, keys, n, dim, o + (size_t)h * (size_t)dim);
+    for (; h < heads; h++)
+        values_heads(1, p + (size_t)h * ldp, ldp, den + h, keys, n, dim, o + (size_t)h * (size_t)dim);
 }
 
 /* ---- indexer ---- */
 
-enum { INDEX_KEYS = 16, INDEX_DIM = 512 };
+enum { INDEX_KEYS = 16 };
 
 static void decode_index_key(const uint8_t *codes, const uint8_t *scales, int dim, uint16_t *out)
 {
@@ -95,7 +154,7 @@ static void decode_index_key(const uint8_t *codes, const uint8_t *scales, int di
 static void avx512_index_scores(const uint16_t *q, const float *weight, int heads, int dim, const uint8_t *codes,
                                 const uint8_t *scales, int n, float *score)
 {
-    _Alignas(64) uint16_t key[INDEX_KEYS][INDEX_DIM];
+    _Alignas(64) uint16_t key[INDEX_KEYS][MDL_MAX_INDEX_DIM];
     size_t code_bytes = (size_t)dim / 2, scale_bytes = (size_t)dim / 32;
     for (int j = 0; j < n; j += INDEX_KEYS) {
         int have = n - j < INDEX_KEYS ? n - j : INDEX_KEYS;
@@ -154,48 +213,20 @@ static void avx512_dequant_q4k(const uint8_t *codes, const uint8_t *scales, int 
     }
 }
 
-/* ---- mdl_expf, 16 lanes ---- */
-
-MDL_INLINE __m512 exp_lanes(__m512 x)
-{
-    const __m512 magic = _mm512_set1_ps(0x1.8p23f);
-    __m512 k = _mm512_sub_ps(_mm512_add_ps(_mm512_mul_ps(x, _mm512_set1_ps(0x1.715476p+0f)), magic), magic);
-    __m512 r = _mm512_sub_ps(x, _mm512_mul_ps(k, _mm512_set1_ps(0x1.62e4p-1f)));
-    r = _mm512_sub_ps(r, _mm512_mul_ps(k, _mm512_set1_ps(0x1.7f7d1cp-20f)));
-    static const float coefficient[7] = {0x1.6c16c2p-10f, 0x1.111112p-7f, 0x1.555556p-5f, 0x1.555556p-3f, 0.5f, 1.0f, 1.0f};
-    __m512 p = _mm512_set1_ps(0x1.a01a02p-13f);
-    MDL_UNROLL
-    for (int i = 0; i < 7; i++)
-        p = _mm512_add_ps(_mm512_mul_ps(p, r), _mm512_set1_ps(coefficient[i]));
-    __m512i ki = _mm512_cvttps_epi32(k);
-    __m512i half = _mm512_srai_epi32(_mm512_add_epi32(ki, _mm512_srli_epi32(ki, 31)), 1); /* rounds toward zero */
-    const __m512i bias = _mm512_set1_epi32(127);
-    __m512 a = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(half, bias), 23));
-    __m512 b = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_sub_epi32(ki, half), bias), 23));
-    p = _mm512_mul_ps(_mm512_mul_ps(p, a), b);
-    p = _mm512_mask_mov_ps(p, _mm512_cmp_ps_mask(x, _mm512_set1_ps(-104.0f), _CMP_LT_OQ), _mm512_setzero_ps());
-    return _mm512_mask_mov_ps(p, _mm512_cmp_ps_mask(x, _mm512_set1_ps(88.7f), _CMP_GT_OQ),
-                              _mm512_castsi512_ps(_mm512_set1_epi32(0x7f800000)));
-}
-
-static void avx512_exps(float *x, int n)
-{
-    int i = 0;
-    for (; i + 16 <= n; i += 16)
-        _mm512_storeu_ps(x + i, exp_lanes(_mm512_loadu_ps(x + i)));
-    if (i < n) {
-        __mmask16 m = (__mmask16)((1u << (n - i)) - 1);
-        _mm512_mask_storeu_ps(x + i, m, exp_lanes(_mm512_maskz_loadu_ps(m, x + i)));
-    }
-}
-
 const struct mdl_backend mdl_backend_avx512 = {
     .name = "avx512",
     .linear = mdl_avx512_linear,
     .dots = avx512_dots,
-    .weighted_sum = avx512_weighted_sum,
+    .softmax = avx512_softmax,
+    .values = avx512_values,
     .index_scores = avx512_index_scores,
     .dequant_q8 = avx512_dequant_q8,
     .dequant_q4k = avx512_dequant_q4k,
-    .exps = avx512_exps,
+    .quant_q8 = mdl_avx512_quant_q8,
+    .fakequant_q8 = mdl_avx512_fakequant_q8,
+    .mean_square = mdl_avx512_mean_square,
+    .rms_scale = mdl_avx512_rms_scale,
+    .swiglu = mdl_avx512_swiglu,
+    .collapse = mdl_avx512_collapse,
+    .expand = mdl_avx512_expand,
 };

@@ -128,6 +128,44 @@ MDL_INLINE __m512 sum_lanes16(const __m512 *a)
     return _mm512_permutexvar_ps(order, s);
 }
 
+/* mdl_to_bf16 of 16 lanes; the result is in the low halves. */
+MDL_INLINE __m512i round_bf16(__m512 x)
+{
+    __m512i u = _mm512_castps_si512(x), one = _mm512_set1_epi32(1);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), one);
+    __m512i r = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+    __m512i nan = _mm512_or_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(0x40));
+    return _mm512_mask_mov_epi32(r, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), nan);
+}
+
+/* mdl_expf of 16 lanes: the same operations in the same order, nothing fused. */
+MDL_INLINE __m512 exp_lanes(__m512 x)
+{
+    const __m512 magic = _mm512_set1_ps(0x1.8p23f);
+    __m512 k = _mm512_sub_ps(_mm512_add_ps(_mm512_mul_ps(x, _mm512_set1_ps(0x1.715476p+0f)), magic), magic);
+    __m512 r = _mm512_sub_ps(x, _mm512_mul_ps(k, _mm512_set1_ps(0x1.62e4p-1f)));
+    r = _mm512_sub_ps(r, _mm512_mul_ps(k, _mm512_set1_ps(0x1.7f7d1cp-20f)));
+    static const float coefficient[7] = {0x1.6c16c2p-10f, 0x1.111112p-7f, 0x1.555556p-5f, 0x1.555556p-3f, 0.5f, 1.0f, 1.0f};
+    __m512 p = _mm512_set1_ps(0x1.a01a02p-13f);
+    MDL_UNROLL
+    for (int i = 0; i < 7; i++)
+        p = _mm512_add_ps(_mm512_mul_ps(p, r), _mm512_set1_ps(coefficient[i]));
+    __m512i ki = _mm512_cvttps_epi32(k);
+    __m512i half = _mm512_srai_epi32(_mm512_add_epi32(ki, _mm512_srli_epi32(ki, 31)), 1); /* rounds toward zero */
+    const __m512i bias = _mm512_set1_epi32(127);
+    __m512 a = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(half, bias), 23));
+    __m512 b = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_sub_epi32(ki, half), bias), 23));
+    p = _mm512_mul_ps(_mm512_mul_ps(p, a), b);
+    p = _mm512_mask_mov_ps(p, _mm512_cmp_ps_mask(x, _mm512_set1_ps(-104.0f), _CMP_LT_OQ), _mm512_setzero_ps());
+    return _mm512_mask_mov_ps(p, _mm512_cmp_ps_mask(x, _mm512_set1_ps(88.7f), _CMP_GT_OQ),
+                              _mm512_castsi512_ps(_mm512_set1_epi32(0x7f800000)));
+}
+
+MDL_INLINE __mmask16 mask16(int n)
+{
+    return n >= 16 ? 0xffff : (__mmask16)((1u << n) - 1);
+}
+
 /* The first n of 32 words or 64 bytes; n may be outside. */
 MDL_INLINE __mmask32 mask32(int n)
 {

@@ -282,6 +282,18 @@ Test(config, text_that_is_no_configuration)
     cfg_report_free(&report);
 }
 
+Test(config, lines_are_right_far_down)
+{
+    enum { LINES = 70000 };
+    static const char end[] = "x = 1;\n";
+    char *text = malloc(LINES + sizeof end);
+    cr_assert_not_null(text);
+    memset(text, '\n', LINES);
+    memcpy(text + LINES, end, sizeof end);
+    expect_problem(text, "t.conf:70001: unknown key x.");
+    free(text);
+}
+
 Test(config, more_problems_than_anyone_reads)
 {
     char text[8192];

@@ -374,60 +374,156 @@ Test(backend, extreme_scales_keep_the_order)
     }
 }
 
+/* Inputs that leave bf16's range when a scale is multiplied into them, and subnormal ones, among ordinary ones. */
+Test(backend, extreme_inputs_keep_the_order)
+{
+    enum { N = 40, K = 160, ROWS = 6 };
+    static const uint32_t extreme[] = {0x03800000u, 0x00800000u, 0x00010000u, 0x7e800000u, 0x80810000u};
+    seed = 15;
+    for (int p = 0; p < PATHS; p++) {
+        const struct mdl_backend *be = path_at(p);
+        for (int kind = MDL_W_FP8; be && kind <= MDL_W_F32; kind++)
+            for (size_t e = 0; e < sizeof extreme / sizeof *extreme; e++) {
+                struct mdl_linear w = make_linear((enum mdl_wkind)kind, N, K);
+                uint16_t x[ROWS * K];
+                float y[ROWS * N], one[N];
+                fill_bf16(x, sizeof x / sizeof *x);
+                for (int i = 0; i < ROWS * K; i += 37)
+                    x[i] = (uint16_t)(extreme[e] >> 16);
+                if (w.scale)
+                    memset((void *)w.scale, extreme[e] >> 24 == 0x7e ? 135 : 100, kind == MDL_W_FP8 ? N / 32 * K / 32 : K / 32);
+                be->linear(&w, x, K, ROWS, 0, N, y, N);
+                for (int r = 0; r < ROWS; r++) {
+                    be->linear(&w, x + r * K, K, 1, 0, N, one, N);
+                    cr_expect(same(one, y + r * N, N), "%s, kind %d, input %zu, row %d", be->name, kind, e, r);
+                }
+                free_linear(&w);
+            }
+    }
+}
+
 Test(backend, dots)
 {
-    static const int dims[] = {32, 64, 96, 512}, counts[] = {0, 1, 7, 8, 9, 37, 640};
+    static const int dims[] = {32, 64, 96, 512}, counts[] = {0, 1, 3, 4, 9, 38, 640};
+    enum { HEADS = 7, KEYS = 640, LDS = KEYS + 5 };
     seed = 8;
-    uint16_t *keys = malloc(640 * 520 * sizeof *keys), q[512];
-    float s[640], one;
+    uint16_t *keys = malloc(KEYS * 512 * sizeof *keys), q[HEADS * 512];
+    float *s = malloc(HEADS * LDS * sizeof *s), one;
     for (int p = 0; p < PATHS; p++) {
         const struct mdl_backend *be = path_at(p);
         for (size_t d = 0; be && d < 4; d++)
             for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
                 int dim = dims[d], n = counts[c], wrong = 0, differ = 0;
-                size_t ld = (size_t)dim + 8;
-                fill_bf16(keys, (size_t)n * ld);
-                fill_bf16(q, 512);
-                be->dots(q, keys, ld, n, dim, s);
-                for (int i = 0; i < n; i++) {
-                    double sum = 0, magnitude = 0;
-                    for (int k = 0; k < dim; k++) {
-                        double v = (double)mdl_from_bf16(q[k]) * (double)mdl_from_bf16(keys[(size_t)i * ld + (size_t)k]);
-                        sum += v;
-                        magnitude += fabs(v);
+                fill_bf16(keys, (size_t)(n * dim));
+                fill_bf16(q, HEADS * 512);
+                be->dots(q, HEADS, keys, n, dim, s, LDS);
+                for (int h = 0; h < HEADS; h++)
+                    for (int i = 0; i < n; i++) {
+                        double sum = 0, magnitude = 0;
+                        for (int k = 0; k < dim; k++) {
+                            double v = (double)mdl_from_bf16(q[h * dim + k]) * (double)mdl_from_bf16(keys[i * dim + k]);
+                            sum += v;
+                            magnitude += fabs(v);
+                        }
+                        wrong += !(fabs((double)s[h * LDS + i] - sum) <= bound(dim, magnitude) * 8);
+                        be->dots(q + h * dim, 1, keys + i * dim, 1, dim, &one, 1);
+                        differ += !same(&one, &s[h * LDS + i], 1);
                     }
-                    wrong += !(fabs((double)s[i] - sum) <= bound(dim, magnitude) * 8);
-                    be->dots(q, keys + (size_t)i * ld, ld, 1, dim, &one);
-                    differ += !same(&one, &s[i], 1);
-                }
                 cr_expect_eq(wrong, 0, "%s, dim %d, %d keys: %d beyond the bound", be->name, dim, n, wrong);
                 cr_expect_eq(differ, 0, "%s, dim %d, %d keys: %d differ from a call of their own", be->name, dim, n, differ);
             }
     }
+    free(s);
     free(keys);
 }
 
-/* Keys one after the other in every path, so the bits are the scalar ones. */
-Test(backend, weighted_sum_equals_scalar)
+/* All but the sum has the same bits in every path. */
+Test(backend, softmax)
 {
-    static const int dims[] = {32, 64, 288, 512, 544};
+    static float s[5000], want[5000];
+    seed = 11;
+    for (int p = 0; p < PATHS; p++) {
+        const struct mdl_backend *be = path_at(p);
+        for (int n = 1; be && n <= 5000; n = n < 40 ? n + 1 : n * 3) {
+            float scale = 0.0442f * (float)(1 + n % 3), most = -INFINITY, top;
+            double sum = 0;
+            for (int i = 0; i < n; i++) {
+                s[i] = uniform() * 400.0f;
+                want[i] = s[i] * scale;
+                most = fmaxf(most, want[i]);
+            }
+            for (int i = 0; i < n; i++) {
+                float e = mdl_expf(want[i] - most);
+                sum += (double)e;
+                want[i] = mdl_round_bf16(e);
+            }
+            float got = be->softmax(s, n, scale, &top);
+            cr_expect(same(s, want, (size_t)n), "%s, %d values", be->name, n);
+            cr_expect_eq(top, most, "%s, %d values: the largest", be->name, n);
+            cr_expect_lt(fabs((double)got / sum - 1.0), n * 0x1p-24, "%s, %d values: sum", be->name, n);
+        }
+    }
+}
+
+/* The exponential in it, over steps of a prime through all bit patterns below zero. */
+Test(backend, softmax_exponential_equals_scalar)
+{
+    enum { N = 65521 };
+    static float x[N], want[N];
+    for (int p = 0; p < PATHS; p++) {
+        const struct mdl_backend *be = path_at(p);
+        for (uint32_t round = 0; be && round < 4; round++) {
+            x[0] = want[0] = 0.0f;
+            for (uint32_t i = 1; i < N; i++)
+                x[i] = want[i] = mdl_float(0x80000000u | (i * 32767u + round * 8191u) % 0x7f800001u);
+            if (round == 3) /* where the results are neither 0 nor 1 */
+                for (uint32_t i = 1; i < N; i++)
+                    x[i] = want[i] = (float)i * -0.0016f;
+            for (uint32_t i = 0; i < N; i++)
+                want[i] = mdl_round_bf16(mdl_expf(want[i]));
+            float top;
+            be->softmax(x, N, 1.0f, &top);
+            cr_expect(same(x, want, N), "%s, round %u", be->name, round);
+        }
+    }
+}
+
+/* Keys one after the other in every path, so the bits are the scalar ones. */
+Test(backend, values_equal_scalar)
+{
+    static const int dims[] = {32, 64, 288, 512};
+    enum { HEADS = 6, KEYS = 200, LDP = 203 };
     seed = 9;
-    uint16_t *keys = malloc(200 * 544 * sizeof *keys);
-    float weights[200], a[544], b[544];
-    for (int p = 1; p < PATHS; p++) {
+    uint16_t *keys = malloc(KEYS * 512 * sizeof *keys), *a = malloc(2 * HEADS * 512 * sizeof *a), *b = a + HEADS * 512;
+    float weights[HEADS * LDP], den[HEADS];
+    for (int p = 0; p < PATHS; p++) {
         const struct mdl_backend *be = path_at(p);
         for (size_t d = 0; be && d < sizeof dims / sizeof *dims; d++)
-            for (int n = 0; n <= 200; n += 67) {
-                fill_bf16(keys, 200 * 544);
-                for (int i = 0; i < 200; i++)
+            for (int n = 0; n <= KEYS; n += 50) {
+                int dim = dims[d], wrong = 0;
+                fill_bf16(keys, (size_t)(n * dim));
+                for (int i = 0; i < HEADS * LDP; i++)
                     weights[i] = mdl_round_bf16(fabsf(uniform()));
-                for (int i = 0; i < 544; i++)
-                    a[i] = b[i] = uniform();
-                be->weighted_sum(weights, keys, 544, n, dims[d], a);
-                mdl_backend_scalar.weighted_sum(weights, keys, 544, n, dims[d], b);
-                cr_expect(same(a, b, 544), "%s, dim %d, %d keys", be->name, dims[d], n);
+                for (int i = 0; i < HEADS; i++)
+                    den[i] = 1.0f + fabsf(uniform()) * 100.0f;
+                be->values(weights, LDP, den, HEADS, keys, n, dim, a);
+                mdl_backend_scalar.values(weights, LDP, den, HEADS, keys, n, dim, b);
+                cr_expect_arr_eq(a, b, (size_t)(HEADS * dim) * sizeof *a, "%s, dim %d, %d keys", be->name, dim, n);
+                for (int h = 0; h < HEADS; h++)
+                    for (int c = 0; c < dim; c++) {
+                        double sum = 0, magnitude = 0;
+                        for (int i = 0; i < n; i++) {
+                            double v = (double)weights[h * LDP + i] * (double)mdl_from_bf16(keys[i * dim + c]);
+                            sum += v;
+                            magnitude += fabs(v);
+                        }
+                        double got = mdl_from_bf16(a[h * dim + c]), at = sum / (double)den[h];
+                        wrong += !(fabs(got - at) <= fabs(at) * 0x1.01p-8 + (n + 1) * 0x1p-24 * magnitude / (double)den[h]);
+                    }
+                cr_expect_eq(wrong, 0, "%s, dim %d, %d keys: %d values wrong", be->name, dim, n, wrong);
             }
     }
+    free(a);
     free(keys);
 }
 
@@ -506,28 +602,103 @@ Test(backend, stored_rows_decode_as_scalar)
     }
 }
 
-Test(backend, exps_equal_scalar)
+/* Rows of every width that a loop may split, NaN-free; each path must give the scalar bits. */
+Test(backend, element_wise_rows_equal_scalar)
 {
-    static float x[65521], want[65521];
-    for (int p = 1; p < PATHS; p++) {
-        const struct mdl_backend *be = path_at(p);
-        for (int round = 0; be && round < 8; round++) {
-            /* Steps of a prime over all bit patterns, subnormals, infinities and NaNs included. */
-            for (uint32_t i = 0; i < 65521; i++) {
-                x[i] = mdl_float((i + (uint32_t)round * 65521u) * 8191u + (uint32_t)round);
-                want[i] = isnan(x[i]) ? x[i] : mdl_expf(x[i]);
+    enum { WIDEST = 1003 };
+    static const int widths[] = {1, 7, 8, 15, 16, 24, 33, 96, 192, WIDEST};
+    static uint16_t x[4 * WIDEST], w[WIDEST], a[4 * WIDEST], b[4 * WIDEST];
+    const struct mdl_backend *scalar = &mdl_backend_scalar;
+    float p[4], comb[16];
+    seed = 12;
+    for (int path = 1; path < PATHS; path++) {
+        const struct mdl_backend *be = path_at(path);
+        for (size_t i = 0; be && i < sizeof widths / sizeof *widths; i++) {
+            int n = widths[i];
+            size_t row = (size_t)n * sizeof *x;
+            fill_bf16(x, 4 * WIDEST);
+            fill_bf16(w, WIDEST);
+            for (int k = 0; k < 16; k++)
+                comb[k] = p[k % 4] = uniform();
+            cr_expect(be->mean_square(x, n) == scalar->mean_square(x, n), "mean_square, %d", n);
+            be->rms_scale(x, w, 1.7f, n, a);
+            scalar->rms_scale(x, w, 1.7f, n, b);
+            cr_expect_arr_eq(a, b, row, "rms_scale, %d", n);
+            be->collapse(x, p, n, a);
+            scalar->collapse(x, p, n, b);
+            cr_expect_arr_eq(a, b, row, "collapse, %d", n);
+            memcpy(a, x, sizeof a);
+            memcpy(b, x, sizeof b);
+            be->expand(w, p, comb, n, a);
+            scalar->expand(w, p, comb, n, b);
+            cr_expect_arr_eq(a, b, sizeof a, "expand, %d", n);
+            for (float limit = 0.5f; limit < 20.0f; limit *= 4.0f) {
+                be->swiglu(x, w, limit, 0.37f, n, a);
+                scalar->swiglu(x, w, limit, 0.37f, n, b);
+                cr_expect_arr_eq(a, b, row, "swiglu, %d", n);
             }
-            be->exps(x, 65521);
-            int wrong = 0;
-            for (int i = 0; i < 65521; i++)
-                wrong += !(mdl_bits(x[i]) == mdl_bits(want[i]) || (isnan(x[i]) && isnan(want[i])));
-            cr_expect_eq(wrong, 0, "%s, round %d: %d differ", be->name, round, wrong);
-            for (int i = 0; i < 65521; i++)
-                want[i] = mdl_expf(x[i] = uniform() * 110.0f);
-            be->exps(x, 65521);
-            cr_expect(same(x, want, 65521), "%s, round %d", be->name, round);
         }
     }
+}
+
+/* Every finite bf16 value through the quantisers and the activation. */
+Test(backend, every_value_quantises_as_scalar)
+{
+    enum { N = 0x10000 };
+    static uint16_t x[N], a[N], b[N];
+    static uint8_t codes[2][N], scales[2][N / 32];
+    seed = 13;
+    for (int p = 1; p < PATHS; p++) {
+        const struct mdl_backend *be = path_at(p);
+        /* In order, so that groups hold like values; then with one value that sets the scale; then shuffled. */
+        for (int round = 0; be && round < 4; round++) {
+            for (int i = 0; i < N; i++) {
+                uint32_t v = round == 3 ? rnd() & 0xffff : (uint32_t)i;
+                if (round == 1 || round == 2)
+                    v = i % 32 == 5 ? 0x3f80u + (uint32_t)(i / 32 % 7 * 0x33) : (v & 0x8000) | (0x3f80u - (v & 0x7fff) % 0x780);
+                if (round == 2 && i % 32 != 5)
+                    v = (v & 0x8000) | rnd() % 0x3f80;
+                x[i] = (v & 0x7fff) < 0x7f80 ? (uint16_t)v : 0;
+            }
+            be->quant_q8(x, N, codes[0], scales[0]);
+            mdl_quant_q8(x, N, codes[1], scales[1]);
+            cr_expect_arr_eq(codes[0], codes[1], N, "%s, round %d: codes", be->name, round);
+            cr_expect_arr_eq(scales[0], scales[1], N / 32, "%s, round %d: scales", be->name, round);
+            be->fakequant_q8(x, N, a);
+            mdl_fakequant_q8(x, N, b);
+            cr_expect_arr_eq(a, b, sizeof a, "%s, round %d: values", be->name, round);
+            be->fakequant_q8(x, N, x);
+            cr_expect_arr_eq(x, b, sizeof x, "%s, round %d: in place", be->name, round);
+        }
+        for (int i = 0; be && i < N; i++)
+            x[i] = (i & 0x7fff) < 0x7f80 ? (uint16_t)i : 0;
+        if (!be)
+            continue;
+        be->swiglu(x, x, 7.0f, 1.0f, N, a);
+        mdl_backend_scalar.swiglu(x, x, 7.0f, 1.0f, N, b);
+        cr_expect_arr_eq(a, b, sizeof a, "%s: activation", be->name);
+    }
+}
+
+/* Against the definition; the paths among each other are compared above. */
+Test(backend, rms_norm)
+{
+    enum { N = 1003 };
+    uint16_t x[N], w[N], y[N];
+    seed = 14;
+    fill_bf16(x, N);
+    fill_bf16(w, N);
+    double sum = 0;
+    for (int i = 0; i < N; i++)
+        sum += (double)mdl_from_bf16(x[i]) * (double)mdl_from_bf16(x[i]);
+    cr_expect_lt(fabs(mdl_backend_scalar.mean_square(x, N) / (sum / N) - 1.0), 1e-14);
+    mdl_rms_row(&mdl_backend_scalar, x, w, N, 1e-6f, y);
+    for (int i = 0; i < N; i++) {
+        double want = (double)mdl_from_bf16(w[i]) * (double)mdl_from_bf16(x[i]) / sqrt(sum / N + 1e-6);
+        cr_expect_lt(fabs((double)mdl_from_bf16(y[i]) - want), fabs(want) * 0x1.02p-8 + 1e-30, "element %d", i);
+    }
+    mdl_rms_row(&mdl_backend_scalar, x, w, N, 1e-6f, x);
+    cr_expect_arr_eq(x, y, sizeof x, "in place");
 }
 
 Test(backend, choice_of_path)

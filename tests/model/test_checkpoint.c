@@ -348,7 +348,7 @@ Test(checkpoint, misaligned_tensors_are_copied)
     cr_expect_eq((uintptr_t)b->layers[0].hc_attn.fn % 4, 0);
     cr_expect_eq((uintptr_t)b->head.data % 2, 0);
     cr_expect_eq((uintptr_t)b->engram[0].primes % 8, 0);
-    cr_expect_eq(memcmp(a->layers[0].hc_attn.fn, b->layers[0].hc_attn.fn, 24 * 512 * 4), 0);
+    cr_expect_arr_eq(a->layers[0].hc_attn.fn, b->layers[0].hc_attn.fn, 24 * 512 * sizeof(float));
     cr_expect_eq(memcmp(a->head.data, b->head.data, 512 * 128 * 2), 0);
     cr_expect_eq(memcmp(a->engram[1].multipliers, b->engram[1].multipliers, 4 * 8), 0);
     cr_expect_eq(b->layers[0].wq_a.data, mdl_checkpoint_tensor(b, "layers.0.attn.wq_a.weight")->data,
@@ -375,7 +375,7 @@ Test(checkpoint, output_projection_in_bf16)
     struct mdl_st_writer *w = mdl_st_writer_new();
     for (size_t i = 0; i < mdl_st_count(st); i++) {
         const struct mdl_tensor *t = mdl_st_at(st, i);
-        if (strcmp(t->name, weight) && strcmp(t->name, scale_name))
+        if (strcmp(t->name, weight) != 0 && strcmp(t->name, scale_name) != 0)
             cr_assert_eq(mdl_st_writer_add(w, t->name, t->dtype, t->ndim, t->shape, t->data), 0);
     }
     cr_assert_eq(mdl_st_writer_add(w, weight, MDL_BF16, 2, square, plain), 0);

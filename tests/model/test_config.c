@@ -268,6 +268,7 @@ static const struct bad_case {
     {"index_source_layer_ids", "[2,8,20]", "layer 14 is in kv_source_layer_ids, expected it in index_source_layer_ids"},
     {"index_source_layer_ids", "[1,2,8,14,20]", "compress_ratios[1] is 0, expected 1 or 2: layer 1 is in index_source"},
     {"index_n_heads", "0", "index_n_heads is 0"},
+    {"index_head_dim", "544", "index_head_dim"},
     {"index_head_dim", "100", "index_head_dim is 100, expected a multiple of 32"},
     {"index_topk", "20000", "are only sure to hold 16377 rows, expected at least index_topk, which is 20000"},
     {"candidate_source_layer_id", "21", "candidate_source_layer_id is 21, expected a layer of index_source_layer_ids"},
@@ -284,7 +285,9 @@ static const struct bad_case {
     {"hc_mult", "2", "hc_mult is 2, expected 4"},
     {"hc_sinkhorn_iters", "0", "hc_sinkhorn_iters is 0"},
     {"rms_norm_eps", "null", "rms_norm_eps is missing"},
-    {"rms_norm_eps", "1", "rms_norm_eps is 1, expected a number from 0 to 0.1"},
+    {"rms_norm_eps", "1", "rms_norm_eps is 1, expected a number from 1e-30 to 0.1"},
+    {"rms_norm_eps", "0", "rms_norm_eps is 0, expected a number from 1e-30"},
+    {"hc_eps", "0.0", "hc_eps is 0.0, expected a number from 1e-30"},
     {"swiglu_limit", "-3", "swiglu_limit is -3"},
     {"tie_word_embeddings", "true", "tie_word_embeddings is true, expected false"},
     {"attention_bias", "true", "attention_bias is true"},
@@ -354,8 +357,9 @@ Test(config, models_without_a_cut_still_load)
     static const struct {
         const char *key, *value, *reason;
     } cases[] = {
-        {"engram_layer_ids", "[1,21]", "layer 21 has an Engram after the last KV source (20)"},
-        {"engram_layer_ids", "[1,20]", ""},
+        {"engram_layer_ids", "[1,21]", "layer 21 has an Engram; none may lie at or after the last KV source (20)"},
+        {"engram_layer_ids", "[1,20]", "layer 20 has an Engram; none may lie at or after the last KV source (20)"},
+        {"engram_layer_ids", "[1,19]", ""},
     };
     struct mdl_config c;
     struct cfg_error err;

@@ -164,7 +164,8 @@ struct real_sizes {
 static int add_text(void *arg, const struct mdl_tensor *t)
 {
     struct real_sizes *s = arg;
-    if (strncmp(t->name, "vision.", 7) && strncmp(t->name, "aligner.", 8) && strncmp(t->name, "image_", 6)) {
+    if (strncmp(t->name, "vision.", 7) != 0 && strncmp(t->name, "aligner.", 8) != 0 &&
+        strncmp(t->name, "image_", 6) != 0) {
         s->tensors++;
         s->bytes += (int64_t)t->bytes;
     }

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "model/backend.h"
 #include "model/numerics.h"
 
 /* Value of a small float format by its definition; code has its sign bit on top. */
@@ -289,26 +288,4 @@ Test(numerics, sigmoid_and_softplus)
     }
     cr_expect_eq(mdl_sigmoid(-INFINITY), 0.0f);
     cr_expect_eq(mdl_sigmoid(INFINITY), 1.0f);
-}
-
-Test(numerics, mean_square_and_rms)
-{
-    enum { N = 1003 };
-    uint16_t x[N], w[N], y[N];
-    uint32_t state = 7;
-    double sum = 0;
-    for (int i = 0; i < N; i++) {
-        state = state * 1664525u + 1013904223u;
-        x[i] = mdl_to_bf16((float)(int)(state >> 8) * 0x1p-22f - 2.0f);
-        w[i] = mdl_to_bf16(1.0f + (float)(state >> 28) / 16.0f);
-        sum += bf(x[i]) * bf(x[i]);
-    }
-    cr_expect_lt(fabs(mdl_mean_square(x, N) / (sum / N) - 1.0), 1e-14);
-    mdl_rms_row(x, w, N, 1e-6f, y);
-    for (int i = 0; i < N; i++) {
-        double want = bf(w[i]) * bf(x[i]) / sqrt(sum / N + 1e-6);
-        cr_expect_lt(fabs(bf(y[i]) - want), fabs(want) * 0x1.02p-8 + 1e-30, "element %d", i);
-    }
-    mdl_rms_row(x, w, N, 1e-6f, x);
-    cr_expect_arr_eq(x, y, sizeof x, "in place");
 }

@@ -16,7 +16,8 @@ static uint8_t *image(const char *header, size_t data_len, size_t *len)
     cr_assert_not_null(p);
     for (int i = 0; i < 8; i++)
         p[i] = (uint8_t)((uint64_t)n >> 8 * i);
-    memcpy(p + 8, header, n);
+    for (size_t i = 0; i < n; i++)
+        p[8 + i] = (uint8_t)header[i];
     for (size_t i = 0; i < data_len; i++)
         p[8 + n + i] = (uint8_t)i;
     *len = 8 + n + data_len;
@@ -230,7 +231,7 @@ Test(safetensors, write_and_read_back)
     const struct mdl_tensor *t = mdl_st_find(st, "floats \"\xc3\xa9\"");
     cr_assert_not_null(t);
     cr_expect_eq((uintptr_t)t->data % 4, 0);
-    cr_expect_eq(memcmp(t->data, floats, sizeof floats), 0);
+    cr_expect_arr_eq(t->data, floats, sizeof floats);
     t = mdl_st_find(st, "wide");
     cr_expect_eq((uintptr_t)t->data % 8, 0);
     cr_expect_eq(memcmp(t->data, wide, sizeof wide), 0);

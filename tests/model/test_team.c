@@ -1,6 +1,7 @@
 /* The compute team: every item once, in every size, and everything written before and after is seen. */
 #include "tests/harness.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -79,6 +80,39 @@ Test(team, waits_for_slow_items)
             cr_assert_eq(out[i], 1);
     }
     mdl_team_free(team);
+}
+
+struct meeting {
+    int size;
+    _Atomic int arrived, alone;
+};
+
+static void meet(void *ctx, int begin, int end, int thread)
+{
+    (void)begin, (void)end, (void)thread;
+    struct meeting *m = ctx;
+    atomic_fetch_add(&m->arrived, 1);
+    for (int i = 0; i < 20000 && atomic_load(&m->arrived) < m->size; i++)
+        usleep(1000);
+    if (atomic_load(&m->arrived) < m->size)
+        atomic_store(&m->alone, 1);
+}
+
+/* One item per thread, and none ends before all have begun: sleeping workers must come. */
+Test(team, sleeping_workers_wake)
+{
+    for (int size = 2; size <= 4; size++) {
+        struct mdl_team *team;
+        struct cfg_error err;
+        cr_assert_eq(mdl_team_new(size, &team, &err), 0);
+        for (int round = 0; round < 5; round++) {
+            struct meeting m = {.size = size};
+            usleep(3000);
+            mdl_team_run(team, size, 1, meet, &m);
+            cr_assert_eq(atomic_load(&m.alone), 0, "a thread of %d waited in vain", size);
+        }
+        mdl_team_free(team);
+    }
 }
 
 Test(team, starts_and_stops)

@@ -1,0 +1,341 @@
+#include "actors/decode.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "actors/decode_impl.h"
+
+enum { TAG_PAUSE = 1, TAG_RETRY = 2, RETRY_NS = 5000000 };
+
+/* ---- places ---- */
+
+static uint32_t place_of(const struct decode *d, const struct dec_stream *s)
+{
+    return (uint32_t)(s - d->stream);
+}
+
+static void stream_clear(struct dec_stream *s)
+{
+    mdl_seq_free(s->seq);
+    act_buf_free(s->recipe_buf);
+    free(s->pages);
+    free(s->aside);
+    free(s->ids);
+    free(s->logprobs);
+    *s = (struct dec_stream){.owner = s->owner, .generation = s->generation + 1};
+}
+
+static struct dec_stream *stream_find(struct decode *d, uint64_t request)
+{
+    for (int i = 0; i < d->e->limits.streams; i++)
+        if (d->stream[i].state != DEC_FREE && d->stream[i].request == request)
+            return &d->stream[i];
+    return NULL;
+}
+
+static int running_streams(const struct decode *d)
+{
+    int n = 0;
+    for (int i = 0; i < d->e->limits.streams; i++)
+        n += d->stream[i].state == DEC_RUNNING || d->stream[i].state == DEC_PARKED;
+    return n;
+}
+
+/* The end of a sequence, outside a round. */
+static void stream_end(struct decode *d, struct dec_stream *s)
+{
+    if (s->state == DEC_RUNNING || s->state == DEC_PARKED)
+        dec_pages_end(d, s);
+    d->stats.cancelled += s->cancelled;
+    stream_clear(s);
+}
+
+/* ---- messages ---- */
+
+static void reserved(struct decode *d, struct act_promise *p, const struct dec_stream *s, int status)
+{
+    struct act_msg r = act_msg_make(ACT_RESERVED, ACT_NOBODY);
+    *act_p_reserved(&r) = (struct act_p_reserved){.status = status, .ticket = s ? place_of(d, s) : 0,
+                                                  .generation = s ? s->generation : 0};
+    if (act_reply(d->self, p, &r))
+        act_msg_drop(&r);
+}
+
+/* A place is given when one is free and nobody is parked: those come back first. */
+static void take_reserve(struct decode *d, struct act_msg *m)
+{
+    struct act_promise p = act_promise_of(m);
+    const struct act_p_reserve *in = act_p_reserve(m);
+    struct dec_stream *s = NULL;
+    bool parked = false;
+    for (int i = 0; i < d->e->limits.streams; i++) {
+        parked |= d->stream[i].state == DEC_PARKED;
+        if (!s && d->stream[i].state == DEC_FREE)
+            s = &d->stream[i];
+    }
+    if (!s || parked) {
+        reserved(d, &p, NULL, -EAGAIN);
+        return;
+    }
+    if (act_recipe_read(m, (int)in->ids, &s->recipe)) {
+        reserved(d, &p, NULL, -EINVAL);
+        return;
+    }
+    s->state = DEC_RESERVED;
+    s->request = m->request;
+    s->attempt = m->attempt;
+    s->requester = in->requester;
+    s->max_new = (int)in->max_tokens;
+    s->recipe_buf = act_msg_take(m);
+    s->ticket = place_of(d, s);
+    reserved(d, &p, s, 0);
+}
+
+static int take_sequence(struct decode *d, struct dec_stream *s, struct act_msg *m)
+{
+    const struct act_p_handoff *p = act_p_handoff(m);
+    const struct act_b_handoff *b = act_b_handoff(m);
+    size_t bytes, vocab = (size_t)d->e->m->cfg->vocab_size;
+    float *logits = act_msg_tail(m, &bytes);
+    s->seq = (struct mdl_seq *)(uintptr_t)p->seq;
+    s->n_pages = (int)p->pages;
+    s->taint = b->taint;
+    s->hit = b->hit;
+    s->pages = calloc((size_t)s->seq->n_blocks, sizeof *s->pages);
+    s->ids = malloc((size_t)(s->recipe.n_ids + s->max_new) * sizeof *s->ids);
+    if (s->recipe.sampling.top_logprobs || s->recipe.body->flags & ACT_RECIPE_LOGPROBS)
+        s->logprobs = malloc(MDL_ROUND_MAX * sizeof *s->logprobs);
+    if (!s->pages || !s->ids)
+        return -ENOMEM;
+    memcpy(s->pages, logits + vocab, (size_t)s->n_pages * sizeof *s->pages);
+    memcpy(s->ids, s->recipe.ids, (size_t)s->recipe.n_ids * sizeof *s->ids);
+    s->n_ids = s->recipe.n_ids;
+    s->run = (struct mdl_stream){.seq = s->seq, .draft = d->e->limits.draft, .pick = dec_pick, .pick_ctx = s};
+    int32_t id = dec_pick(s, s->n_ids, logits, false);
+    s->run.next = id;
+    return id < 0 ? id : 0;
+}
+
+static void take_handoff(struct decode *d, struct act_msg *m)
+{
+    uint32_t ticket = act_p_handoff(m)->ticket;
+    struct dec_stream *s = ticket < (uint32_t)d->e->limits.streams ? &d->stream[ticket] : NULL;
+    if (!s || s->state != DEC_RESERVED || s->request != m->request || s->attempt != m->attempt) {
+        act_return(d->self, m); /* cancelled meanwhile: the sequence goes back to its maker */
+        return;
+    }
+    s->state = DEC_RUNNING;
+    s->order = ++d->order;
+    d->stats.requests++;
+    int r = take_sequence(d, s, m);
+    if (r) {
+        s->finish = ACT_FINISH_ERROR;
+        s->error = r;
+    }
+    dec_tokens_send(d, s);
+    if (s->finish != ACT_FINISH_NONE)
+        stream_end(d, s);
+}
+
+static void take_cancel(struct decode *d, struct act_msg *m)
+{
+    struct dec_stream *s = stream_find(d, m->request);
+    if (!s || s->attempt > m->attempt)
+        return;
+    s->cancelled = true;
+    s->run.ghost = true; /* in a round its rows run on, unpicked and uncommitted */
+    if (!s->in_round)
+        stream_end(d, s);
+}
+
+static void take_messages(struct decode *d, struct act_msg *m, int count)
+{
+    for (int i = 0; i < count; i++) {
+        switch (m[i].type) {
+        case ACT_RESERVE:
+            take_reserve(d, &m[i]);
+            break;
+        case ACT_HANDOFF:
+            take_handoff(d, &m[i]);
+            break;
+        case ACT_CANCEL:
+            take_cancel(d, &m[i]);
+            break;
+        case ACT_PAGES_GIVEN:
+            dec_pages_given(d, &m[i]);
+            break;
+        case ACT_LOAD:
+            d->prefill_busy = act_b_load(&m[i])->running > 0;
+            break;
+        case ACT_TIMER:
+            if (act_p_timer(&m[i])->tag == TAG_PAUSE)
+                d->paused = false;
+            else
+                d->tier_empty = false;
+            break;
+        case ACT_UNDELIVERABLE:
+            if (act_msg_returned_type(&m[i]) == ACT_PAGES_ASK)
+                d->asked = 0;
+            d->waiting &= !act_exchange_message(&d->exchange, &m[i]);
+            break;
+        default:
+            d->waiting &= !act_exchange_message(&d->exchange, &m[i]);
+            break;
+        }
+    }
+}
+
+/* ---- rounds ---- */
+
+static void begin_round(struct decode *d)
+{
+    d->n_round = 0;
+    bool starved = false;
+    dec_unpark(d);
+    for (int i = 0; i < d->e->limits.streams; i++) {
+        struct dec_stream *s = &d->stream[i];
+        if (s->state != DEC_RUNNING)
+            continue;
+        if (!dec_pages_ensure(d, s)) {
+            starved = true;
+            continue;
+        }
+        s->run.limit = s->max_new - s->n_new;
+        s->in_round = true;
+        d->round[d->n_round++] = &s->run;
+    }
+    if (starved && d->tier_empty && !d->asked) {
+        /* Nothing to be had: the youngest makes room, unless it is alone. */
+        for (int i = 0; i < d->n_round; i++)
+            ((struct dec_stream *)d->round[i]->pick_ctx)->in_round = false;
+        d->n_round = 0;
+        dec_park_youngest(d, NULL);
+        dec_pages_ask(d);
+        return;
+    }
+    if (!d->n_round)
+        return;
+    d->running = mdl_decoder_begin(d->decoder, d->round, d->n_round, &d->exchange.providers, &d->err) == 0;
+    d->waiting = false;
+    if (!d->running)
+        for (int i = 0; i < d->n_round; i++) {
+            struct dec_stream *s = d->round[i]->pick_ctx;
+            s->in_round = false;
+            s->finish = ACT_FINISH_ERROR;
+            s->error = -EIO;
+            dec_tokens_send(d, s);
+            stream_end(d, s);
+        }
+}
+
+static void end_round(struct decode *d, int status)
+{
+    d->running = false;
+    d->stats.rounds++;
+    for (int i = 0; i < d->n_round; i++) {
+        struct dec_stream *s = d->round[i]->pick_ctx;
+        s->in_round = false;
+        if (s->cancelled) {
+            stream_end(d, s);
+            continue;
+        }
+        if (status || s->run.status) {
+            s->finish = ACT_FINISH_ERROR;
+            s->error = status ? status : s->run.status;
+        }
+        dec_tokens_send(d, s);
+        if (s->finish != ACT_FINISH_NONE || s->cancelled)
+            stream_end(d, s);
+    }
+    act_progress(d->self);
+    if (d->prefill_busy && d->e->limits.prefill_share_ns) {
+        d->paused = true;
+        act_timer_after(d->self, &d->pause, d->e->limits.prefill_share_ns, TAG_PAUSE);
+    }
+}
+
+/* One phase. A step that lost a shard is run again from its start: nothing was committed. */
+static void advance_round(struct decode *d)
+{
+    if (d->exchange.lost) {
+        act_exchange_abandon(&d->exchange);
+        if (mdl_decoder_begin(d->decoder, d->round, d->n_round, &d->exchange.providers, &d->err)) {
+            end_round(d, -EIO);
+            return;
+        }
+        d->waiting = false;
+    }
+    int r = mdl_decoder_advance(d->decoder, &d->err);
+    if (r == MDL_STEP_WAIT)
+        d->waiting = true;
+    else if (r == MDL_STEP_DONE)
+        end_round(d, 0);
+    else if (r < 0)
+        end_round(d, r);
+}
+
+static int decode_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    struct decode *d = state;
+    (void)self;
+    take_messages(d, m, count);
+    if (d->running && !d->waiting)
+        advance_round(d);
+    else if (!d->running && !d->paused)
+        begin_round(d);
+    dec_pages_ask(d);
+    /* Others give pages back without telling this actor. */
+    if (d->tier_empty && !d->asked && !act_timer_pending(&d->retry))
+        act_timer_after(d->self, &d->retry, RETRY_NS, TAG_RETRY);
+    bool busy = running_streams(d) > 0;
+    act_working(d->self, busy);
+    if (busy && ((d->running && !d->waiting) || (!d->running && !d->paused && d->n_round)))
+        act_yield(d->self);
+    return 0;
+}
+
+static void decode_stop(struct act_self *self, void *state, int reason)
+{
+    struct decode *d = state;
+    (void)self;
+    (void)reason;
+    for (int i = 0; d->stream && i < d->e->limits.streams; i++)
+        stream_clear(&d->stream[i]);
+    act_exchange_abandon(&d->exchange);
+    mdl_decoder_free(d->decoder);
+    mdl_sampler_free(d->sampler);
+    free(d->stream);
+    free(d->round);
+    free(d->lease);
+}
+
+static int decode_start(struct act_self *self, void *state, const void *arg)
+{
+    struct decode *d = state;
+    const struct act_engine *e = arg;
+    const struct act_engine_limits *l = &e->limits;
+    d->self = self;
+    d->e = e;
+    d->lease_cap = l->lease + l->context / e->layout.block_tokens + 2;
+    d->stream = calloc((size_t)l->streams, sizeof *d->stream);
+    d->round = calloc((size_t)l->streams, sizeof(struct mdl_stream *));
+    d->lease = calloc((size_t)d->lease_cap, sizeof *d->lease);
+    d->sampler = mdl_sampler_new(e->vocab);
+    int r = d->stream && d->round && d->lease && d->sampler ? 0 : -ENOMEM;
+    if (!r)
+        r = mdl_decoder_new(e->m, l->streams, l->draft, l->context, &d->decoder, &d->err);
+    if (r) {
+        decode_stop(self, state, r);
+        return r;
+    }
+    for (int i = 0; i < l->streams; i++)
+        d->stream[i].owner = d;
+    act_exchange_init(&d->exchange, self, e->m, 0, e->shard, e->n_shards);
+    return 0;
+}
+
+const struct act_behaviour act_decode_behaviour = {
+    .name = "decode", .state_size = sizeof(struct decode), .start = decode_start, .receive = decode_receive,
+    .stop = decode_stop,
+};

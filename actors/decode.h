@@ -1,0 +1,24 @@
+/* The Decode actor: every sequence that generates on this engine worker.
+ *
+ * Per call it takes its whole batch of messages (reservations, hand-offs, cancels, expert results), then runs one phase of
+ * the round at hand and yields. Between rounds it admits, drops, parks and takes back sequences, so a round has no effect
+ * before its commit and a cancelled sequence runs on as a ghost at most to the end of a round.
+ *
+ * Pages: it keeps a small lease of free ones. When a sequence needs one and there is none, the youngest sequence is
+ * parked: its rows are copied aside, its pages go back, and it returns bit for bit when pages are free. */
+#ifndef WEFT_ACTORS_DECODE_H
+#define WEFT_ACTORS_DECODE_H
+
+#include "actors/engine.h"
+
+/* What /metrics and the status page show; written by the actor, read through act_decode_stat. */
+struct act_decode_stats {
+    uint64_t rounds, requests, cancelled, parked, resumed;
+    struct mdl_counters tokens;
+    uint32_t running, reserved, parked_now, lease;
+};
+
+/* arg: struct act_engine *. */
+extern const struct act_behaviour act_decode_behaviour;
+
+#endif

@@ -1,0 +1,92 @@
+/* Inside of the Decode actor, shared by its files. */
+#ifndef WEFT_ACTORS_DECODE_IMPL_H
+#define WEFT_ACTORS_DECODE_IMPL_H
+
+#include "actors/decode.h"
+#include "actors/recipe.h"
+
+enum dec_state {
+    DEC_FREE,
+    DEC_RESERVED, /* a prompt is being computed for this place */
+    DEC_RUNNING,
+    DEC_PARKED,
+};
+
+struct decode;
+
+/* A place for one sequence, from its reservation to its last token. */
+struct dec_stream {
+    struct decode *owner;
+    enum dec_state state;
+    uint32_t ticket;        /* place number and generation of the place */
+    uint32_t generation;
+    uint64_t request;
+    uint16_t attempt;
+    uint64_t order;         /* of admission: the highest is the youngest */
+    struct act_addr requester;
+    struct act_buf *recipe_buf;
+    struct act_recipe recipe;
+    struct mdl_seq *seq;
+    struct mdl_stream run;
+    uint32_t *pages;        /* [seq->n_blocks] */
+    int n_pages;
+    uint8_t *aside;         /* parked: the bytes of the pages */
+    int32_t *ids;           /* prompt and output */
+    int n_ids, n_new, max_new;
+    uint32_t sent;          /* output tokens reported */
+    enum act_finish finish;
+    int error;
+    bool in_round, cancelled, waits_for_page;
+    uint32_t taint;
+    int32_t hit;
+    /* Log-probabilities of the tokens of the present round. */
+    struct mdl_logprobs *logprobs; /* [MDL_ROUND_MAX], when asked for */
+    int n_logprobs;
+};
+
+struct decode {
+    struct act_self *self;
+    const struct act_engine *e;
+    struct mdl_decoder *decoder;
+    struct mdl_sampler *sampler;
+    struct act_exchange exchange;
+    struct dec_stream *stream; /* [limits.streams] */
+    struct mdl_stream **round; /* [limits.streams] */
+    int n_round;
+    bool running;              /* a round is in progress */
+    bool waiting;              /* for expert results */
+    bool prefill_busy;         /* prompts are being computed: leave them time between rounds */
+    struct act_timer pause;
+    bool paused;
+    struct act_timer retry;    /* asks an empty tier again */
+    uint64_t order;
+    uint32_t *lease;           /* free pages */
+    int n_lease, lease_cap;
+    int asked;                 /* pages asked for and not yet answered */
+    bool tier_empty;           /* the last answer was: none */
+    bool draining;
+    struct act_decode_stats stats;
+    struct cfg_error err;
+};
+
+/* ---- decode_pages.c: pages, parking, publishing ---- */
+
+/* Gives the sequence a page for every block that the next round may touch. False: it sits this round out. */
+bool dec_pages_ensure(struct decode *d, struct dec_stream *s);
+void dec_pages_ask(struct decode *d);
+void dec_pages_given(struct decode *d, struct act_msg *m);
+/* The sequence has ended: finished blocks become findable, pages go back. */
+void dec_pages_end(struct decode *d, struct dec_stream *s);
+void dec_pages_return(struct decode *d, const uint32_t *page, int n);
+/* Sets the youngest running sequence that is in no round aside. False: there is none beside `keep`. */
+bool dec_park_youngest(struct decode *d, const struct dec_stream *keep);
+/* Brings parked sequences back, oldest first, while pages are there. */
+void dec_unpark(struct decode *d);
+
+/* ---- decode_tokens.c: picking and reporting ---- */
+
+mdl_pick_fn dec_pick;
+/* Reports what is new, and the end. */
+void dec_tokens_send(struct decode *d, struct dec_stream *s);
+
+#endif

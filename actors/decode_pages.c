@@ -1,0 +1,195 @@
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "actors/decode_impl.h"
+#include "actors/tier_device.h"
+
+static uint8_t *page_bytes(const struct decode *d, uint32_t page)
+{
+    return kv_device_bytes(d->e->device, (int)page);
+}
+
+void dec_pages_return(struct decode *d, const uint32_t *page, int n)
+{
+    struct act_msg m;
+    size_t bytes;
+    if (!n)
+        return;
+    if (act_msg_new(ACT_PAGES_BACK, d->e->tier, (size_t)n * sizeof *page, &m))
+        return;
+    memcpy(act_msg_tail(&m, &bytes), page, (size_t)n * sizeof *page);
+    act_p_pages_back(&m)->pages = (uint32_t)n;
+    if (act_send(d->self, &m))
+        act_msg_drop(&m);
+    d->tier_empty = false;
+}
+
+static struct dec_stream *oldest_parked(struct decode *d)
+{
+    struct dec_stream *old = NULL;
+    for (int i = 0; i < d->e->limits.streams; i++) {
+        struct dec_stream *s = &d->stream[i];
+        if (s->state == DEC_PARKED && (!old || s->order < old->order))
+            old = s;
+    }
+    return old;
+}
+
+/* Asks for enough to fill the lease, and for what the next parked sequence needs. */
+void dec_pages_ask(struct decode *d)
+{
+    const struct dec_stream *parked = oldest_parked(d);
+    int want = d->e->limits.lease + (parked ? parked->n_pages : 0) - d->n_lease;
+    if (d->asked || want <= 0)
+        return;
+    struct act_msg m = act_msg_make(ACT_PAGES_ASK, d->e->tier);
+    act_p_pages_ask(&m)->pages = (uint32_t)(d->tier_empty ? 1 : want);
+    if (act_request(d->self, &m) == 0)
+        d->asked = want;
+}
+
+void dec_pages_given(struct decode *d, struct act_msg *m)
+{
+    const struct act_p_pages_given *p = act_p_pages_given(m);
+    size_t bytes;
+    const uint32_t *page = act_msg_tail(m, &bytes);
+    bool one = d->tier_empty;
+    d->asked = 0;
+    if (p->status) {
+        /* The whole lease was not to be had: try a single page before calling the tier empty. */
+        if (!one) {
+            d->tier_empty = true;
+            dec_pages_ask(d);
+        }
+        return;
+    }
+    d->tier_empty = false;
+    for (uint32_t i = 0; i < p->pages && (i + 1) * sizeof *page <= bytes && d->n_lease < d->lease_cap; i++)
+        d->lease[d->n_lease++] = page[i];
+}
+
+static int blocks_for(const struct decode *d, int tokens)
+{
+    int per = d->e->layout.block_tokens;
+    return (tokens + per - 1) / per;
+}
+
+bool dec_pages_ensure(struct decode *d, struct dec_stream *s)
+{
+    int tokens = s->seq->len + 1 + s->run.draft, need;
+    tokens = tokens < s->seq->params.max_tokens ? tokens : s->seq->params.max_tokens;
+    need = blocks_for(d, tokens);
+    while (s->n_pages < need && d->n_lease) {
+        uint32_t page = d->lease[--d->n_lease];
+        mdl_seq_attach(s->seq, s->n_pages, page_bytes(d, page));
+        s->pages[s->n_pages++] = page;
+    }
+    s->waits_for_page = s->n_pages < need;
+    return !s->waits_for_page;
+}
+
+static void publish_blocks(struct decode *d, struct dec_stream *s)
+{
+    int per = d->e->layout.block_tokens, full = s->seq->len / per;
+    struct act_msg m;
+    size_t bytes;
+    if (full > s->n_pages)
+        full = s->n_pages;
+    if (full < 1 || s->recipe.n_chain < 1)
+        return;
+    if (act_msg_new(ACT_KV_STORE, d->e->tier, (size_t)full * sizeof(struct act_tier_block), &m))
+        return;
+    struct act_tier_block *b = act_msg_tail(&m, &bytes);
+    /* chain[0] is the root, chain[i] the chain behind block i-1; what the output filled is added here. */
+    struct kv_key chain;
+    for (int i = 0; i < full; i++) {
+        if (i + 1 < s->recipe.n_chain)
+            memcpy(&chain, &s->recipe.chain[i + 1], sizeof chain);
+        else {
+            if (i == 0)
+                memcpy(&chain, &s->recipe.chain[0], sizeof chain);
+            kv_key_extend(&chain, s->ids + i * per, per, &chain);
+        }
+        b[i] = (struct act_tier_block){.page = s->pages[i], .taint = s->taint, .hit = s->hit};
+        memcpy(&b[i].chain, &chain, sizeof chain);
+    }
+    act_p_kv_store(&m)->blocks = (uint32_t)full;
+    if (act_send(d->self, &m))
+        act_msg_drop(&m);
+}
+
+void dec_pages_end(struct decode *d, struct dec_stream *s)
+{
+    if (s->state == DEC_RUNNING && s->finish != ACT_FINISH_ERROR && s->seq)
+        publish_blocks(d, s);
+    if (s->state == DEC_RUNNING)
+        dec_pages_return(d, s->pages, s->n_pages);
+    s->n_pages = 0;
+    free(s->aside);
+    s->aside = NULL;
+}
+
+/* ---- parking ---- */
+
+static bool park(struct decode *d, struct dec_stream *s)
+{
+    size_t block = d->e->layout.block_bytes;
+    s->aside = malloc((size_t)s->n_pages * block + 1);
+    if (!s->aside)
+        return false;
+    for (int i = 0; i < s->n_pages; i++) {
+        memcpy(s->aside + (size_t)i * block, page_bytes(d, s->pages[i]), block);
+        mdl_seq_attach(s->seq, i, NULL);
+    }
+    dec_pages_return(d, s->pages, s->n_pages);
+    s->state = DEC_PARKED;
+    d->stats.parked++;
+    struct act_msg m = act_msg_make(ACT_PARKED, s->requester);
+    m.request = s->request;
+    m.attempt = s->attempt;
+    act_p_parked(&m)->position = (uint32_t)s->seq->len;
+    act_p_parked(&m)->reason = -ENOSPC;
+    act_send(d->self, &m);
+    return true;
+}
+
+bool dec_park_youngest(struct decode *d, const struct dec_stream *keep)
+{
+    struct dec_stream *young = NULL;
+    for (int i = 0; i < d->e->limits.streams; i++) {
+        struct dec_stream *s = &d->stream[i];
+        if (s->state == DEC_RUNNING && !s->in_round && s != keep && (!young || s->order > young->order))
+            young = s;
+    }
+    return young && young->n_pages && park(d, young);
+}
+
+static bool unpark(struct decode *d, struct dec_stream *s)
+{
+    size_t block = d->e->layout.block_bytes;
+    if (d->n_lease < s->n_pages)
+        return false;
+    for (int i = 0; i < s->n_pages; i++) {
+        s->pages[i] = d->lease[--d->n_lease];
+        memcpy(page_bytes(d, s->pages[i]), s->aside + (size_t)i * block, block);
+        mdl_seq_attach(s->seq, i, page_bytes(d, s->pages[i]));
+    }
+    free(s->aside);
+    s->aside = NULL;
+    s->state = DEC_RUNNING;
+    d->stats.resumed++;
+    struct act_msg m = act_msg_make(ACT_RESUMED, s->requester);
+    m.request = s->request;
+    m.attempt = s->attempt;
+    act_p_resumed(&m)->position = (uint32_t)s->seq->len;
+    act_send(d->self, &m);
+    return true;
+}
+
+void dec_unpark(struct decode *d)
+{
+    struct dec_stream *old;
+    while ((old = oldest_parked(d)) && unpark(d, old))
+        ;
+}

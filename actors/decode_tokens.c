@@ -1,0 +1,98 @@
+#include <errno.h>
+#include <string.h>
+
+#include "actors/decode_impl.h"
+
+static bool is_stop(const struct dec_stream *s, int32_t id)
+{
+    if (!(s->recipe.body->flags & ACT_RECIPE_IGNORE_EOS) && id == s->owner->e->m->cfg->eos_id)
+        return true;
+    for (int i = 0; i < s->recipe.n_stop; i++)
+        if (s->recipe.stop[i] == id)
+            return true;
+    return false;
+}
+
+/* A final pick joins the ids at once, because the next pick's penalties count it. */
+int32_t dec_pick(void *ctx, int pos, float *logits, bool draft)
+{
+    struct dec_stream *s = ctx;
+    struct decode *d = s->owner;
+    struct mdl_logprobs *lp = !draft && s->logprobs ? &s->logprobs[s->n_logprobs] : NULL;
+    int32_t id;
+    int r = mdl_sampler_sample(d->sampler, &s->recipe.sampling, logits, d->e->vocab, s->ids, s->n_ids, s->recipe.n_ids, pos,
+                               &id, lp, &d->err);
+    if (r)
+        return r;
+    if (draft)
+        return id;
+    if (lp)
+        s->n_logprobs++;
+    s->ids[s->n_ids++] = id;
+    s->n_new++;
+    if (is_stop(s, id))
+        s->finish = ACT_FINISH_STOP;
+    else if (s->n_new == s->max_new)
+        s->finish = ACT_FINISH_LENGTH;
+    s->run.finished = s->finish != ACT_FINISH_NONE;
+    return id;
+}
+
+/* Per token {f32 logprob, u32 n, {u32 id, f32 logprob}[n]}. */
+static size_t logprob_bytes(const struct dec_stream *s)
+{
+    size_t n = 0;
+    for (int i = 0; i < s->n_logprobs; i++)
+        n += 8 + 8 * (size_t)s->logprobs[i].n_top;
+    return n;
+}
+
+static void put_logprobs(const struct dec_stream *s, uint8_t *at)
+{
+    for (int i = 0; i < s->n_logprobs; i++) {
+        const struct mdl_logprobs *lp = &s->logprobs[i];
+        float own = (float)lp->logprob;
+        uint32_t n = (uint32_t)lp->n_top;
+        memcpy(at, &own, 4);
+        memcpy(at + 4, &n, 4);
+        at += 8;
+        for (int k = 0; k < lp->n_top; k++, at += 8) {
+            float v = (float)lp->top[k].logprob;
+            memcpy(at, &lp->top[k].id, 4);
+            memcpy(at + 4, &v, 4);
+        }
+    }
+}
+
+void dec_tokens_send(struct decode *d, struct dec_stream *s)
+{
+    uint32_t count = (uint32_t)s->n_new - s->sent;
+    if (!count && s->finish == ACT_FINISH_NONE)
+        return;
+    struct act_msg m;
+    if (act_msg_new(ACT_TOKENS, s->requester, (size_t)count * sizeof(int32_t) + logprob_bytes(s), &m)) {
+        s->finish = ACT_FINISH_ERROR;
+        s->error = -ENOMEM;
+        m = act_msg_make(ACT_TOKENS, s->requester);
+        count = 0;
+    }
+    m.request = s->request;
+    m.attempt = s->attempt;
+    *act_p_tokens(&m) = (struct act_p_tokens){.first = s->sent, .count = (uint16_t)count, .finish = (uint8_t)s->finish,
+                                              .flags = s->n_logprobs ? ACT_TOKENS_LOGPROBS : 0,
+                                              .drafted = (uint32_t)s->run.counters.drafted,
+                                              .accepted = (uint32_t)s->run.counters.accepted};
+    if (count) {
+        size_t bytes;
+        uint8_t *at = act_msg_tail(&m, &bytes);
+        memcpy(at, s->ids + s->n_ids - (int)count, (size_t)count * sizeof(int32_t));
+        put_logprobs(s, at + (size_t)count * sizeof(int32_t));
+    }
+    s->sent += count;
+    s->n_logprobs = 0;
+    /* The outbox keeps it while the way is full; when even that is, the requester is not taking anything. */
+    if (act_send(d->self, &m)) {
+        act_msg_drop(&m);
+        s->cancelled = true;
+    }
+}

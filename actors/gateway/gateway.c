@@ -1,0 +1,378 @@
+#include "actors/gateway/gateway.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "actors/gateway/bytes.h"
+#include "actors/gateway/status_page.h"
+#include "config/version.h"
+#include "model/chat.h"
+
+struct gateway {
+    struct gw_context *g;
+};
+
+/* ---- answers ---- */
+
+static void answer_json(struct gw_exchange *x, int status, json_t *j)
+{
+    char *text = json_dumps(j, JSON_COMPACT | JSON_PRESERVE_ORDER);
+    gw_exchange_reply(x, status, "application/json", NULL, 0, text ? text : "{}", text ? strlen(text) : 2);
+    free(text);
+    json_decref(j);
+}
+
+void gw_answer_error(struct gw_context *g, struct gw_exchange *x, enum gw_protocol protocol, const struct gw_error *err)
+{
+    size_t len;
+    char retry[16], *body = gw_error_body(protocol, err, &len);
+    (void)g;
+    snprintf(retry, sizeof retry, "%d", err->retry_after);
+    gw_exchange_reply(x, err->status, "application/json", &(struct gw_header){"Retry-After", retry}, err->retry_after > 0,
+                      body ? body : "", body ? len : 0);
+    free(body);
+}
+
+static void refuse(struct gw_context *g, struct gw_exchange *x, enum gw_protocol protocol, enum gw_refusal why, int status,
+                   const char *type, const char *code, const char *message)
+{
+    struct gw_error err = {.status = status, .retry_after = status == 429 ? 1 : 0};
+    snprintf(err.type, sizeof err.type, "%s", type);
+    snprintf(err.code, sizeof err.code, "%s", code);
+    snprintf(err.message, sizeof err.message, "%s", message);
+    g->metrics.refused[why]++;
+    gw_answer_error(g, x, protocol, &err);
+}
+
+/* ---- prompts ---- */
+
+static bool prompt_failed(const struct cfg_error *e, struct gw_error *err)
+{
+    *err = (struct gw_error){.status = 400};
+    snprintf(err->type, sizeof err->type, "invalid_request_error");
+    snprintf(err->message, sizeof err->message, "%.500s", e->msg);
+    return false;
+}
+
+bool gw_prompt_ids(struct gw_context *g, struct gw_request *r, struct mdl_ids *out, struct gw_error *err)
+{
+    struct cfg_error e;
+    if (r->protocol == GW_COMPLETIONS && r->prompt_ids) {
+        for (int i = 0; i < r->n_prompt_ids; i++) {
+            if (r->prompt_ids[i] < 0 || r->prompt_ids[i] >= g->model->vocab_size) {
+                cfg_error_set(&e, EINVAL, "prompt: token %d is %d, outside the vocabulary of %d", i, r->prompt_ids[i],
+                              g->model->vocab_size);
+                return prompt_failed(&e, err);
+            }
+            if (mdl_ids_add(out, r->prompt_ids[i]))
+                return prompt_failed(&(struct cfg_error){"out of memory"}, err);
+        }
+        return true;
+    }
+    if (r->protocol == GW_COMPLETIONS) {
+        bool ok = (g->model->bos_id < 0 || !mdl_ids_add(out, g->model->bos_id)) &&
+                  !mdl_tok_encode(g->enc, r->prompt, r->prompt_len, 0, out, &e);
+        return ok || prompt_failed(&e, err);
+    }
+    struct mdl_chat_prompt p = {0};
+    const struct mdl_chat_options options = {.chat_mode = true};
+    int status = mdl_chat_render(r->conversation, &options, &p, &e);
+    if (!status)
+        status = mdl_chat_encode(g->tok, g->enc, &p, out, &e);
+    r->thinking = p.thinking;
+    mdl_chat_prompt_free(&p);
+    return !status || prompt_failed(&e, err);
+}
+
+/* ---- endpoints ---- */
+
+static void start_generation(struct gw_context *g, struct gw_exchange *x, enum gw_protocol protocol)
+{
+    const struct gw_http_request *h = gw_exchange_request(x);
+    struct gw_error err;
+    if (g->draining) {
+        refuse(g, x, protocol, GW_REF_DRAINING, 503, "server_error", "draining", "the server is shutting down");
+        return;
+    }
+    if (g->requests >= g->settings.max_requests) {
+        refuse(g, x, protocol, GW_REF_BUSY, 429, "rate_limit_error", "busy", "too many requests at a time; try again");
+        return;
+    }
+    struct gw_job *job = calloc(1, sizeof *job);
+    if (!job) {
+        refuse(g, x, protocol, GW_REF_BUSY, 503, "server_error", "out_of_memory", "the server is out of memory");
+        return;
+    }
+    if (!gw_request_parse(protocol, h->body, h->len, &job->request, &err)) {
+        free(job);
+        g->metrics.refused[GW_REF_BAD_REQUEST]++;
+        gw_answer_error(g, x, protocol, &err);
+        return;
+    }
+    job->g = g;
+    job->x = x;
+    job->id = act_random(g->self) | 1;
+    struct act_addr addr;
+    struct cfg_error e;
+    const struct act_spawn spec = {.behaviour = &gw_request_behaviour, .arg = job, .outbox = 16};
+    gw_exchange_set_user(x, job);
+    if (act_spawn(g->self, &spec, &addr, &e)) {
+        gw_exchange_set_user(x, NULL);
+        gw_request_free(&job->request);
+        free(job);
+        refuse(g, x, protocol, GW_REF_BUSY, 429, "rate_limit_error", "busy", "too many requests at a time; try again");
+    }
+}
+
+static void list_models(struct gw_context *g, struct gw_exchange *x)
+{
+    json_t *model = json_pack("{s:s,s:s,s:I,s:s,s:i}", "id", g->settings.model_name, "object", "model", "created",
+                              (json_int_t)g->settings.started_at, "owned_by", "weft", "context_length", g->settings.context);
+    answer_json(x, 200, json_pack("{s:s,s:[o]}", "object", "list", "data", model));
+}
+
+static void show_version(struct gw_context *g, struct gw_exchange *x)
+{
+    char revision[17];
+    snprintf(revision, sizeof revision, "%016llx", (unsigned long long)g->settings.revision);
+    answer_json(x, 200, json_pack("{s:s,s:s,s:s,s:s}", "version", WEFT_VERSION, "model", g->settings.model_name,
+                                  "model_revision", revision, "numerics", g->settings.numerics));
+}
+
+/* live: the loop turns, which this answer shows. ready: accepting, and no part of the engine is stuck. */
+static void show_health(struct gw_context *g, struct gw_exchange *x, bool ready)
+{
+    struct act_runtime *rt = act_self_runtime(g->self);
+    json_t *workers = json_array();
+    bool stuck = false;
+    for (int w = 0; w < act_runtime_workers(rt); w++) {
+        struct act_stats_worker s;
+        if (act_stats_worker(rt, w, &s))
+            continue;
+        stuck |= s.progress_age_ns > 30000000000;
+        json_array_append_new(workers, json_pack("{s:s,s:f,s:f}", "worker", s.name, "turn_age_seconds", 1e-9 * (double)s.turn_age_ns,
+                                                 "progress_age_seconds", 1e-9 * (double)s.progress_age_ns));
+    }
+    const char *status = g->draining ? "draining" : stuck ? "stuck" : "ok";
+    answer_json(x, ready && (g->draining || stuck) ? 503 : 200, json_pack("{s:s,s:o}", "status", status, "workers", workers));
+}
+
+static void show_metrics(struct gw_context *g, struct gw_exchange *x)
+{
+    struct gw_bytes b = {0};
+    gw_metrics_text(g, &b);
+    gw_exchange_reply(x, b.failed ? 503 : 200, "text/plain; version=0.0.4; charset=utf-8", NULL, 0, b.p ? b.p : "", b.n);
+    gw_bytes_free(&b);
+}
+
+static void tokenize(struct gw_context *g, struct gw_exchange *x, bool back)
+{
+    const struct gw_http_request *h = gw_exchange_request(x);
+    json_error_t je;
+    struct cfg_error e;
+    json_t *j = json_loadb(h->body, h->len, JSON_REJECT_DUPLICATES, &je);
+    json_t *in = json_object_get(j, back ? "tokens" : "prompt"), *list = json_array();
+    if (!back && json_is_string(in)) {
+        struct mdl_ids ids = {0};
+        if (mdl_tok_encode(g->enc, json_string_value(in), json_string_length(in), 0, &ids, &e))
+            refuse(g, x, GW_CHAT, GW_REF_BAD_REQUEST, 400, "invalid_request_error", "", e.msg);
+        else {
+            for (size_t i = 0; i < ids.n; i++)
+                json_array_append_new(list, json_integer(ids.v[i]));
+            answer_json(x, 200, json_pack("{s:O,s:i}", "tokens", list, "count", (int)ids.n));
+        }
+        mdl_ids_free(&ids);
+    } else if (back && json_is_array(in)) {
+        struct mdl_text text = {0};
+        struct mdl_tok_stream s;
+        mdl_tok_stream_init(&s, g->tok, 0);
+        for (size_t i = 0; i < json_array_size(in); i++)
+            mdl_tok_stream_push(&s, (int32_t)json_integer_value(json_array_get(in, i)), &text);
+        mdl_tok_stream_end(&s, &text);
+        answer_json(x, 200, json_pack("{s:o}", "prompt", json_stringn(text.s ? text.s : "", text.n)));
+        mdl_text_free(&text);
+    } else {
+        refuse(g, x, GW_CHAT, GW_REF_BAD_REQUEST, 400, "invalid_request_error", "",
+               back ? "tokens: give a list of token ids" : "prompt: give a text");
+    }
+    json_decref(list);
+    json_decref(j);
+}
+
+static void count_tokens(struct gw_context *g, struct gw_exchange *x)
+{
+    const struct gw_http_request *h = gw_exchange_request(x);
+    struct gw_request r;
+    struct gw_error err;
+    struct mdl_ids ids = {0};
+    if (!gw_request_parse(GW_MESSAGES_COUNT, h->body, h->len, &r, &err)) {
+        gw_answer_error(g, x, GW_MESSAGES, &err);
+        return;
+    }
+    if (gw_prompt_ids(g, &r, &ids, &err))
+        answer_json(x, 200, json_pack("{s:i}", "input_tokens", (int)ids.n));
+    else
+        gw_answer_error(g, x, GW_MESSAGES, &err);
+    mdl_ids_free(&ids);
+    gw_request_free(&r);
+}
+
+/* ---- routes ---- */
+
+enum route {
+    ROUTE_CHAT, ROUTE_COMPLETIONS, ROUTE_RESPONSES, ROUTE_MESSAGES, ROUTE_COUNT, ROUTE_TOKENIZE, ROUTE_DETOKENIZE,
+    ROUTE_MODELS, ROUTE_LIVE, ROUTE_READY, ROUTE_METRICS, ROUTE_VERSION, ROUTE_PAGE,
+};
+
+static const struct {
+    const char *method, *path;
+    enum route route;
+} routes[] = {
+    {"POST", "/v1/chat/completions", ROUTE_CHAT}, {"POST", "/v1/completions", ROUTE_COMPLETIONS},
+    {"POST", "/v1/responses", ROUTE_RESPONSES},   {"POST", "/v1/messages", ROUTE_MESSAGES},
+    {"POST", "/v1/messages/count_tokens", ROUTE_COUNT}, {"POST", "/tokenize", ROUTE_TOKENIZE},
+    {"POST", "/detokenize", ROUTE_DETOKENIZE},    {"GET", "/v1/models", ROUTE_MODELS},
+    {"GET", "/health/live", ROUTE_LIVE},          {"GET", "/health/ready", ROUTE_READY},
+    {"GET", "/metrics", ROUTE_METRICS},           {"GET", "/version", ROUTE_VERSION},
+    {"GET", "/", ROUTE_PAGE},
+};
+
+static enum gw_protocol protocol_of(const char *path)
+{
+    return !strncmp(path, "/v1/messages", 12) ? GW_MESSAGES : !strcmp(path, "/v1/responses") ? GW_RESPONSES :
+           !strcmp(path, "/v1/completions") ? GW_COMPLETIONS : GW_CHAT;
+}
+
+static void answer(struct gw_context *g, struct gw_exchange *x, enum route route)
+{
+    switch (route) {
+    case ROUTE_CHAT:
+        start_generation(g, x, GW_CHAT);
+        break;
+    case ROUTE_COMPLETIONS:
+        start_generation(g, x, GW_COMPLETIONS);
+        break;
+    case ROUTE_RESPONSES:
+        start_generation(g, x, GW_RESPONSES);
+        break;
+    case ROUTE_MESSAGES:
+        start_generation(g, x, GW_MESSAGES);
+        break;
+    case ROUTE_COUNT:
+        count_tokens(g, x);
+        break;
+    case ROUTE_TOKENIZE:
+    case ROUTE_DETOKENIZE:
+        tokenize(g, x, route == ROUTE_DETOKENIZE);
+        break;
+    case ROUTE_MODELS:
+        list_models(g, x);
+        break;
+    case ROUTE_LIVE:
+    case ROUTE_READY:
+        show_health(g, x, route == ROUTE_READY);
+        break;
+    case ROUTE_METRICS:
+        show_metrics(g, x);
+        break;
+    case ROUTE_VERSION:
+        show_version(g, x);
+        break;
+    case ROUTE_PAGE:
+        gw_exchange_reply(x, 200, "text/html; charset=utf-8", NULL, 0, gw_status_page, strlen(gw_status_page));
+        break;
+    }
+}
+
+static void on_request(void *ctx, struct gw_exchange *x)
+{
+    struct gw_context *g = ctx;
+    const struct gw_http_request *h = gw_exchange_request(x);
+    bool path = false;
+    for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
+        if (strcmp(routes[i].path, h->path))
+            continue;
+        path = true;
+        if (!strcmp(routes[i].method, h->method) || (!strcmp(h->method, "HEAD") && !strcmp(routes[i].method, "GET"))) {
+            answer(g, x, routes[i].route);
+            return;
+        }
+    }
+    char message[256];
+    snprintf(message, sizeof message, path ? "%.16s is not allowed for %.180s" : "there is nothing at %.0s%.180s", h->method,
+             h->path);
+    refuse(g, x, protocol_of(h->path), GW_REF_BAD_REQUEST, path ? 405 : 404, "invalid_request_error",
+           path ? "method_not_allowed" : "not_found", message);
+}
+
+static void on_refuse(void *ctx, struct gw_exchange *x, int status, const char *reason)
+{
+    refuse(ctx, x, protocol_of(gw_exchange_request(x)->path), GW_REF_BAD_REQUEST, status, "invalid_request_error", "", reason);
+}
+
+static void on_gone(void *ctx, struct gw_exchange *x, enum gw_gone why)
+{
+    struct gw_job *job = gw_exchange_user(x);
+    (void)ctx;
+    (void)why;
+    if (!job)
+        return;
+    job->gone = true;
+    act_yield(job->self);
+}
+
+/* ---- the actor ---- */
+
+static int gateway_start(struct act_self *self, void *state, const void *arg)
+{
+    struct gateway *s = state;
+    struct gw_context *g = s->g = (struct gw_context *)arg;
+    struct cfg_error err;
+    const struct gw_http_handler handler = {g, on_request, on_refuse, on_gone};
+    g->self = self;
+    int r = gw_http_new(act_self_event_base(self), &g->settings.http, &handler, &g->http, &err);
+    if (!r)
+        r = gw_http_listen(g->http, g->settings.host, g->settings.port, NULL, &g->bound_port, &err);
+    if (r) {
+        act_log_write(g->log, ACT_LOG_ERROR, "gateway", 0, "%s", err.msg);
+        fprintf(stderr, "weft: %s\n", err.msg);
+        gw_http_free(g->http);
+        g->http = NULL;
+        return r;
+    }
+    if (g->ready)
+        g->ready(g->ready_ctx, g->bound_port);
+    return 0;
+}
+
+static int gateway_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    struct gw_context *g = ((struct gateway *)state)->g;
+    (void)self;
+    for (int i = 0; i < count; i++) {
+        if (m[i].type != ACT_DRAIN || g->draining)
+            continue;
+        g->draining = true;
+        gw_http_stop_listening(g->http);
+        if (!g->requests && g->drained)
+            g->drained(g->ready_ctx);
+    }
+    return 0;
+}
+
+static void gateway_stop(struct act_self *self, void *state, int reason)
+{
+    struct gw_context *g = ((struct gateway *)state)->g;
+    (void)self;
+    (void)reason;
+    gw_http_free(g->http);
+    g->http = NULL;
+}
+
+const struct act_behaviour gw_gateway_behaviour = {
+    .name = "gateway", .state_size = sizeof(struct gateway), .start = gateway_start, .receive = gateway_receive,
+    .stop = gateway_stop,
+};

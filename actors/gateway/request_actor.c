@@ -1,0 +1,448 @@
+/* One generation, from its parsed request to its last byte. It alone talks to the client, and ends the exchange exactly
+ * once: with a reply, with the end of a stream, or because the client went away. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "actors/gateway/bytes.h"
+#include "actors/gateway/gateway.h"
+#include "actors/gateway/output.h"
+#include "actors/gateway/reply.h"
+#include "actors/recipe.h"
+
+enum { TAG_KEEPALIVE = 1 };
+
+struct request {
+    struct gw_job *job;
+    struct gw_context *g;
+    struct act_self *self;
+    bool begun, ended, sent;
+    struct mdl_ids ids;
+    struct gw_output *output;
+    struct gw_reply *reply;
+    struct mdl_tok_stream decode;
+    struct mdl_text piece;
+    struct gw_bytes out;
+    struct act_timer keepalive;
+    struct gw_usage usage;
+    uint32_t received; /* output tokens seen */
+    uint32_t drafted, accepted;
+    int64_t started, prefilled, first, last; /* ns */
+    int failed;        /* negative errno of an event callback */
+};
+
+static double seconds(int64_t ns)
+{
+    return 1e-9 * (double)ns;
+}
+
+/* ---- output ---- */
+
+static void flush(struct request *r)
+{
+    if (r->job->gone || !r->out.n)
+        return;
+    gw_exchange_write(r->job->x, r->out.p, r->out.n);
+    r->out.n = 0;
+}
+
+static void on_event(void *ctx, const struct gw_event *ev)
+{
+    struct request *r = ctx;
+    if (gw_reply_event(r->reply, ev, &r->out))
+        r->failed = -ENOMEM;
+}
+
+/* The head of a streamed answer. Before it, errors are HTTP errors; behind it, events of the stream. */
+static void begin(struct request *r)
+{
+    static const struct gw_header headers[] = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
+    char id[32];
+    if (r->begun || r->job->gone)
+        return;
+    r->begun = true;
+    if (!r->job->request.stream)
+        return;
+    snprintf(id, sizeof id, "%016llx", (unsigned long long)r->job->id);
+    const struct gw_header all[] = {headers[0], headers[1], {"X-Request-Id", id}};
+    gw_exchange_begin(r->job->x, 200, "text/event-stream; charset=utf-8", all, 3);
+    if (gw_reply_begin(r->reply, &r->usage, &r->out))
+        r->failed = -ENOMEM;
+    flush(r);
+}
+
+/* ---- ends ---- */
+
+static void count_end(struct request *r, enum gw_outcome outcome)
+{
+    struct gw_metrics *m = &r->g->metrics;
+    int64_t now = act_now(r->self);
+    if (r->first)
+        m->running--;
+    else
+        m->waiting--;
+    m->outcome[outcome]++;
+    m->drafted += r->drafted;
+    m->accepted += r->accepted;
+    gw_observe(&m->total, seconds(now - r->started));
+    if (r->first)
+        gw_observe(&m->decode, seconds(now - r->first));
+    act_log_write(r->g->log, ACT_LOG_INFO, "request", r->job->id,
+                  "end outcome=%d prompt=%d cached=%d output=%d drafted=%u accepted=%u queue_prefill=%.4f decode=%.4f total=%.4f",
+                  (int)outcome, r->usage.prompt_tokens, r->usage.cached_tokens, r->usage.completion_tokens, r->drafted,
+                  r->accepted, seconds((r->prefilled ? r->prefilled : now) - r->started), r->first ? seconds(now - r->first) : 0,
+                  seconds(now - r->started));
+}
+
+static void finish_actor(struct request *r, enum gw_outcome outcome)
+{
+    if (r->ended)
+        return;
+    r->ended = true;
+    count_end(r, outcome);
+    act_stop(r->self, 0);
+}
+
+static void give_up(struct request *r, int reason)
+{
+    if (!r->sent)
+        return;
+    act_cancel(r->self, r->g->prefill, r->job->id, 0, reason);
+    act_cancel(r->self, r->g->decode, r->job->id, 0, reason);
+}
+
+static void fail(struct request *r, const struct gw_error *err)
+{
+    size_t len;
+    if (r->ended)
+        return;
+    give_up(r, -ECANCELED);
+    if (!r->job->gone && gw_exchange_begun(r->job->x)) {
+        char *event = gw_error_event(r->job->request.protocol, err, &len);
+        if (event)
+            gw_exchange_write(r->job->x, event, len);
+        free(event);
+        gw_exchange_end(r->job->x);
+    } else if (!r->job->gone) {
+        gw_answer_error(r->g, r->job->x, r->job->request.protocol, err);
+    }
+    r->job->gone = true;
+    finish_actor(r, GW_OUT_ERROR);
+}
+
+static void fail_text(struct request *r, int status, const char *code, const char *message)
+{
+    struct gw_error err = {.status = status, .retry_after = status == 429 ? 1 : 0};
+    snprintf(err.type, sizeof err.type, "%s", status < 500 ? "invalid_request_error" : "server_error");
+    snprintf(err.code, sizeof err.code, "%s", code);
+    snprintf(err.message, sizeof err.message, "%s", message);
+    fail(r, &err);
+}
+
+static void finish(struct request *r, enum act_finish how)
+{
+    if (r->ended)
+        return;
+    r->piece.n = 0;
+    if (mdl_tok_stream_end(&r->decode, &r->piece) || gw_output_push(r->output, r->piece.s, r->piece.n) ||
+        gw_output_end(r->output))
+        r->failed = -ENOMEM;
+    enum gw_finish reason = gw_output_stopped(r->output)         ? GW_FINISH_STOP_SEQUENCE
+                            : gw_output_calls(r->output)         ? GW_FINISH_TOOL_CALLS
+                            : how == ACT_FINISH_LENGTH           ? GW_FINISH_LENGTH
+                                                                 : GW_FINISH_STOP;
+    if (r->failed || gw_reply_finish(r->reply, reason, gw_output_stop(r->output), &r->usage, &r->out)) {
+        fail_text(r, 500, "out_of_memory", "the server ran out of memory");
+        return;
+    }
+    if (!r->job->gone && r->job->request.stream) {
+        begin(r);
+        flush(r);
+        gw_exchange_end(r->job->x);
+    } else if (!r->job->gone) {
+        char id[32];
+        snprintf(id, sizeof id, "%016llx", (unsigned long long)r->job->id);
+        gw_exchange_reply(r->job->x, 200, "application/json", &(struct gw_header){"X-Request-Id", id}, 1, r->out.p, r->out.n);
+    }
+    r->job->gone = true;
+    finish_actor(r, reason == GW_FINISH_LENGTH ? GW_OUT_LENGTH : reason == GW_FINISH_TOOL_CALLS ? GW_OUT_TOOL_CALLS : GW_OUT_STOP);
+}
+
+/* ---- the way in ---- */
+
+static int send_prefill(struct request *r)
+{
+    const struct gw_request *in = &r->job->request;
+    int n = (int)r->ids.n, per = r->g->block_tokens, chain = 1 + n / per;
+    struct act_msg m;
+    size_t bytes;
+    int status = act_msg_new(ACT_PREFILL, r->g->prefill, act_recipe_tail(n, chain, in->n_bias, 0), &m);
+    if (status)
+        return status;
+    const struct mdl_sampling *d = &r->g->settings.sampling;
+    int room = r->g->settings.context - n, wanted = in->max_tokens ? in->max_tokens : r->g->settings.default_max_tokens;
+    m.request = r->job->id;
+    *act_p_prefill(&m) = (struct act_p_prefill){.ids = (uint32_t)n, .blocks = (uint32_t)chain};
+    *act_b_prefill(&m) = (struct act_b_prefill){
+        .requester = act_self_addr(r->self), .seed = in->has_seed ? in->seed : act_random(r->self),
+        .max_tokens = (uint32_t)(wanted && wanted < room ? wanted : room),
+        .temperature = (float)(in->has_temperature ? in->temperature : d->temperature),
+        .top_p = (float)(in->has_top_p ? in->top_p : d->top_p), .min_p = (float)in->min_p, .top_k = (uint32_t)in->top_k,
+        .presence = (float)in->presence_penalty, .frequency = (float)in->frequency_penalty,
+        .repetition = (float)(in->repetition_penalty > 0 ? in->repetition_penalty : 1.0),
+        .top_logprobs = (uint32_t)in->top_logprobs, .biases = (uint32_t)in->n_bias, .chain = (uint32_t)chain,
+        .flags = (in->ignore_eos ? ACT_RECIPE_IGNORE_EOS : 0u) | (in->logprobs ? ACT_RECIPE_LOGPROBS : 0u)};
+    uint8_t *at = act_msg_tail(&m, &bytes);
+    memcpy(at, r->ids.v, (size_t)n * sizeof(int32_t));
+    struct kv_key *key = (struct kv_key *)(void *)(at + (size_t)n * sizeof(int32_t));
+    struct kv_identity identity = r->g->identity;
+    identity.salt = in->cache_salt;
+    identity.salt_len = strlen(in->cache_salt);
+    kv_key_root(&identity, &key[0]);
+    for (int b = 0; b + 1 < chain; b++)
+        kv_key_extend(&key[b], r->ids.v + b * per, per, &key[b + 1]);
+    at = (uint8_t *)(key + chain);
+    for (int i = 0; i < in->n_bias; i++, at += sizeof(struct mdl_logit_bias))
+        memcpy(at, &(struct mdl_logit_bias){in->bias[i].id, in->bias[i].bias}, sizeof(struct mdl_logit_bias));
+    status = act_send(r->self, &m);
+    if (status)
+        act_msg_drop(&m);
+    return status;
+}
+
+static void start_work(struct request *r)
+{
+    struct gw_request *in = &r->job->request;
+    struct gw_error err = {0};
+    char id[32];
+    const char *stop[GW_MAX_STOPS];
+    size_t stop_len[GW_MAX_STOPS];
+    if (!gw_prompt_ids(r->g, in, &r->ids, &err)) {
+        fail(r, &err);
+        return;
+    }
+    if ((int)r->ids.n >= r->g->settings.context) {
+        char text[200];
+        snprintf(text, sizeof text, "the prompt has %zu tokens; this model's context is %d tokens, output included", r->ids.n,
+                 r->g->settings.context);
+        fail_text(r, 400, "context_length_exceeded", text);
+        return;
+    }
+    for (int i = 0; i < in->n_stop; i++) {
+        stop[i] = in->stop[i].text;
+        stop_len[i] = in->stop[i].len;
+    }
+    r->usage.prompt_tokens = (int)r->ids.n;
+    snprintf(id, sizeof id, "%016llx", (unsigned long long)r->job->id);
+    r->reply = gw_reply_new(in, id, r->g->settings.model_name, act_wall(r->self) / 1000000000);
+    r->output = gw_output_new(&(struct gw_output_options){.thinking = in->thinking, .tools = in->has_tools, .stop = stop,
+                                                          .stop_len = stop_len, .n_stop = in->n_stop, .on_event = on_event,
+                                                          .ctx = r});
+    mdl_tok_stream_init(&r->decode, r->g->tok, 0);
+    if (!r->reply || !r->output || send_prefill(r)) {
+        fail_text(r, 503, "overloaded", "the engine takes no requests at this moment");
+        return;
+    }
+    r->sent = true;
+    act_timer_after(r->self, &r->keepalive, (int64_t)r->g->settings.keepalive_ms * 1000000, TAG_KEEPALIVE);
+}
+
+/* ---- messages ---- */
+
+static bool take_logprob(struct request *r, int32_t id, const uint8_t **at, const uint8_t *end)
+{
+    struct gw_token_logprob lp = {.id = id};
+    float own;
+    uint32_t n;
+    if (end - *at < 8)
+        return false;
+    memcpy(&own, *at, 4);
+    memcpy(&n, *at + 4, 4);
+    *at += 8;
+    if (n > GW_MAX_TOP_LOGPROBS || (size_t)(end - *at) < 8 * (size_t)n)
+        return false;
+    lp.logprob = (double)own;
+    lp.n_top = (int)n;
+    mdl_tokenizer_bytes(r->g->tok, id, &lp.bytes, &lp.len);
+    for (uint32_t k = 0; k < n; k++, *at += 8) {
+        memcpy(&lp.top[k].id, *at, 4);
+        memcpy(&own, *at + 4, 4);
+        lp.top[k].logprob = (double)own;
+        mdl_tokenizer_bytes(r->g->tok, lp.top[k].id, &lp.top[k].bytes, &lp.top[k].len);
+    }
+    return gw_reply_logprob(r->reply, &lp) == 0;
+}
+
+static void take_token(struct request *r, int32_t id)
+{
+    r->usage.completion_tokens++;
+    r->usage.reasoning_tokens += gw_output_in_reasoning(r->output);
+    if (id == r->g->model->eos_id && !r->job->request.ignore_eos)
+        return;
+    r->piece.n = 0;
+    if (mdl_tok_stream_push(&r->decode, id, &r->piece) || gw_output_push(r->output, r->piece.s, r->piece.n))
+        r->failed = -ENOMEM;
+}
+
+static void observe_tokens(struct request *r, int count)
+{
+    struct gw_metrics *m = &r->g->metrics;
+    int64_t now = act_now(r->self);
+    if (!r->first && count) {
+        r->first = now;
+        m->waiting--;
+        m->running++;
+        gw_observe(&m->first_token, seconds(now - r->started));
+    } else if (count) {
+        for (int i = 0; i < count; i++)
+            gw_observe(&m->inter_token, seconds(now - r->last) / count);
+    }
+    r->last = now;
+    m->generated_tokens += (uint64_t)count;
+}
+
+static void take_tokens(struct request *r, struct act_msg *m)
+{
+    const struct act_p_tokens *p = act_p_tokens(m);
+    size_t bytes;
+    const uint8_t *at = act_msg_tail(m, &bytes), *end = at + bytes;
+    if (p->first != r->received || bytes < (size_t)p->count * sizeof(int32_t)) {
+        fail_text(r, 500, "internal_error", "tokens were lost inside the engine");
+        return;
+    }
+    const int32_t *ids = (const int32_t *)(const void *)at;
+    at += (size_t)p->count * sizeof(int32_t);
+    r->received += p->count;
+    r->drafted = p->drafted;
+    r->accepted = p->accepted;
+    observe_tokens(r, p->count);
+    begin(r);
+    bool more = true;
+    for (int i = 0; i < p->count && more; i++) {
+        if (p->flags & ACT_TOKENS_LOGPROBS && !take_logprob(r, ids[i], &at, end))
+            r->failed = -EPROTO;
+        take_token(r, ids[i]);
+        more = !gw_output_stopped(r->output) && !gw_output_done(r->output) && !r->failed;
+    }
+    if (r->job->request.stream)
+        flush(r);
+    if (r->failed)
+        fail_text(r, 500, "internal_error", "the answer could not be put together");
+    else if (!more) {
+        give_up(r, 0); /* a stop string or the end of a tool block: nothing more is wanted */
+        finish(r, ACT_FINISH_STOP);
+    } else if (p->finish == ACT_FINISH_ERROR)
+        fail_text(r, 500, "internal_error", "the engine failed on this request");
+    else if (p->finish)
+        finish(r, (enum act_finish)p->finish);
+    if (!r->ended)
+        act_timer_after(r->self, &r->keepalive, (int64_t)r->g->settings.keepalive_ms * 1000000, TAG_KEEPALIVE);
+}
+
+static void take_failed(struct request *r, struct act_msg *m)
+{
+    size_t bytes;
+    const char *text = act_msg_tail(m, &bytes);
+    char message[256];
+    int status = act_p_failed(m)->status;
+    snprintf(message, sizeof message, "%.*s", (int)bytes, bytes ? text : "");
+    if (status == -E2BIG)
+        fail_text(r, 400, "context_length_exceeded", message);
+    else if (status == -EAGAIN)
+        fail_text(r, 429, "overloaded", message);
+    else
+        fail_text(r, 500, "internal_error", message);
+}
+
+static void keep_alive(struct request *r)
+{
+    if (!r->job->request.stream)
+        return;
+    begin(r);
+    if (gw_reply_keepalive(r->reply, &r->out) == 0)
+        flush(r);
+    act_timer_after(r->self, &r->keepalive, (int64_t)r->g->settings.keepalive_ms * 1000000, TAG_KEEPALIVE);
+}
+
+static void take_prefilled(struct request *r, struct act_msg *m)
+{
+    const struct act_p_prefilled *p = act_p_prefilled(m);
+    r->prefilled = act_now(r->self);
+    r->usage.cached_tokens = (int)p->cached;
+    r->g->metrics.prompt_tokens += p->ids;
+    r->g->metrics.cached_tokens += p->cached;
+    gw_observe(&r->g->metrics.prefill, seconds(r->prefilled - r->started));
+}
+
+static int request_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    struct request *r = state;
+    (void)self;
+    if (r->job->gone && !r->ended) {
+        give_up(r, -ECONNRESET);
+        finish_actor(r, GW_OUT_CANCELLED);
+    } else if (!r->started) {
+        r->started = act_now(r->self);
+        r->g->metrics.waiting++;
+        start_work(r);
+    }
+    for (int i = 0; i < count && !r->ended; i++) {
+        if (m[i].type == ACT_TOKENS)
+            take_tokens(r, &m[i]);
+        else if (m[i].type == ACT_PREFILLED)
+            take_prefilled(r, &m[i]);
+        else if (m[i].type == ACT_FAILED)
+            take_failed(r, &m[i]);
+        else if (m[i].type == ACT_PARKED)
+            r->g->metrics.preempted++;
+        else if (m[i].type == ACT_TIMER)
+            keep_alive(r);
+        else if (m[i].type == ACT_UNDELIVERABLE)
+            fail_text(r, 503, "unavailable", "a part of the engine is not there");
+    }
+    return 0;
+}
+
+static int request_start(struct act_self *self, void *state, const void *arg)
+{
+    struct request *r = state;
+    r->job = (struct gw_job *)arg;
+    r->g = r->job->g;
+    r->self = self;
+    r->job->self = self;
+    r->g->requests++;
+    act_yield(self);
+    return 0;
+}
+
+static void request_stop(struct act_self *self, void *state, int reason)
+{
+    struct request *r = state;
+    (void)self;
+    if (!r->ended && r->started) {
+        give_up(r, -ECANCELED);
+        if (!r->job->gone && gw_exchange_begun(r->job->x))
+            gw_exchange_abort(r->job->x);
+        else if (!r->job->gone)
+            gw_answer_error(r->g, r->job->x, r->job->request.protocol,
+                            &(struct gw_error){.status = 503, .type = "server_error", .code = "shutting_down",
+                                               .message = "the server is stopping"});
+        count_end(r, GW_OUT_ERROR);
+    }
+    (void)reason;
+    mdl_ids_free(&r->ids);
+    mdl_text_free(&r->piece);
+    gw_output_free(r->output);
+    gw_reply_free(r->reply);
+    free(r->out.p);
+    gw_request_free(&r->job->request);
+    if (--r->g->requests == 0 && r->g->draining && r->g->drained)
+        r->g->drained(r->g->ready_ctx);
+    free(r->job);
+}
+
+const struct act_behaviour gw_request_behaviour = {
+    .name = "request", .state_size = sizeof(struct request), .start = request_start, .receive = request_receive,
+    .stop = request_stop,
+};

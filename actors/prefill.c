@@ -1,0 +1,569 @@
+#include "actors/prefill.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "actors/recipe.h"
+#include "actors/tier_device.h"
+
+enum { RETRY_NS = 5000000, TAG_RETRY = 1 };
+
+enum job_state {
+    JOB_QUEUED,    /* holds nothing */
+    JOB_RESERVING, /* asked Decode for a place */
+    JOB_LOOKUP,    /* asked the tier for blocks */
+    JOB_PAGES,     /* asked the tier for pages, or about to ask again */
+    JOB_RUNNING,
+};
+
+struct job {
+    struct job *next;
+    enum job_state state;
+    bool asked;      /* an answer of this state is outstanding */
+    bool cancelled;
+    uint64_t request;
+    uint16_t attempt;
+    struct act_addr requester;
+    struct act_buf *buf; /* of PREFILL */
+    struct act_recipe recipe;
+    int max_tokens;      /* of the sequence */
+    uint32_t ticket;
+    int hit;             /* tokens whose blocks came from the tier */
+    uint32_t *pages;
+    int n_pages, n_blocks;
+    struct mdl_seq *seq;
+    struct mdl_prefill plan;
+    int segment;         /* in the running step, -1: none */
+};
+
+struct prefill {
+    struct act_self *self;
+    const struct act_engine *e;
+    struct job *first, **last;
+    int active;               /* jobs beyond JOB_QUEUED */
+    struct mdl_step *step;
+    bool running, waiting;
+    struct act_exchange exchange;
+    struct act_timer retry;
+    uint32_t load_sequence;
+    bool told_busy;
+    struct cfg_error err;
+};
+
+static int block_count(const struct prefill *p, int tokens)
+{
+    int per = p->e->layout.block_tokens;
+    return (tokens + per - 1) / per;
+}
+
+/* ---- ends ---- */
+
+static void return_pages(struct prefill *p, struct job *j)
+{
+    struct act_msg m;
+    size_t bytes;
+    if (!j->n_pages || act_msg_new(ACT_PAGES_BACK, p->e->tier, (size_t)j->n_pages * sizeof *j->pages, &m))
+        return;
+    memcpy(act_msg_tail(&m, &bytes), j->pages, (size_t)j->n_pages * sizeof *j->pages);
+    act_p_pages_back(&m)->pages = (uint32_t)j->n_pages;
+    if (act_send(p->self, &m))
+        act_msg_drop(&m);
+    j->n_pages = 0;
+}
+
+static void job_remove(struct prefill *p, struct job *j)
+{
+    struct job **at = &p->first;
+    while (*at != j)
+        at = &(*at)->next;
+    *at = j->next;
+    if (p->last == &j->next)
+        p->last = at;
+    p->active -= j->state != JOB_QUEUED;
+    mdl_seq_free(j->seq);
+    act_buf_free(j->buf);
+    free(j->pages);
+    free(j);
+}
+
+/* Tells the requester why, gives the place at Decode up, and forgets the job. */
+static void job_fail(struct prefill *p, struct job *j, int status, const char *text)
+{
+    struct act_msg m;
+    size_t bytes, len = strlen(text);
+    if (act_msg_new(ACT_FAILED, j->requester, len, &m))
+        m = act_msg_make(ACT_FAILED, j->requester);
+    else
+        memcpy(act_msg_tail(&m, &bytes), text, len);
+    m.request = j->request;
+    m.attempt = j->attempt;
+    act_p_failed(&m)->status = status;
+    if (act_send(p->self, &m))
+        act_msg_drop(&m);
+    if (j->state > JOB_RESERVING)
+        act_cancel(p->self, p->e->decode, j->request, j->attempt, status);
+    return_pages(p, j);
+    job_remove(p, j);
+}
+
+static struct job *job_find(struct prefill *p, uint64_t request)
+{
+    struct job *j = p->first;
+    while (j && j->request != request)
+        j = j->next;
+    return j;
+}
+
+/* ---- a prompt's way to its first step ---- */
+
+static void take_prompt(struct prefill *p, struct act_msg *m)
+{
+    struct job *j = calloc(1, sizeof *j);
+    const struct act_p_prefill *in = act_p_prefill(m);
+    if (!j) {
+        act_return(p->self, m);
+        return;
+    }
+    *j = (struct job){.request = m->request, .attempt = m->attempt, .segment = -1};
+    const char *bad = act_recipe_read(m, (int)in->ids, &j->recipe);
+    j->requester = bad ? m->src : j->recipe.body->requester;
+    j->buf = act_msg_take(m);
+    *p->last = j;
+    p->last = &j->next;
+    if (bad) {
+        job_fail(p, j, -EINVAL, bad);
+        return;
+    }
+    int room = p->e->limits.context - j->recipe.n_ids, wanted = (int)j->recipe.body->max_tokens;
+    if (room < 1) {
+        job_fail(p, j, -E2BIG, "the prompt is longer than the context");
+        return;
+    }
+    j->max_tokens = j->recipe.n_ids + (wanted < room ? wanted : room);
+    struct kv_device_stats s;
+    kv_device_stat(p->e->device, &s);
+    if (block_count(p, j->max_tokens) > s.pages)
+        job_fail(p, j, -E2BIG, "the prompt and its output can never fit in the KV memory");
+}
+
+static void reserve(struct prefill *p, struct job *j)
+{
+    struct act_msg m;
+    size_t bytes;
+    if (act_msg_new(ACT_RESERVE, p->e->decode, j->buf->size, &m))
+        return;
+    memcpy(act_msg_tail(&m, &bytes), j->buf->data, j->buf->size);
+    m.request = j->request;
+    m.attempt = j->attempt;
+    *act_p_reserve(&m) = (struct act_p_reserve){.ids = (uint32_t)j->recipe.n_ids, .requester = j->requester,
+                                                .max_tokens = (uint32_t)(j->max_tokens - j->recipe.n_ids)};
+    if (act_request(p->self, &m))
+        act_msg_drop(&m);
+    else
+        j->asked = true;
+}
+
+/* At least one token is left to compute, so that there are logits. */
+static void look_up(struct prefill *p, struct job *j)
+{
+    int blocks = j->recipe.n_chain - 1, most = (j->recipe.n_ids - 1) / p->e->layout.block_tokens;
+    struct act_msg m;
+    size_t bytes;
+    blocks = blocks < most ? blocks : most;
+    if (blocks < 1) {
+        j->state = JOB_PAGES;
+        return;
+    }
+    if (act_msg_new(ACT_KV_LOOKUP, p->e->tier, (size_t)blocks * sizeof(struct act_key), &m))
+        return;
+    memcpy(act_msg_tail(&m, &bytes), j->recipe.chain + 1, (size_t)blocks * sizeof(struct act_key));
+    m.request = j->request;
+    /* A hit without window rows is replayed; rows behind a second replay are not allowed to come about. */
+    *act_p_kv_lookup(&m) = (struct act_p_kv_lookup){.blocks = (uint32_t)blocks, .flags = ACT_LOOKUP_CLEAN_ONLY};
+    if (act_request(p->self, &m))
+        act_msg_drop(&m);
+    else
+        j->asked = true;
+}
+
+static void ask_pages(struct prefill *p, struct job *j)
+{
+    struct act_msg m = act_msg_make(ACT_PAGES_ASK, p->e->tier);
+    m.request = j->request;
+    act_p_pages_ask(&m)->pages = (uint32_t)(block_count(p, j->recipe.n_ids) - j->n_pages);
+    if (act_request(p->self, &m) == 0)
+        j->asked = true;
+}
+
+static int begin_plan(struct prefill *p, struct job *j)
+{
+    const struct act_engine_limits *l = &p->e->limits;
+    bool exact = !l->replay || j->recipe.body->flags & ACT_RECIPE_EXACT;
+    struct mdl_seq_params params = {.max_tokens = j->max_tokens, .block_tokens = p->e->layout.block_tokens,
+                                    .rollback = l->rollback, .replay = l->replay, .full_bridge = l->full_bridge,
+                                    .external_blocks = true};
+    int r = mdl_seq_new(p->e->m->cfg, &params, &j->seq, &p->err);
+    if (r)
+        return r;
+    for (int b = 0; b < j->n_pages; b++)
+        mdl_seq_attach(j->seq, b, kv_device_bytes(p->e->device, (int)j->pages[b]));
+    mdl_seq_adopt(j->seq, j->recipe.ids, j->hit);
+    return mdl_prefill_begin(&j->plan, j->seq, j->recipe.ids, j->recipe.n_ids,
+                             &(struct mdl_prefill_params){.exact = exact, .replay = l->replay, .full_bridge = l->full_bridge,
+                                                          .hit = j->hit}, &p->err);
+}
+
+/* What the job's state asks for next; nothing while an answer is outstanding. */
+static void push_on(struct prefill *p, struct job *j)
+{
+    if (j->asked)
+        return;
+    if (j->state == JOB_QUEUED) {
+        j->state = JOB_RESERVING;
+        p->active++;
+    }
+    if (j->state == JOB_RESERVING)
+        reserve(p, j);
+    if (j->state == JOB_LOOKUP)
+        look_up(p, j);
+    if (j->state == JOB_PAGES && !j->asked)
+        ask_pages(p, j);
+}
+
+static void push_all(struct prefill *p)
+{
+    int active = p->active;
+    for (struct job *j = p->first, *next; j; j = next) {
+        next = j->next;
+        if (j->state == JOB_QUEUED && active >= p->e->limits.prefills)
+            break;
+        active += j->state == JOB_QUEUED;
+        push_on(p, j);
+    }
+}
+
+/* ---- answers ---- */
+
+static void retry_later(struct prefill *p)
+{
+    if (!act_timer_pending(&p->retry))
+        act_timer_after(p->self, &p->retry, RETRY_NS, TAG_RETRY);
+}
+
+static void take_reserved(struct prefill *p, struct job *j, struct act_msg *m)
+{
+    const struct act_p_reserved *in = act_p_reserved(m);
+    if (in->status == -EAGAIN) {
+        j->asked = true; /* until the timer lets it ask again */
+        retry_later(p);
+    } else if (in->status) {
+        job_fail(p, j, in->status, "the decoder refused the request");
+    } else {
+        j->ticket = in->ticket;
+        j->n_blocks = block_count(p, j->max_tokens);
+        j->pages = calloc((size_t)j->n_blocks + 1, sizeof *j->pages);
+        j->state = JOB_LOOKUP;
+        if (!j->pages)
+            job_fail(p, j, -ENOMEM, "out of memory");
+    }
+}
+
+static void take_found(struct prefill *p, struct job *j, struct act_msg *m)
+{
+    size_t bytes;
+    const struct act_tier_block *b = act_msg_tail(m, &bytes);
+    uint32_t n = act_p_kv_found(m)->blocks;
+    for (uint32_t i = 0; i < n && (i + 1) * sizeof *b <= bytes && j->n_pages < j->n_blocks; i++)
+        j->pages[j->n_pages++] = b[i].page;
+    j->hit = j->n_pages * p->e->layout.block_tokens;
+    j->state = JOB_PAGES;
+}
+
+static void take_given(struct prefill *p, struct job *j, struct act_msg *m)
+{
+    size_t bytes;
+    const uint32_t *page = act_msg_tail(m, &bytes);
+    if (act_p_pages_given(m)->status) {
+        j->asked = true;
+        retry_later(p);
+        return;
+    }
+    for (uint32_t i = 0; i < act_p_pages_given(m)->pages && (i + 1) * sizeof *page <= bytes && j->n_pages < j->n_blocks; i++)
+        j->pages[j->n_pages++] = page[i];
+    j->state = JOB_RUNNING;
+    int r = begin_plan(p, j);
+    if (r)
+        job_fail(p, j, r, p->err.msg);
+}
+
+static void take_answer(struct prefill *p, struct act_msg *m)
+{
+    struct job *j = job_find(p, m->request);
+    if (!j) { /* cancelled while it was asking: what came with the answer goes back */
+        struct job gone = {.n_pages = 0};
+        size_t bytes;
+        const void *tail = act_msg_tail(m, &bytes);
+        gone.pages = calloc(bytes / sizeof(uint32_t) + 1, sizeof *gone.pages);
+        if (gone.pages && m->type == ACT_PAGES_GIVEN)
+            for (uint32_t i = 0; i < act_p_pages_given(m)->pages; i++)
+                gone.pages[gone.n_pages++] = ((const uint32_t *)tail)[i];
+        if (gone.pages && m->type == ACT_KV_FOUND)
+            for (uint32_t i = 0; i < act_p_kv_found(m)->blocks; i++)
+                gone.pages[gone.n_pages++] = ((const struct act_tier_block *)tail)[i].page;
+        return_pages(p, &gone);
+        free(gone.pages);
+        return;
+    }
+    j->asked = false;
+    if (m->type == ACT_RESERVED)
+        take_reserved(p, j, m);
+    else if (m->type == ACT_KV_FOUND)
+        take_found(p, j, m);
+    else
+        take_given(p, j, m);
+}
+
+static void take_cancel(struct prefill *p, struct act_msg *m)
+{
+    struct job *j = job_find(p, m->request);
+    if (!j || j->attempt > m->attempt)
+        return;
+    j->cancelled = true;
+    if (j->segment >= 0)
+        return; /* its rows run on as ghosts until the step ends */
+    if (j->state >= JOB_RESERVING)
+        act_cancel(p->self, p->e->decode, j->request, j->attempt, -ECANCELED);
+    return_pages(p, j);
+    job_remove(p, j);
+}
+
+static void take_returned(struct prefill *p, struct act_msg *m)
+{
+    enum act_type type = act_msg_returned_type(m);
+    struct job *j = job_find(p, m->request);
+    if (type == ACT_HANDOFF && m->buf) { /* Decode had given the place up: a cancel crossed the hand-off */
+        struct job gone = {.n_pages = (int)act_p_handoff(m)->pages};
+        size_t bytes;
+        float *tail = act_msg_tail(m, &bytes);
+        gone.pages = (uint32_t *)(void *)(tail + p->e->m->cfg->vocab_size);
+        mdl_seq_free((struct mdl_seq *)(uintptr_t)act_p_handoff(m)->seq);
+        return_pages(p, &gone);
+    } else if (type == ACT_RESERVE || type == ACT_KV_LOOKUP || type == ACT_PAGES_ASK) {
+        if (j)
+            job_fail(p, j, -EHOSTDOWN, "a part of the engine is gone");
+    } else {
+        p->waiting &= !act_exchange_message(&p->exchange, m);
+    }
+}
+
+/* ---- steps ---- */
+
+static void build_step(struct prefill *p)
+{
+    int rows = p->step->capacity;
+    mdl_step_begin(p->step, &p->exchange.providers);
+    for (struct job *j = p->first, *next; j; j = next) {
+        next = j->next;
+        struct mdl_segment seg;
+        if (j->state != JOB_RUNNING || !rows || !mdl_prefill_next(&j->plan, rows, &seg))
+            continue;
+        if (mdl_step_add(p->step, &seg, &p->err)) {
+            job_fail(p, j, -EIO, p->err.msg);
+            continue;
+        }
+        j->segment = p->step->n_segments - 1;
+        rows -= seg.n;
+    }
+    p->running = p->step->n_segments > 0;
+    p->waiting = false;
+}
+
+static void report_prefilled(struct prefill *p, const struct job *j)
+{
+    struct act_msg m = act_msg_make(ACT_PREFILLED, j->requester);
+    m.request = j->request;
+    m.attempt = j->attempt;
+    *act_p_prefilled(&m) = (struct act_p_prefilled){.ids = (uint32_t)j->recipe.n_ids, .cached = (uint32_t)j->plan.hit,
+                                                    .replayed = (uint32_t)(j->plan.hit - j->plan.encoder_start),
+                                                    .provenance = (uint32_t)j->plan.hit};
+    if (j->plan.hit < j->plan.encoder_start)
+        act_p_prefilled(&m)->replayed = 0;
+    if (act_send(p->self, &m))
+        act_msg_drop(&m);
+}
+
+/* The sequence and its pages move to Decode. */
+static void hand_off(struct prefill *p, struct job *j, const float *logits)
+{
+    struct act_msg m;
+    size_t bytes, vocab = (size_t)p->e->m->cfg->vocab_size * sizeof *logits;
+    if (act_msg_new(ACT_HANDOFF, p->e->decode, vocab + (size_t)j->n_pages * sizeof *j->pages, &m)) {
+        job_fail(p, j, -ENOMEM, "out of memory");
+        return;
+    }
+    bool replayed = j->plan.hit && j->plan.two_passes;
+    m.request = j->request;
+    m.attempt = j->attempt;
+    *act_p_handoff(&m) = (struct act_p_handoff){(uint64_t)(uintptr_t)j->seq, j->ticket, (uint32_t)j->n_pages};
+    *act_b_handoff(&m) = (struct act_b_handoff){.cached = (uint32_t)j->plan.hit, .hit = replayed ? j->plan.hit : 0,
+                                                .taint = replayed ? KV_TAINTED : KV_CLEAN,
+                                                .decoder_start = (uint32_t)j->plan.decoder_start};
+    uint8_t *tail = act_msg_tail(&m, &bytes);
+    memcpy(tail, logits, vocab);
+    memcpy(tail + vocab, j->pages, (size_t)j->n_pages * sizeof *j->pages);
+    report_prefilled(p, j);
+    if (act_send(p->self, &m)) {
+        act_msg_drop(&m);
+        job_fail(p, j, -EAGAIN, "the decoder takes nothing");
+        return;
+    }
+    j->seq = NULL;
+    j->n_pages = 0;
+    job_remove(p, j);
+}
+
+static void end_step(struct prefill *p, int status)
+{
+    p->running = false;
+    for (struct job *j = p->first, *next; j; j = next) {
+        next = j->next;
+        if (j->segment < 0)
+            continue;
+        int at = j->segment;
+        const struct mdl_segment *seg = &p->step->segment[at];
+        j->segment = -1;
+        if (j->cancelled) {
+            act_cancel(p->self, p->e->decode, j->request, j->attempt, -ECANCELED);
+            return_pages(p, j);
+            job_remove(p, j);
+            continue;
+        }
+        if (status) {
+            job_fail(p, j, status, "the prefill step failed");
+            continue;
+        }
+        struct mdl_segment more;
+        mdl_step_commit(p->step, at, seg->n);
+        mdl_prefill_advance(&j->plan, seg);
+        if (!mdl_prefill_next(&j->plan, 1, &more))
+            hand_off(p, j, mdl_step_logits(p->step, at, seg->n - 1));
+    }
+    act_progress(p->self);
+}
+
+/* The segments of a step that lost a shard, once more from its start. */
+static void rerun(struct prefill *p)
+{
+    act_exchange_abandon(&p->exchange);
+    for (struct job *j = p->first; j; j = j->next)
+        j->segment = -1;
+    build_step(p);
+}
+
+static void advance(struct prefill *p)
+{
+    if (p->exchange.lost)
+        rerun(p);
+    int r = p->running ? mdl_step_advance(p->step) : MDL_STEP_DONE;
+    if (r == MDL_STEP_WAIT)
+        p->waiting = true;
+    else if (r == MDL_STEP_DONE)
+        end_step(p, 0);
+    else if (r < 0)
+        end_step(p, r);
+}
+
+/* Decode leaves time between its rounds while prompts are being computed. */
+static void tell_busy(struct prefill *p)
+{
+    bool busy = p->active > 0;
+    struct act_msg m;
+    if (busy == p->told_busy || act_msg_new(ACT_LOAD, p->e->decode, 0, &m))
+        return;
+    *act_p_load(&m) = (struct act_p_load){.who = act_self_addr(p->self), .sequence = ++p->load_sequence};
+    act_b_load(&m)->running = busy;
+    if (act_send(p->self, &m))
+        act_msg_drop(&m);
+    else
+        p->told_busy = busy;
+}
+
+static void take_messages(struct prefill *p, struct act_msg *m, int count)
+{
+    for (int i = 0; i < count; i++) {
+        switch (m[i].type) {
+        case ACT_PREFILL:
+            take_prompt(p, &m[i]);
+            break;
+        case ACT_RESERVED:
+        case ACT_KV_FOUND:
+        case ACT_PAGES_GIVEN:
+            take_answer(p, &m[i]);
+            break;
+        case ACT_CANCEL:
+            take_cancel(p, &m[i]);
+            break;
+        case ACT_TIMER:
+            for (struct job *j = p->first; j; j = j->next)
+                if (j->state == JOB_RESERVING || j->state == JOB_PAGES)
+                    j->asked = false;
+            break;
+        case ACT_UNDELIVERABLE:
+            take_returned(p, &m[i]);
+            break;
+        default:
+            p->waiting &= !act_exchange_message(&p->exchange, &m[i]);
+            break;
+        }
+    }
+}
+
+static int prefill_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    struct prefill *p = state;
+    (void)self;
+    take_messages(p, m, count);
+    push_all(p);
+    if (!p->running)
+        build_step(p);
+    if (p->running && !p->waiting)
+        advance(p);
+    push_all(p);
+    tell_busy(p);
+    act_working(p->self, p->first != NULL);
+    if (p->running && !p->waiting)
+        act_yield(p->self);
+    else if (!p->running)
+        for (struct job *j = p->first; j; j = j->next)
+            if (j->state == JOB_RUNNING) {
+                act_yield(p->self);
+                break;
+            }
+    return 0;
+}
+
+static void prefill_stop(struct act_self *self, void *state, int reason)
+{
+    struct prefill *p = state;
+    (void)self;
+    while (p->first)
+        job_fail(p, p->first, reason ? reason : -ESHUTDOWN, "the engine stops");
+    act_exchange_abandon(&p->exchange);
+    mdl_step_free(p->step);
+}
+
+static int prefill_start(struct act_self *self, void *state, const void *arg)
+{
+    struct prefill *p = state;
+    p->self = self;
+    p->e = arg;
+    p->last = &p->first;
+    act_exchange_init(&p->exchange, self, p->e->m, 1, p->e->shard, p->e->n_shards);
+    return mdl_step_new(p->e->m, p->e->limits.chunk, p->e->limits.context, &p->step, &p->err);
+}
+
+const struct act_behaviour act_prefill_behaviour = {
+    .name = "prefill", .state_size = sizeof(struct prefill), .start = prefill_start, .receive = prefill_receive,
+    .stop = prefill_stop,
+};
