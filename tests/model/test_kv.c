@@ -68,6 +68,7 @@ Test(kv, refuses_bad_sizes)
         {.max_tokens = 8, .replay = -1},
         {.max_tokens = 8, .replay = m->cfg->window - 1},
         {.max_tokens = 8, .block_tokens = 7},
+        {.max_tokens = 8, .window_extra = -20},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct mdl_seq *s = (struct mdl_seq *)&l;

@@ -301,6 +301,40 @@ Test(prefill, replay_hit_with_window_equals_cold)
     }
 }
 
+/* A sequence that keeps more encoder window rows than the window serves hits that lie behind its end. */
+Test(prefill, replay_hit_from_extra_window_rows)
+{
+    for (size_t f = 0; f < 2; f++) {
+        struct mdl_model *m = ts_model(folders[f], 1);
+        int n = 66, r = m->cfg->window, extra = 13;
+        struct mdl_step *step = ts_step(m, n, n);
+        struct mdl_seq_params keep = {.replay = r}, more = {.replay = r, .window_extra = extra};
+        struct mdl_prefill_params params = {.replay = r, .all_logits = true};
+        struct ts_run cold = ts_run_new(m, keep, 5, n), src = ts_run_new(m, more, 5, n);
+        struct cfg_error err = {0};
+        ts_run_prefill(&cold, step, n, &params, NULL);
+        ts_run_prefill(&src, step, 47, &params, (const int[]){10, 0});
+        struct mdl_seq *late = ts_seq(m, (struct mdl_seq_params){.max_tokens = n});
+        cr_expect_eq(mdl_seq_copy_prefix(late, src.seq, 47 - extra - 2, true, &err), -EINVAL,
+                     "that far back nothing is kept");
+        for (int hit = 47 - extra; hit < 47; hit += 6) {
+            struct ts_run b = start_from(&src, hit % 4 ? keep : more, 5, hit, true);
+            params.hit = hit;
+            params.hit_window = true;
+            ts_run_prefill(&b, step, n, &params, (const int[]){9, 0});
+            cr_assert_eq(b.plan.encoder_start, hit);
+            ts_same_logits(&cold, &b, n - r, n, folders[f]);
+            ts_same_state(cold.seq, b.seq, (struct ts_scope){.visible = true}, folders[f]);
+            ts_run_free(&b);
+        }
+        mdl_seq_free(late);
+        ts_run_free(&cold);
+        ts_run_free(&src);
+        mdl_step_free(step);
+        mdl_model_close(m);
+    }
+}
+
 Test(prefill, replay_hit_without_window)
 {
     for (size_t f = 0; f < 2; f++) {
