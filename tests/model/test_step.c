@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/harness.h"
 #include "tests/support/model.h"
@@ -52,15 +53,16 @@ static void same_run(const struct ts_run *a, const struct ts_run *b, const char 
     ts_same_state(a->seq, b->seq, (struct ts_scope){.bridge = false}, what);
 }
 
-static void check_chunks(const char *folder, const char *cpu)
+/* The first n_sizes of the chunk sizes below. */
+static void check_chunks(const char *folder, const char *cpu, size_t n_sizes)
 {
-    static const int sizes[][4] = {{1}, {2}, {3}, {16}, {29}, {5, 1, 8}, {7, 30, 2}};
+    static const int sizes[][4] = {{5, 1, 8}, {1}, {2}, {3}, {16}, {29}, {7, 30, 2}};
     struct mdl_model *m = ts_model_cpu(folder, 1, cpu);
     struct mdl_step *step = ts_step(m, TOTAL, TOTAL);
     for (int k = 0; k < MODES; k++) {
         struct mode mode = mode_of(m->cfg, k);
         struct ts_run whole = run_all(m, &mode, step, NULL, 1, NULL);
-        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        for (size_t i = 0; i < n_sizes; i++) {
             char what[128];
             snprintf(what, sizeof what, "%s, %s, %s, chunks of %d", folder, m->exec.be->name, mode.name, sizes[i][0]);
             struct ts_run r = run_all(m, &mode, step, sizes[i], 1 + (int)i % 4, NULL);
@@ -75,12 +77,19 @@ static void check_chunks(const char *folder, const char *cpu)
 
 Test(step, chunks_mini8)
 {
-    check_chunks(TS_MINI8, NULL);
+    check_chunks(TS_MINI8, NULL, 7);
 }
 
 Test(step, chunks_edge)
 {
-    check_chunks(TS_EDGE, NULL);
+    check_chunks(TS_EDGE, NULL, 7);
+}
+
+Test(step, chunks_trained)
+{
+    if (access(TS_TINY "/config.json", R_OK))
+        cr_skip_test("%s is not there: no trained model to run", TS_TINY);
+    check_chunks(TS_TINY, NULL, 2);
 }
 
 /* The scalar path where the machine's best one is another. */
@@ -91,7 +100,7 @@ Test(step, chunks_scalar)
     mdl_model_close(m);
     if (scalar)
         cr_skip_test("the scalar path is the one that all other tests ran");
-    check_chunks(TS_EDGE, "scalar");
+    check_chunks(TS_EDGE, "scalar", 7);
 }
 
 /* What the encoder leaves in the middle of a prompt, bridge rows included, before any decoder row has run. */

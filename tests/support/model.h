@@ -8,6 +8,7 @@
 
 #define TS_MINI8 "tests/golden/mini8"
 #define TS_EDGE "tests/golden/edge"
+#define TS_TINY "samples/tiny" /* may be absent */
 
 /* cpu NULL: the path that the environment or the machine chooses. */
 struct mdl_model *ts_model_cpu(const char *dir, int threads, const char *cpu);
