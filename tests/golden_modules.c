@@ -374,7 +374,7 @@ static void attention_core(struct gold_case *c)
         const struct mdl_tensor *tk = gold_get(c, "in/sdpa.K.%s", name);
         int i = atoi(name), heads = (int)tq->shape[1], dim = (int)tq->shape[2], n = gold_rows(tk);
         uint16_t *o = gold_alloc(c, (size_t)(heads * dim), sizeof *o);
-        float *prob = gold_alloc(c, (size_t)n, sizeof *prob);
+        float *prob = gold_alloc(c, (size_t)(heads < 8 ? heads : 8) * (size_t)n, sizeof *prob);
         const uint16_t *q = (const uint16_t *)gold_data(c, tq) + i * heads * dim;
         mdl_attn_core(c->m->exec.be, q, gold_data(c, tk), n, dim, gold_floats(c, ts) + i * heads, 0, heads, prob, o);
         compare_bf16(c, join(c, "sdpa.o.%s", name), o);

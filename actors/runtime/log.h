@@ -1,6 +1,6 @@
 /* The log: records go through rings to one writer thread, so that no worker waits for a file.
  *
- * Each thread that logs takes a ring of its own on its first record (up to ACT_LOG_RINGS threads; later ones share one
+ * Each thread that logs takes a ring of its own on its first record (64 threads can; later ones share one
  * under a lock). A full ring drops records and counts them; the next one that fits says how many were lost. Any thread. */
 #ifndef WEFT_ACTORS_RUNTIME_LOG_H
 #define WEFT_ACTORS_RUNTIME_LOG_H

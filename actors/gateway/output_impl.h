@@ -1,0 +1,81 @@
+/* Inside of the output machine, shared by output.c (sections, stop strings) and tool_calls.c (tool markup). */
+#ifndef WEFT_GATEWAY_OUTPUT_IMPL_H
+#define WEFT_GATEWAY_OUTPUT_IMPL_H
+
+#include "actors/gateway/bytes.h"
+#include "actors/gateway/output.h"
+#include "actors/gateway/request.h"
+#include "model/utf8.h"
+
+enum { GW_TAG_MAX = 512, GW_NAME_MAX = 256, GW_BLOCK_SPACE = 256 };
+
+enum gw_output_state {
+    GW_OUT_TEXT,  /* reasoning or answer; also between the calls of a block */
+    GW_OUT_CALL,  /* inside an invoke element, outside of its parameters */
+    GW_OUT_VALUE, /* inside a parameter */
+    GW_OUT_DONE,
+};
+
+struct gw_stop_match {
+    const char *text;
+    size_t len;
+    size_t *fail; /* [len] failure function: longest proper border of each prefix */
+    size_t at;    /* bytes of it that the newest text ends with */
+};
+
+struct gw_output {
+    struct gw_output_options opt;
+    enum gw_output_state state;
+    bool reasoning;  /* of GW_OUT_TEXT */
+    bool at_start;   /* nothing of this section was emitted: its newlines are dropped */
+    size_t newlines; /* held back at the end of the section's text */
+
+    struct mdl_utf8 utf8;
+    struct mdl_text chars;      /* complete characters of one push */
+    char tag[GW_TAG_MAX];       /* bytes that may become a marker or a tag; the first is '<' */
+    size_t tag_len;
+
+    struct gw_stop_match stop[GW_MAX_STOPS];
+    char held[GW_MAX_STOP_BYTES + 1]; /* answer text that may begin a stop string */
+    size_t n_held;
+    int stopped; /* index of the stop string found, -1 none */
+
+    struct gw_bytes text; /* pending event, of this kind */
+    enum gw_event_kind kind;
+    int index;
+
+    /* Tool markup. */
+    bool in_block;          /* behind an opening wrapper */
+    bool skip_space;        /* between elements of a block */
+    struct gw_bytes opener; /* the wrapper and the space behind it until a call begins: given back when none does */
+    int calls, repaired;
+    bool call_repaired, has_args, string_value, value_newline;
+    struct gw_bytes loose; /* text inside a call that belongs to no parameter */
+    struct gw_bytes value; /* a value that is not a string, until it is complete */
+};
+
+/* output.c */
+void gw_out_flush(struct gw_output *o);
+void gw_out_emit(struct gw_output *o, enum gw_event_kind kind, const char *s, size_t n);
+/* Text of the current section, through newline rules and (answer) stop strings. */
+void gw_out_section_text(struct gw_output *o, const char *s, size_t n);
+/* A marker follows: what might have begun a stop string is text; trailing newlines are dropped, or kept in *newlines. */
+void gw_out_section_break(struct gw_output *o, size_t *newlines);
+void gw_out_answer(struct gw_output *o);
+
+/* tool_calls.c */
+/* Whether the n bytes at tag may still become a tag of the markup when more follow. */
+bool gw_tag_viable(const char *tag, size_t n);
+/* Whether they hold the DSML token, so that they are markup even when cut off. */
+bool gw_tag_is_markup(const char *tag, size_t n);
+/* A complete tag, '>' included. false: none of the markup, so it is text. */
+bool gw_tag_take(struct gw_output *o, const char *tag, size_t n);
+/* One byte in GW_OUT_CALL or GW_OUT_VALUE that is not part of a tag. */
+void gw_call_byte(struct gw_output *o, char c);
+/* One byte of GW_OUT_TEXT that may stand between elements of a block. false: it is text of the section. */
+bool gw_between_byte(struct gw_output *o, char c);
+/* Closes what is open. */
+void gw_calls_end(struct gw_output *o);
+void gw_calls_free(struct gw_output *o);
+
+#endif
