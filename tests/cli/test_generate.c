@@ -1,5 +1,5 @@
-/* weft generate as a program: text, stop strings, JSON, batches that go on where they stopped, and mistakes. The model is a
- * random one with a small tokenizer; it writes noise, and the same noise every time. */
+/* weft generate as a program: text, stop strings, JSON, batches that go on where they stopped, and mistakes. The model
+ * is a random one with a small tokenizer; it writes noise, and the same noise every time. */
 #define _GNU_SOURCE
 #include <jansson.h>
 #include <stdio.h>
@@ -60,8 +60,10 @@ Test(generate, text_does_not_depend_on_speculation)
         struct ts_result other = GENERATE(dir, "-p", PROMPT, "-n", "40", "-t", t, "--seed", seed, "--no-spec");
         cr_assert(other.out_len == plain.out_len && !memcmp(other.out, plain.out, plain.out_len), "temperature %s", t);
         ts_result_free(&other);
-        other = GENERATE(dir, "-p", PROMPT, "-n", "40", "-t", t, "--seed", seed, "--draft", drafts[i], "--threads", "2");
-        cr_assert(other.out_len == plain.out_len && !memcmp(other.out, plain.out, plain.out_len), "draft %s", drafts[i]);
+        other =
+            GENERATE(dir, "-p", PROMPT, "-n", "40", "-t", t, "--seed", seed, "--draft", drafts[i], "--threads", "2");
+        cr_assert(other.out_len == plain.out_len && !memcmp(other.out, plain.out, plain.out_len), "draft %s",
+                  drafts[i]);
         ts_result_free(&other);
         ts_result_free(&plain);
     }
@@ -116,10 +118,10 @@ Test(generate, number_of_tokens)
 Test(generate, json_fields)
 {
     char *dir = ts_text_model(TS_MINI8);
-    struct ts_result r = GENERATE(dir, "-p", PROMPT, "-n", "12", "-t", "0", "--json", "--logprobs", "3", "--replay", "17",
-                                  "--bridge-window", "full", "--frequency-penalty", "0.5", "--seed", "9");
-    struct ts_result text = GENERATE(dir, "-p", PROMPT, "-n", "12", "-t", "0", "--frequency-penalty", "0.5", "--replay", "17",
-                                     "--bridge-window", "full");
+    struct ts_result r = GENERATE(dir, "-p", PROMPT, "-n", "12", "-t", "0", "--json", "--logprobs", "3", "--replay",
+                                  "17", "--bridge-window", "full", "--frequency-penalty", "0.5", "--seed", "9");
+    struct ts_result text = GENERATE(dir, "-p", PROMPT, "-n", "12", "-t", "0", "--frequency-penalty", "0.5", "--replay",
+                                     "17", "--bridge-window", "full");
     json_t *j = parse(r.out, r.out_len), *c = json_object_get(j, "counters"), *recipe = json_object_get(j, "recipe");
     json_t *lp = json_object_get(j, "logprobs"), *ids = json_object_get(j, "ids"), *t = json_object_get(j, "text");
     cr_expect_eq(memchr(r.out, '\n', r.out_len) - (void *)r.out, (long)r.out_len - 1, "one line");
@@ -136,8 +138,18 @@ Test(generate, json_fields)
     cr_expect_eq(whole(c, "emitted"), whole(c, "accepted") + whole(c, "steps"));
     cr_expect_ge(whole(c, "drafted"), whole(c, "offered"));
     cr_expect_eq((int)json_array_size(json_object_get(c, "offered_by_position")), 5);
-    static const char *const keys[] = {"model_revision", "cpu_path", "seed", "temperature", "top_k", "top_p", "min_p",
-                                       "repetition_penalty", "presence_penalty", "frequency_penalty", "mode", "replay",
+    static const char *const keys[] = {"model_revision",
+                                       "cpu_path",
+                                       "seed",
+                                       "temperature",
+                                       "top_k",
+                                       "top_p",
+                                       "min_p",
+                                       "repetition_penalty",
+                                       "presence_penalty",
+                                       "frequency_penalty",
+                                       "mode",
+                                       "replay",
                                        "bridge_window"};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         cr_expect_not_null(json_object_get(recipe, keys[i]), "the recipe lacks %s", keys[i]);
@@ -167,7 +179,8 @@ Test(generate, standard_input_and_stats)
     struct ts_result b = GENERATE(dir, "-p", PROMPT, "-n", "9");
     cr_expect_eq(a.out_len + strlen(PROMPT), b.out_len);
     cr_expect_arr_eq(a.out, b.out + strlen(PROMPT), a.out_len);
-    static const char *const words[] = {"prompt", "output", "9 tokens", "steps", "drafts", "offered", "accepted", "cpu path"};
+    static const char *const words[] = {"prompt", "output",  "9 tokens", "steps",
+                                        "drafts", "offered", "accepted", "cpu path"};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         cr_expect_not_null(strstr(a.err, words[i]), "no \"%s\" in %s", words[i], a.err);
     ts_result_free(&a);
@@ -175,7 +188,8 @@ Test(generate, standard_input_and_stats)
     end_dir(dir);
 }
 
-/* A stop string may begin and end anywhere, also inside a token; what is printed ends right before its first occurrence. */
+/* A stop string may begin and end anywhere, also inside a token; what is printed ends right before its first
+ * occurrence. */
 Test(generate, stop_strings_never_show)
 {
     char *dir = ts_text_model(TS_MINI8);
@@ -194,7 +208,8 @@ Test(generate, stop_strings_never_show)
         if (strlen(stop) != to - from || to >= len)
             continue;
         const char *first = memmem(text, len, stop, to - from);
-        struct ts_result r = GENERATE(dir, "-p", PROMPT, "-n", "36", "--seed", "3", "--stop", "never \x01", "--stop", stop);
+        struct ts_result r =
+            GENERATE(dir, "-p", PROMPT, "-n", "36", "--seed", "3", "--stop", "never \x01", "--stop", stop);
         cr_assert_eq(r.out_len, (size_t)(first - all.out) + 1, "stop \"%s\": \"%s\"", stop, r.out);
         cr_assert_arr_eq(r.out, all.out, r.out_len - 1, "stop \"%s\"", stop);
         ts_result_free(&r);
@@ -229,7 +244,8 @@ Test(generate, conversation)
 {
     char *dir = ts_text_model(TS_MINI8);
     char *chat = ts_write_file(dir, "chat.json", "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]}");
-    char *think = ts_write_file(dir, "think.json", "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}],\"thinking\":true}");
+    char *think =
+        ts_write_file(dir, "think.json", "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}],\"thinking\":true}");
     struct ts_result r = GENERATE(dir, "--chat", chat, "-n", "10", "--json");
     json_t *j = parse(r.out, r.out_len);
     cr_expect_not_null(json_object_get(j, "content"));
@@ -255,18 +271,17 @@ Test(generate, conversation)
 
 enum { LINES = 9 };
 
-static const char batch_text[] =
-    "{\"prompt\":\"Hello there\",\"id\":\"first\",\"max_tokens\":9}\n"
-    "{\"prompt\":\"The road goes on\",\"max_tokens\":30}\n"
-    "\n"
-    "this is no JSON\n"
-    "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}],\"id\":{\"n\":3}}\n"
-    "{\"question\":\"?\"}\n"
-    "   \t\n"
-    "{\"prompt\":\"x\",\"max_tokens\":0}\n"
-    "{\"prompt\":\"short\",\"max_tokens\":1}\n"
-    "{\"prompt\":\"too long for the context, it does not fit\",\"max_tokens\":900}\n"
-    "{\"prompt\":\"last one\"}";
+static const char batch_text[] = "{\"prompt\":\"Hello there\",\"id\":\"first\",\"max_tokens\":9}\n"
+                                 "{\"prompt\":\"The road goes on\",\"max_tokens\":30}\n"
+                                 "\n"
+                                 "this is no JSON\n"
+                                 "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}],\"id\":{\"n\":3}}\n"
+                                 "{\"question\":\"?\"}\n"
+                                 "   \t\n"
+                                 "{\"prompt\":\"x\",\"max_tokens\":0}\n"
+                                 "{\"prompt\":\"short\",\"max_tokens\":1}\n"
+                                 "{\"prompt\":\"too long for the context, it does not fit\",\"max_tokens\":900}\n"
+                                 "{\"prompt\":\"last one\"}";
 
 /* Line n of a text, parsed. */
 static json_t *line_of(const char *text, size_t len, int n)
@@ -291,13 +306,14 @@ Test(generate, batch)
 {
     char *dir = ts_text_model(TS_MINI8), *file = ts_write_file(dir, "batch.jsonl", batch_text);
     struct ts_result r = GENERATE(dir, "--batch", file, "-n", "14", "--context", "200", "--seed", "5");
-    struct ts_result one = GENERATE(dir, "--batch", file, "-n", "14", "--context", "200", "--seed", "5", "--parallel", "1");
-    struct ts_result three = GENERATE(dir, "--batch", file, "-n", "14", "--context", "200", "--seed", "5", "--parallel", "3",
-                                      "--no-spec");
+    struct ts_result one =
+        GENERATE(dir, "--batch", file, "-n", "14", "--context", "200", "--seed", "5", "--parallel", "1");
+    struct ts_result three =
+        GENERATE(dir, "--batch", file, "-n", "14", "--context", "200", "--seed", "5", "--parallel", "3", "--no-spec");
     cr_assert_eq(count_lines(r.out, r.out_len), LINES);
     cr_expect(r.out_len == one.out_len && !memcmp(r.out, one.out, r.out_len), "--parallel changes nothing");
-    static const char *const want[LINES] = {NULL, NULL, "column", NULL, "give an object", "max_tokens", NULL, "--context 200",
-                                            NULL};
+    static const char *const want[LINES] = {NULL,         NULL, "column",        NULL, "give an object",
+                                            "max_tokens", NULL, "--context 200", NULL};
     for (int i = 0; i < LINES; i++) {
         json_t *j = line_of(r.out, r.out_len, i), *k = line_of(three.out, three.out_len, i);
         cr_expect_eq(whole(j, "index"), i);
@@ -313,7 +329,8 @@ Test(generate, batch)
         json_decref(j);
         json_decref(k);
     }
-    json_t *first = line_of(r.out, r.out_len, 0), *chat = line_of(r.out, r.out_len, 3), *tiny = line_of(r.out, r.out_len, 6);
+    json_t *first = line_of(r.out, r.out_len, 0), *chat = line_of(r.out, r.out_len, 3),
+           *tiny = line_of(r.out, r.out_len, 6);
     cr_expect_str_eq(json_string_value(json_object_get(first, "id")), "first");
     cr_expect_eq(whole(json_object_get(chat, "id"), "n"), 3, "an id of any kind comes back");
     cr_expect_not_null(json_object_get(chat, "content"));
@@ -340,7 +357,8 @@ Test(generate, batch_goes_on_where_it_stopped)
 {
     char *dir = ts_text_model(TS_MINI8), *file = ts_write_file(dir, "batch.jsonl", batch_text), *out = NULL;
     cr_assert_gt(asprintf(&out, "%s/out.jsonl", dir), 0);
-    struct ts_result r = GENERATE(dir, "--batch", file, "--out", out, "-n", "14", "--context", "200", "--parallel", "3");
+    struct ts_result r =
+        GENERATE(dir, "--batch", file, "--out", out, "-n", "14", "--context", "200", "--parallel", "3");
     cr_assert_eq(r.out_len, 0u, "results go to the file");
     ts_result_free(&r);
     size_t len, again;

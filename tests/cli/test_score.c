@@ -14,8 +14,8 @@ enum { VOCAB = 512, WINDOW = 16, PROMPT = 60, MORE = 5, LONG = 170, REACH = 136 
 
 /* One run of score on mini8. */
 struct scored {
-    char *out;       /* folder */
-    float *logits;   /* [rows][VOCAB] */
+    char *out;     /* folder */
+    float *logits; /* [rows][VOCAB] */
     int rows;
     json_t *report;
 };
@@ -86,8 +86,8 @@ static void expect_same(const struct scored *a, int at, const struct scored *b, 
 {
     cr_assert(at >= 0 && bt >= 0 && at + n <= a->rows && bt + n <= b->rows);
     for (int i = 0; i < n; i++)
-        cr_expect_arr_eq(a->logits + (size_t)(at + i) * VOCAB, b->logits + (size_t)(bt + i) * VOCAB, VOCAB * sizeof(float),
-                         "row %d of %s, row %d of %s", at + i, a->out, bt + i, b->out);
+        cr_expect_arr_eq(a->logits + (size_t)(at + i) * VOCAB, b->logits + (size_t)(bt + i) * VOCAB,
+                         VOCAB * sizeof(float), "row %d of %s, row %d of %s", at + i, a->out, bt + i, b->out);
 }
 
 static bool same_row(const struct scored *a, int at, const struct scored *b, int bt)
@@ -155,7 +155,8 @@ Test(score, replay_rows)
     struct scored deflt = SCORE(t.dir, "default", "--ids", t.ids, "--all-positions", "--continue", t.more);
     struct scored r16 = SCORE(t.dir, "r16", "--ids", t.ids, "--replay", "16", "--all-positions");
     struct scored one = SCORE(t.dir, "one", "--ids", t.ids, "--replay", "16");
-    struct scored full = SCORE(t.dir, "full", "--ids", t.ids, "--replay", "16", "--bridge-window", "full", "--all-positions");
+    struct scored full =
+        SCORE(t.dir, "full", "--ids", t.ids, "--replay", "16", "--bridge-window", "full", "--all-positions");
     struct scored wide = SCORE(t.dir, "wide", "--ids", t.ids, "--replay", "60", "--all-positions");
     struct scored wider = SCORE(t.dir, "wider", "--ids", t.ids, "--replay", "1000", "--continue", t.more);
     expect_shape(&deflt, WINDOW + 12 + MORE, PROMPT - WINDOW - 12, "replay");
@@ -180,12 +181,13 @@ Test(score, replay_rows)
 Test(score, chunks_and_threads_change_nothing)
 {
     struct setting t = set_up(PROMPT);
-    static const char *const modes[][4] = {{"--exact"}, {"--replay", "20"}, {"--bridge-window", "full"},
-                                           {"--replay", "17", "--hit", "20"}};
+    static const char *const modes[][4] = {
+        {"--exact"}, {"--replay", "20"}, {"--bridge-window", "full"}, {"--replay", "17", "--hit", "20"}};
     for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
         const char *const *m = modes[i];
-        const char *const base[] = {"--ids", t.ids, "--continue", t.more, "--all-positions", "--dump", "layers,select,kv,draft",
-                                    m[0], m[1], m[2], m[3]};
+        const char *const base[] = {
+            "--ids", t.ids, "--continue", t.more, "--all-positions", "--dump", "layers,select,kv,draft",
+            m[0],    m[1],  m[2],         m[3]};
         static const char *const sizes[][2] = {{"512", "1"}, {"1", "2"}, {"7", "3"}, {"32", "1"}};
         struct scored first = {0};
         char *dump = NULL;
@@ -224,14 +226,15 @@ Test(score, chunks_and_threads_change_nothing)
 Test(score, replay_hits)
 {
     struct setting t = set_up(PROMPT);
-    struct scored cold = SCORE(t.dir, "cold", "--ids", t.ids, "--replay", "20", "--all-positions", "--continue", t.more);
-    struct scored hit = SCORE(t.dir, "hit", "--ids", t.ids, "--replay", "20", "--all-positions", "--continue", t.more, "--hit",
-                              "40");
-    struct scored drop = SCORE(t.dir, "drop", "--ids", t.ids, "--replay", "20", "--all-positions", "--hit", "40",
-                               "--drop-window");
+    struct scored cold =
+        SCORE(t.dir, "cold", "--ids", t.ids, "--replay", "20", "--all-positions", "--continue", t.more);
+    struct scored hit =
+        SCORE(t.dir, "hit", "--ids", t.ids, "--replay", "20", "--all-positions", "--continue", t.more, "--hit", "40");
+    struct scored drop =
+        SCORE(t.dir, "drop", "--ids", t.ids, "--replay", "20", "--all-positions", "--hit", "40", "--drop-window");
     struct scored late = SCORE(t.dir, "late", "--ids", t.ids, "--replay", "20", "--all-positions", "--hit", "50");
-    struct scored gone = SCORE(t.dir, "gone", "--ids", t.ids, "--replay", "20", "--all-positions", "--hit", "50",
-                               "--drop-window");
+    struct scored gone =
+        SCORE(t.dir, "gone", "--ids", t.ids, "--replay", "20", "--all-positions", "--hit", "50", "--drop-window");
     expect_shape(&hit, 20 + MORE, 40, "replay");
     cr_expect(number(&hit, "hit") == 40 && number(&hit, "hit_asked") == 40);
     cr_expect_eq(number(&hit, "encoder_start"), 40, "the encoder goes on at the hit");
@@ -252,8 +255,10 @@ Test(score, exact_hits)
 {
     struct setting t = set_up(LONG);
     struct scored cold = SCORE(t.dir, "cold", "--ids", t.ids, "--exact", "--all-positions", "--continue", t.more);
-    struct scored hit = SCORE(t.dir, "hit", "--ids", t.ids, "--exact", "--all-positions", "--continue", t.more, "--hit", "140");
-    struct scored least = SCORE(t.dir, "least", "--ids", t.ids, "--exact", "--hit", "136", "--chunk", "9", "--drop-window");
+    struct scored hit =
+        SCORE(t.dir, "hit", "--ids", t.ids, "--exact", "--all-positions", "--continue", t.more, "--hit", "140");
+    struct scored least =
+        SCORE(t.dir, "least", "--ids", t.ids, "--exact", "--hit", "136", "--chunk", "9", "--drop-window");
     struct scored miss = SCORE(t.dir, "miss", "--ids", t.ids, "--exact", "--all-positions", "--hit", "134");
     expect_shape(&hit, LONG - 140 + MORE, 140, "exact");
     cr_expect(number(&hit, "hit") == 140 && number(&hit, "hit_asked") == 140);

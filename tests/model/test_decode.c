@@ -1,5 +1,5 @@
-/* Decoding rounds against plain decoding, bit for bit: the tokens, the state they leave, and the counters. How many guesses
- * come true is up to the test: the pick of a draft may look into the plain run. */
+/* Decoding rounds against plain decoding, bit for bit: the tokens, the state they leave, and the counters. How many
+ * guesses come true is up to the test: the pick of a draft may look into the plain run. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -19,7 +19,7 @@ struct plain {
     struct ts_run run; /* ids: prompt, then the tokens that were picked; the last one was not run */
     struct mdl_sampler *sampler;
     struct mdl_sampling recipe; /* temperature 0: greedy, without sampler */
-    int replay;        /* R of the prefill, 0: exact */
+    int replay;                 /* R of the prefill, 0: exact */
 };
 
 static int32_t pick_token(struct plain *p, int pos, const float *logits, int n_history)
@@ -28,8 +28,9 @@ static int32_t pick_token(struct plain *p, int pos, const float *logits, int n_h
     struct cfg_error err;
     if (p->recipe.temperature <= 0)
         return mdl_argmax(logits, p->run.m->cfg->vocab_size);
-    cr_assert_eq(mdl_sampler_sample(p->sampler, &p->recipe, logits, p->run.m->cfg->vocab_size, p->run.ids, n_history, PROMPT,
-                                    pos, &id, NULL, &err), 0);
+    cr_assert_eq(mdl_sampler_sample(p->sampler, &p->recipe, logits, p->run.m->cfg->vocab_size, p->run.ids, n_history,
+                                    PROMPT, pos, &id, NULL, &err),
+                 0);
     return id;
 }
 
@@ -71,13 +72,13 @@ struct spec {
     struct plain *plain;
     struct mdl_seq *seq;
     struct mdl_stream stream;
-    int luck;        /* of 100 guesses, how many are made right; -1: the drafter's own */
+    int luck; /* of 100 guesses, how many are made right; -1: the drafter's own */
     uint64_t random;
-    int picked;      /* final picks so far */
-    int fail_at;     /* pick that fails, 0: none; counted from 1 */
+    int picked;        /* final picks so far */
+    int fail_at;       /* pick that fails, 0: none; counted from 1 */
     int draft_fail_at; /* position whose guess fails, 0: none */
-    int finish_at;   /* pick that ends the stream, 0: none */
-    int emitted;     /* tokens taken over by take_round */
+    int finish_at;     /* pick that ends the stream, 0: none */
+    int emitted;       /* tokens taken over by take_round */
 };
 
 static int32_t pick(void *ctx, int pos, float *logits, bool draft)
@@ -105,7 +106,8 @@ static int32_t pick(void *ctx, int pos, float *logits, bool draft)
 static struct spec spec_new(struct plain *plain, struct mdl_step *step, int draft, int luck, int max_tokens)
 {
     const struct ts_run *p = &plain->run;
-    struct ts_run r = ts_run_new(p->m, (struct mdl_seq_params){.replay = plain->replay, .max_tokens = max_tokens}, 0, LENGTH);
+    struct ts_run r =
+        ts_run_new(p->m, (struct mdl_seq_params){.replay = plain->replay, .max_tokens = max_tokens}, 0, LENGTH);
     memcpy(r.ids, p->ids, LENGTH * sizeof *r.ids);
     start_prompt(&r, step, plain->replay);
     struct spec s = {.plain = plain, .seq = r.seq, .luck = luck, .random = (uint64_t)(draft * 100 + luck)};
@@ -139,7 +141,8 @@ static void take_round(struct spec *s, const char *what)
     cr_assert(t->n_emitted >= 1 && t->n_emitted <= t->limit && t->n_emitted <= t->guess.n + 1, "%s: %d tokens", what,
               t->n_emitted);
     for (int i = 0; i < t->n_emitted; i++)
-        cr_assert_eq(t->emitted[i], s->plain->run.ids[PROMPT + 1 + s->emitted + i], "%s: token %d", what, s->emitted + i);
+        cr_assert_eq(t->emitted[i], s->plain->run.ids[PROMPT + 1 + s->emitted + i], "%s: token %d", what,
+                     s->emitted + i);
     s->emitted += t->n_emitted;
     cr_assert_eq(t->next, t->emitted[t->n_emitted - 1], "%s", what);
     cr_assert_eq(s->seq->len, PROMPT + s->emitted, "%s", what);

@@ -13,7 +13,8 @@
 static const char *const folders[] = {TS_MINI8, TS_EDGE};
 
 /* A sequence that starts from the first `hit` tokens of `cold`, and the same prompt. */
-static struct ts_run start_from(const struct ts_run *cold, struct mdl_seq_params params, uint64_t seed, int hit, bool window)
+static struct ts_run start_from(const struct ts_run *cold, struct mdl_seq_params params, uint64_t seed, int hit,
+                                bool window)
 {
     struct ts_run r = ts_run_new(cold->m, params, seed, cold->n);
     struct cfg_error err = {0};
@@ -41,6 +42,17 @@ static int even_reach(const struct mdl_config *cfg)
     return reach + reach % 2;
 }
 
+/* What a restart needs, by layers and window: 8 (16 - 1) + 16 and 5 (16 - 1) + 16. */
+Test(prefill, exact_reach)
+{
+    static const int want[] = {136, 91};
+    for (size_t f = 0; f < 2; f++) {
+        struct mdl_model *m = ts_model(folders[f], 1);
+        cr_expect_eq(mdl_prefill_exact_reach(m->cfg), want[f], "%s", folders[f]);
+        mdl_model_close(m);
+    }
+}
+
 Test(prefill, exact_hit_equals_cold)
 {
     static const int chunks[] = {23, 40, 0}, small[] = {5, 0};
@@ -61,8 +73,8 @@ Test(prefill, exact_hit_equals_cold)
             /* Also from a cold run that ended exactly at the hit, which is where window rows exist. */
             struct ts_run half = ts_run_new(m, (struct mdl_seq_params){.rollback = 2}, 31, n);
             ts_run_prefill(&half, step, hits[i], &params, NULL);
-            struct ts_run r = start_from(window ? &half : &cold, (struct mdl_seq_params){.rollback = 4, .block_tokens = 6}, 31,
-                                         hits[i], window);
+            struct ts_run r = start_from(
+                window ? &half : &cold, (struct mdl_seq_params){.rollback = 4, .block_tokens = 6}, 31, hits[i], window);
             params.hit = hits[i];
             params.hit_window = window;
             int prompt = hits[i] < n - 3 ? n - 3 : n;
@@ -86,8 +98,8 @@ Test(prefill, exact_hit_equals_cold)
     }
 }
 
-/* Layers owe the rows from the hit on to nothing but cached global rows and the rerun tokens: window rows before the restart
- * are unreadable, and the cached rows stay as they are. */
+/* Layers owe the rows from the hit on to nothing but cached global rows and the rerun tokens: window rows before the
+ * restart are unreadable, and the cached rows stay as they are. */
 Test(prefill, exact_hit_leaves_cached_rows)
 {
     for (size_t f = 0; f < 2; f++) {
@@ -200,7 +212,8 @@ Test(prefill, replay_is_an_approximation_that_full_refines)
         cr_assert_not(same_row(&run[0], &run[i], n - r), "the first replayed row saw a short window and must differ");
     }
     cr_assert_not(same_row(&run[1], &run[2], n - r), "full and truncate must differ in the first replayed row");
-    /* With full, the cut layer's window rows before the replay are those of the exact run; with truncate there are none. */
+    /* With full, the cut layer's window rows before the replay are those of the exact run; with truncate there are
+     * none. */
     int cut = m->cfg->cut;
     cr_assert_eq(run[1].seq->window_lo[cut], n - r);
     cr_assert_eq(run[2].seq->window_lo[cut], 0);
@@ -220,7 +233,8 @@ Test(prefill, replay_is_an_approximation_that_full_refines)
 }
 
 /* Encoder at the end of the first pass: the plan is run until the decoder's turn. */
-static void run_encoder(struct ts_run *r, struct mdl_step *step, int n, const struct mdl_prefill_params *params, int chunk)
+static void run_encoder(struct ts_run *r, struct mdl_step *step, int n, const struct mdl_prefill_params *params,
+                        int chunk)
 {
     struct mdl_segment seg;
     struct cfg_error err = {0};
@@ -263,7 +277,8 @@ Test(prefill, replay_hit_with_window_equals_cold)
                                      MDL_HC * (size_t)m->cfg->hidden * sizeof(uint16_t), "%s: bridge row %d", what, p);
                 ts_run_free(&cold);
                 ts_run_free(&hot);
-                /* To the end and on. With full the cut layer's window begins at the hit, which a cold run's does not. */
+                /* To the end and on. With full the cut layer's window begins at the hit, which a cold run's does not.
+                 */
                 struct ts_run a = ts_run_new(m, keep, 5, n + 5), b = start_from(&half, keep, 5, hit, true);
                 ts_run_prefill(&b, step, n, &params, (const int[]){9, 0});
                 params.hit = 0;
@@ -281,6 +296,40 @@ Test(prefill, replay_hit_with_window_equals_cold)
                 ts_run_free(&b);
                 ts_run_free(&half);
             }
+        mdl_step_free(step);
+        mdl_model_close(m);
+    }
+}
+
+/* A sequence that keeps more encoder window rows than the window serves hits that lie behind its end. */
+Test(prefill, replay_hit_from_extra_window_rows)
+{
+    for (size_t f = 0; f < 2; f++) {
+        struct mdl_model *m = ts_model(folders[f], 1);
+        int n = 66, r = m->cfg->window, extra = 13;
+        struct mdl_step *step = ts_step(m, n, n);
+        struct mdl_seq_params keep = {.replay = r}, more = {.replay = r, .window_extra = extra};
+        struct mdl_prefill_params params = {.replay = r, .all_logits = true};
+        struct ts_run cold = ts_run_new(m, keep, 5, n), src = ts_run_new(m, more, 5, n);
+        struct cfg_error err = {0};
+        ts_run_prefill(&cold, step, n, &params, NULL);
+        ts_run_prefill(&src, step, 47, &params, (const int[]){10, 0});
+        struct mdl_seq *late = ts_seq(m, (struct mdl_seq_params){.max_tokens = n});
+        cr_expect_eq(mdl_seq_copy_prefix(late, src.seq, 47 - extra - 2, true, &err), -EINVAL,
+                     "that far back nothing is kept");
+        for (int hit = 47 - extra; hit < 47; hit += 6) {
+            struct ts_run b = start_from(&src, hit % 4 ? keep : more, 5, hit, true);
+            params.hit = hit;
+            params.hit_window = true;
+            ts_run_prefill(&b, step, n, &params, (const int[]){9, 0});
+            cr_assert_eq(b.plan.encoder_start, hit);
+            ts_same_logits(&cold, &b, n - r, n, folders[f]);
+            ts_same_state(cold.seq, b.seq, (struct ts_scope){.visible = true}, folders[f]);
+            ts_run_free(&b);
+        }
+        mdl_seq_free(late);
+        ts_run_free(&cold);
+        ts_run_free(&src);
         mdl_step_free(step);
         mdl_model_close(m);
     }
@@ -362,7 +411,8 @@ Test(prefill, replay_hit_never_writes_below)
             for (int k = 0; k < m->cfg->n_kv_sources; k++)
                 for (int j = 0; j < 38 / m->cfg->kv_source_ratio[k]; j++) {
                     const uint8_t *row = mdl_seq_main_row(a.seq, k, j), *scale = mdl_seq_index_scales(a.seq, k, j);
-                    cr_assert(row[0] == 0x21 && !memcmp(row, row + 1, a.seq->layout.main_row - 1), "row %d, source %d", j, k);
+                    cr_assert(row[0] == 0x21 && !memcmp(row, row + 1, a.seq->layout.main_row - 1), "row %d, source %d",
+                              j, k);
                     cr_assert(scale[0] == 0x21, "index row %d, source %d", j, k);
                 }
             ts_run_free(&a);
@@ -426,8 +476,8 @@ static void link_file(const char *dir, const char *name)
     cr_assert_eq(symlink(from, to), 0, "%s", to);
 }
 
-/* mini8 whose last layer reads no global rows: its tensors fit, but the layers behind the last source no longer share one
- * ratio, so there is no place to cut. */
+/* mini8 whose last layer reads no global rows: its tensors fit, but the layers behind the last source no longer share
+ * one ratio, so there is no place to cut. */
 Test(prefill, model_without_cut_is_exact_only)
 {
     char *dir = ts_temp_dir();
@@ -441,7 +491,8 @@ Test(prefill, model_without_cut_is_exact_only)
     cr_assert_lt(m->cfg->cut, 0, "cut %d", m->cfg->cut);
     cr_assert_neq(m->cfg->cut_reason[0], 0);
     struct mdl_step *step = ts_step(m, 60, 60);
-    struct ts_run whole = ts_run_new(m, (struct mdl_seq_params){0}, 4, 50), r = ts_run_new(m, (struct mdl_seq_params){0}, 4, 50);
+    struct ts_run whole = ts_run_new(m, (struct mdl_seq_params){0}, 4, 50),
+                  r = ts_run_new(m, (struct mdl_seq_params){0}, 4, 50);
     ts_run_prefill(&whole, step, 50, &(struct mdl_prefill_params){.exact = true, .all_logits = true}, NULL);
     /* Asking for replay changes nothing. */
     ts_run_prefill(&r, step, 45, &(struct mdl_prefill_params){.replay = 3, .all_logits = true}, (const int[]){7, 4, 0});

@@ -1,9 +1,11 @@
 /* The equality properties of a model step, all bit for bit: chunking, company, threads, block size, abandonment, and
- * providers that answer late. Golden values are checked elsewhere; these tests say that nothing but the tokens counts. */
+ * providers that answer late. Golden values are checked elsewhere; these tests say that nothing but the tokens counts.
+ */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/harness.h"
 #include "tests/support/model.h"
@@ -51,15 +53,16 @@ static void same_run(const struct ts_run *a, const struct ts_run *b, const char 
     ts_same_state(a->seq, b->seq, (struct ts_scope){.bridge = false}, what);
 }
 
-static void check_chunks(const char *folder, const char *cpu)
+/* The first n_sizes of the chunk sizes below. */
+static void check_chunks(const char *folder, const char *cpu, size_t n_sizes)
 {
-    static const int sizes[][4] = {{1}, {2}, {3}, {16}, {29}, {5, 1, 8}, {7, 30, 2}};
+    static const int sizes[][4] = {{5, 1, 8}, {1}, {2}, {3}, {16}, {29}, {7, 30, 2}};
     struct mdl_model *m = ts_model_cpu(folder, 1, cpu);
     struct mdl_step *step = ts_step(m, TOTAL, TOTAL);
     for (int k = 0; k < MODES; k++) {
         struct mode mode = mode_of(m->cfg, k);
         struct ts_run whole = run_all(m, &mode, step, NULL, 1, NULL);
-        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        for (size_t i = 0; i < n_sizes; i++) {
             char what[128];
             snprintf(what, sizeof what, "%s, %s, %s, chunks of %d", folder, m->exec.be->name, mode.name, sizes[i][0]);
             struct ts_run r = run_all(m, &mode, step, sizes[i], 1 + (int)i % 4, NULL);
@@ -74,12 +77,19 @@ static void check_chunks(const char *folder, const char *cpu)
 
 Test(step, chunks_mini8)
 {
-    check_chunks(TS_MINI8, NULL);
+    check_chunks(TS_MINI8, NULL, 7);
 }
 
 Test(step, chunks_edge)
 {
-    check_chunks(TS_EDGE, NULL);
+    check_chunks(TS_EDGE, NULL, 7);
+}
+
+Test(step, chunks_trained)
+{
+    if (access(TS_TINY "/config.json", R_OK))
+        cr_skip_test("%s is not there: no trained model to run", TS_TINY);
+    check_chunks(TS_TINY, NULL, 2);
 }
 
 /* The scalar path where the machine's best one is another. */
@@ -90,7 +100,7 @@ Test(step, chunks_scalar)
     mdl_model_close(m);
     if (scalar)
         cr_skip_test("the scalar path is the one that all other tests ran");
-    check_chunks(TS_EDGE, "scalar");
+    check_chunks(TS_EDGE, "scalar", 7);
 }
 
 /* What the encoder leaves in the middle of a prompt, bridge rows included, before any decoder row has run. */
@@ -137,7 +147,8 @@ Test(step, token_by_token_equals_prefill_run)
         struct ts_run b = ts_run_new(m, (struct mdl_seq_params){0}, 3, TOTAL);
         struct cfg_error err;
         ts_run_decode(&a, step, TOTAL, 1);
-        cr_assert_eq(mdl_prefill_begin(&b.plan, b.seq, b.ids, TOTAL, &(struct mdl_prefill_params){.exact = true}, &err), 0);
+        cr_assert_eq(mdl_prefill_begin(&b.plan, b.seq, b.ids, TOTAL, &(struct mdl_prefill_params){.exact = true}, &err),
+                     0);
         cr_assert_eq(mdl_prefill_run(&b.plan, step, 9, NULL, NULL, &err), 0);
         ts_run_note(&b, step, 0);
         for (int i = 0; i < TOTAL; i++)
@@ -200,9 +211,9 @@ Test(step, block_sizes)
 
 /* A sequence on the way, and the segment that is due. */
 struct guest {
-    struct ts_run before;  /* its seq is never changed */
+    struct ts_run before; /* its seq is never changed */
     struct mdl_segment seg;
-    struct ts_run alone;   /* the segment's logits and the sequence after commit */
+    struct ts_run alone; /* the segment's logits and the sequence after commit */
 };
 
 enum { CHUNK, TOKEN, VERIFY, TAIL, ENCODE, RESTART, ENCODE_AFTER_HIT, GUESTS };
@@ -236,7 +247,8 @@ static void check_guest(const struct guest *g, const struct ts_run *r, const cha
 }
 
 /* Cold run of `hit` tokens whose prefix goes to the guest, and its plan up to the first segment. */
-static void after_hit(struct guest *g, struct mdl_step *step, int hit, const struct mdl_prefill_params *params, int rows)
+static void after_hit(struct guest *g, struct mdl_step *step, int hit, const struct mdl_prefill_params *params,
+                      int rows)
 {
     struct ts_run cold = after(g);
     struct mdl_prefill_params plan = *params;
@@ -253,11 +265,12 @@ static void make_guest(struct guest *g, struct mdl_model *m, struct mdl_step *st
 {
     const struct mdl_config *cfg = m->cfg;
     int w = cfg->window, reach = mdl_prefill_exact_reach(cfg);
-    const struct mdl_prefill_params exact = {.exact = true, .all_logits = true}, replay = {.replay = w, .all_logits = true};
+    const struct mdl_prefill_params exact = {.exact = true, .all_logits = true},
+                                    replay = {.replay = w, .all_logits = true};
     int n[GUESTS] = {40, 40, 40, 40, 40, reach + reach % 2 + 12, 60};
     *g = (struct guest){0};
-    g->before = ts_run_new(m, (struct mdl_seq_params){.rollback = kind, .replay = kind >= TAIL ? w : 0}, (uint64_t)kind + 40,
-                           n[kind]);
+    g->before = ts_run_new(m, (struct mdl_seq_params){.rollback = kind, .replay = kind >= TAIL ? w : 0},
+                           (uint64_t)kind + 40, n[kind]);
     switch (kind) {
     case CHUNK:
         ts_run_decode(&g->before, step, 20, 20);
@@ -301,8 +314,8 @@ static void make_guest(struct guest *g, struct mdl_model *m, struct mdl_step *st
     mdl_step_commit(step, 0, g->seg.n);
 }
 
-static void check_party(struct mdl_step *step, const struct guest *guests, const int *order, int n, struct ts_late *late,
-                        const char *what)
+static void check_party(struct mdl_step *step, const struct guest *guests, const int *order, int n,
+                        struct ts_late *late, const char *what)
 {
     struct ts_run r[GUESTS];
     mdl_step_begin(step, late ? &late->providers : NULL);
@@ -401,7 +414,8 @@ Test(step, abandoned_anywhere)
             for (; more; at++) {
                 more = abandon(step, &g, r.seq, at, &late);
                 struct ts_image now = ts_image_take(r.seq, cached);
-                cr_assert(ts_image_same(&before, &now), "%s: guest %d abandoned at %d left a trace", folders[f], kind, at);
+                cr_assert(ts_image_same(&before, &now), "%s: guest %d abandoned at %d left a trace", folders[f], kind,
+                          at);
                 ts_image_free(&now);
                 /* Every third time the step is run to its end, without commit. */
                 if (at % 3 == 0) {
@@ -607,8 +621,9 @@ Test(step, refuses_bad_segments)
     cr_assert_eq(mdl_step_add(step, &seg, NULL), 0);
     struct mdl_segment second = ts_segment(&other, 0, 4);
 
-    int ranges[][2] = {{0, 0}, {1, cfg->n_layers}, {0, cfg->n_layers + 1}, {0, 2}, {cfg->cut, cfg->cut}, {-1, cfg->cut},
-                       {0, cfg->n_layers - 1}, {cfg->cut + 1, cfg->n_layers}};
+    int ranges[][2] = {
+        {0, 0},         {1, cfg->n_layers},     {0, cfg->n_layers + 1},       {0, 2}, {cfg->cut, cfg->cut},
+        {-1, cfg->cut}, {0, cfg->n_layers - 1}, {cfg->cut + 1, cfg->n_layers}};
     for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
         bad = second;
         bad.layer_begin = ranges[i][0];

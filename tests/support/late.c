@@ -8,11 +8,11 @@
 
 /* One row of experts or of an Engram table. */
 struct ts_answer {
-    struct mdl_exchange *exchange;  /* one of the two */
+    struct mdl_exchange *exchange; /* one of the two */
     struct mdl_engram_fetch *fetch;
     int row, slot, dim;
-    uint16_t *result;               /* owned; exchange only */
-    const uint8_t *codes, *scales;  /* in the checkpoint; fetch only */
+    uint16_t *result;              /* owned; exchange only */
+    const uint8_t *codes, *scales; /* in the checkpoint; fetch only */
 };
 
 static struct ts_answer *answer_add(struct ts_late *l)
@@ -71,7 +71,10 @@ static int ask_engram(void *ctx, struct mdl_step *step, struct mdl_engram_fetch 
         if (f->have[i])
             continue;
         *answer_add(l) = (struct ts_answer){
-            .fetch = f, .row = i / f->columns, .slot = i % f->columns, .dim = (int)dim,
+            .fetch = f,
+            .row = i / f->columns,
+            .slot = i % f->columns,
+            .dim = (int)dim,
             .codes = e->table + (size_t)f->row_ids[i] * dim,
             .scales = e->table_scale + (size_t)f->row_ids[i] * (dim / 32),
         };

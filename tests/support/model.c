@@ -119,8 +119,8 @@ void ts_run_prefill(struct ts_run *r, struct mdl_step *step, int n_prompt, const
 
 struct mdl_segment ts_segment(const struct ts_run *r, int start, int n)
 {
-    return (struct mdl_segment){.seq = r->seq, .start = start, .n = n, .ids = r->ids + start,
-                                .layer_end = r->m->cfg->n_layers};
+    return (struct mdl_segment){
+        .seq = r->seq, .start = start, .n = n, .ids = r->ids + start, .layer_end = r->m->cfg->n_layers};
 }
 
 void ts_run_decode(struct ts_run *r, struct mdl_step *step, int to, int rows)
@@ -171,11 +171,12 @@ static void same_global_rows(const struct mdl_seq *a, const struct mdl_seq *b, i
 }
 
 /* First position of a ring that both keep, after checking that the next row sees as far back in both. */
-static int ring_from(int lo_a, int lo_b, int rows, int end, int window, struct ts_scope scope, const char *what, int layer)
+static int ring_from(int lo_a, int lo_b, int rows, int end, int window, struct ts_scope scope, const char *what,
+                     int layer)
 {
     int first = max_int(0, end - window + 1);
-    cr_assert_eq(max_int(lo_a, first), max_int(lo_b, first), "%s: window bounds %d and %d of layer %d at %d", what, lo_a,
-                 lo_b, layer, end);
+    cr_assert_eq(max_int(lo_a, first), max_int(lo_b, first), "%s: window bounds %d and %d of layer %d at %d", what,
+                 lo_a, lo_b, layer, end);
     if (!scope.visible)
         cr_assert_eq(lo_a, lo_b, "%s: window bounds of layer %d", what, layer);
     int from = scope.visible ? first : max_int(0, end - rows);
@@ -188,15 +189,15 @@ static void same_rings(const struct mdl_seq *a, const struct mdl_seq *b, struct 
     size_t row = a->layout.swa_row;
     for (int l = 0; l < cfg->n_layers; l++) {
         int end = cfg->cut < 0 || l < cfg->cut ? a->encoded : a->len;
-        int from = ring_from(a->window_lo[l], b->window_lo[l], min_int(a->ring_rows[l], b->ring_rows[l]), end, cfg->window,
-                             scope, what, l);
+        int from = ring_from(a->window_lo[l], b->window_lo[l], min_int(a->ring_rows[l], b->ring_rows[l]), end,
+                             cfg->window, scope, what, l);
         for (int p = from; p < end; p++)
             cr_assert_arr_eq(mdl_seq_ring_row(a, l, p), mdl_seq_ring_row(b, l, p), row,
                              "%s: window row of position %d, layer %d", what, p, l);
     }
     for (int k = 0; k < cfg->n_draft; k++) {
-        int from = ring_from(a->draft_lo, b->draft_lo, min_int(a->draft_ring_rows, b->draft_ring_rows), a->len, cfg->window,
-                             scope, what, cfg->n_layers + k);
+        int from = ring_from(a->draft_lo, b->draft_lo, min_int(a->draft_ring_rows, b->draft_ring_rows), a->len,
+                             cfg->window, scope, what, cfg->n_layers + k);
         for (int p = from; p < a->len; p++)
             cr_assert_arr_eq(mdl_seq_draft_row(a, k, p), mdl_seq_draft_row(b, k, p), row,
                              "%s: drafter row of position %d, stage %d", what, p, k);
@@ -209,8 +210,8 @@ static void same_tails(const struct mdl_seq *a, const struct mdl_seq *b, struct 
     int keep = scope.visible ? 1 : min_int(a->tail_rows, b->tail_rows);
     for (int k = 0; k < a->cfg->n_kv_sources; k++)
         for (int p = max_int(scope.from, max_int(0, a->encoded - keep)); a->tail[k] && p < a->encoded; p++)
-            cr_assert_arr_eq(mdl_seq_tail(a, k, p), mdl_seq_tail(b, k, p), bytes, "%s: tail of position %d, source %d", what,
-                             p, k);
+            cr_assert_arr_eq(mdl_seq_tail(a, k, p), mdl_seq_tail(b, k, p), bytes, "%s: tail of position %d, source %d",
+                             what, p, k);
 }
 
 static void same_bridge(const struct mdl_seq *a, const struct mdl_seq *b, struct ts_scope scope, const char *what)

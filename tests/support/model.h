@@ -8,6 +8,7 @@
 
 #define TS_MINI8 "tests/golden/mini8"
 #define TS_EDGE "tests/golden/edge"
+#define TS_TINY "samples/tiny" /* may be absent */
 
 /* cpu NULL: the path that the environment or the machine chooses. */
 struct mdl_model *ts_model_cpu(const char *dir, int threads, const char *cpu);
@@ -31,9 +32,9 @@ struct ts_late {
     uint64_t random;
     enum ts_fault fault; /* this provider fails with -EIO at its fault_at-th call */
     int fault_at;
-    int calls[3];        /* experts, engram, kv */
-    int waits;           /* times the step had to wait */
-    int kv_refusals;     /* open ones */
+    int calls[3];    /* experts, engram, kv */
+    int waits;       /* times the step had to wait */
+    int kv_refusals; /* open ones */
     struct ts_answer *queue;
     int n, cap;
 };
@@ -55,9 +56,9 @@ struct ts_run {
     struct mdl_seq *seq;
     struct ts_late *late; /* NULL: local providers */
     int n;
-    int32_t *ids;    /* [n] */
-    float *logits;   /* [n][vocab] */
-    uint8_t *seen;   /* [n] rows of logits that exist */
+    int32_t *ids;            /* [n] */
+    float *logits;           /* [n][vocab] */
+    uint8_t *seen;           /* [n] rows of logits that exist */
     struct mdl_prefill plan; /* of the last ts_run_prefill */
 };
 
@@ -79,16 +80,16 @@ void ts_same_logits(const struct ts_run *a, const struct ts_run *b, int from, in
 /* ---- state ---- */
 
 struct ts_scope {
-    int from;       /* tails and rings are compared from this position on, global rows from the even one at or below */
-    bool visible;   /* only what a later row can see (for runs that kept different amounts of the past) */
-    bool bridge;    /* bridge rows too */
+    int from;     /* tails and rings are compared from this position on, global rows from the even one at or below */
+    bool visible; /* only what a later row can see (for runs that kept different amounts of the past) */
+    bool bridge;  /* bridge rows too */
 };
 
 /* Everything that a later step of the two sequences reads has the same bits. */
 void ts_same_state(const struct mdl_seq *a, const struct mdl_seq *b, struct ts_scope scope, const char *what);
 
-/* All bytes of a sequence that it may have to show to anyone: numbers, rings, tails, bridge, ids, and the global rows of
- * its first `tokens` tokens (at least the committed ones). */
+/* All bytes of a sequence that it may have to show to anyone: numbers, rings, tails, bridge, ids, and the global rows
+ * of its first `tokens` tokens (at least the committed ones). */
 struct ts_image {
     uint8_t *data;
     size_t len;

@@ -25,13 +25,13 @@ static void link_file(const char *dir, const char *golden, const char *name)
 /* Keeps the first `keep` entries of the vocabulary and the merges that lead to them; added tokens follow. */
 static void cut_tokenizer(json_t *t, int keep)
 {
-    json_t *model = json_object_get(t, "model"), *vocab = json_object_get(model, "vocab"), *merges = json_array(), *merge, *id;
+    json_t *model = json_object_get(t, "model"), *vocab = json_object_get(model, "vocab"), *merges = json_array(),
+           *merge, *id;
     const char *name;
     void *next;
     size_t i;
     int last = keep;
-    json_array_foreach(json_object_get(model, "merges"), i, merge)
-    {
+    json_array_foreach (json_object_get(model, "merges"), i, merge) {
         char joined[256];
         const char *text = json_string_value(merge), *space = strchr(text, ' ');
         snprintf(joined, sizeof joined, "%.*s%s", (int)(space - text), text, space + 1);
@@ -40,7 +40,7 @@ static void cut_tokenizer(json_t *t, int keep)
     }
     json_object_set_new(model, "merges", merges);
     json_object_foreach_safe(vocab, next, name, id) if (json_integer_value(id) >= keep) json_object_del(vocab, name);
-    json_array_foreach(json_object_get(t, "added_tokens"), i, merge)
+    json_array_foreach (json_object_get(t, "added_tokens"), i, merge)
         if (json_integer_value(json_object_get(merge, "id")) >= keep)
             json_object_set_new(merge, "id", json_integer(last++));
 }
@@ -58,7 +58,8 @@ char *ts_text_model(const char *golden)
     cr_assert_eq(json_dump_file(t, path, 0), 0, "%s", path);
     json_decref(t);
     json_decref(config);
-    static const char *const files[] = {"config.json", "model.safetensors", "engram.safetensors", "model.safetensors.index.json"};
+    static const char *const files[] = {"config.json", "model.safetensors", "engram.safetensors",
+                                        "model.safetensors.index.json"};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++)
         link_file(dir, golden, files[i]);
     return dir;
