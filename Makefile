@@ -19,12 +19,12 @@ GOLDEN ?= tests/golden
 MODEL ?= samples/tiny
 PROMPT ?= Once upon a time
 
-PKGS := libconfig jansson libpcre2-8 libsodium libxxhash
+PKGS := libconfig jansson libpcre2-8 libsodium libxxhash libevent libevent_openssl openssl
 # -ffp-contract=off: a fused multiply-add appears only where the source asks for one, so that a result does not depend
 # on the compiler. -fno-strict-aliasing: packed rows and mapped files are read through typed pointers.
 WEFT_CFLAGS := -std=gnu17 -D_GNU_SOURCE= -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wno-unused-parameter -Wno-missing-field-initializers \
 	-ffp-contract=off -fno-strict-aliasing -pthread -I. $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
-WEFT_LIBS := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lm -pthread
+WEFT_LIBS := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lhttp_parser -lm -pthread
 ifdef WERROR
 WEFT_CFLAGS += -Werror
 endif
@@ -57,7 +57,7 @@ say = @printf '  %-5s %s\n'
 endif
 ALL_CFLAGS = $(WEFT_CFLAGS) $(CFLAGS) $(SAN_FLAGS)
 
-LIB_SRC := $(wildcard config/*.c kvtiers/*.c model/*.c model/cpu/*.c cli/*.c)
+LIB_SRC := $(wildcard config/*.c kvtiers/*.c model/*.c model/cpu/*.c cli/*.c actors/gateway/http*.c)
 # Vector paths are compiled with their own instruction set and chosen at run time.
 AVX2_FLAGS := -mavx2 -mfma -mf16c
 AVX512_FLAGS := $(AVX2_FLAGS) -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vbmi -mavx512vnni
@@ -71,7 +71,7 @@ BENCH_SRC := $(wildcard bench/*.c)
 BENCH_BIN := $(BENCH_SRC:%.c=$(BUILD)/%)
 SUPPORT_SRC := $(wildcard tests/support/*.c)
 SUPPORT_OBJ := $(SUPPORT_SRC:%.c=$(BUILD)/%.o)
-TEST_SRC := $(wildcard tests/*/test_*.c)
+TEST_SRC := $(wildcard tests/*/test_*.c tests/*/*/test_*.c)
 TEST_BIN := $(TEST_SRC:%.c=$(BUILD)/%)
 GOLDEN_SRC := $(wildcard tests/golden_*.c)
 GOLDEN_BIN := $(if $(wildcard tests/golden_runner.c),$(BUILD)/tests/golden_runner)
@@ -83,7 +83,7 @@ PLAIN_SRC := $(wildcard tests/*/plain_*.c)
 PLAIN_BIN := $(PLAIN_SRC:%.c=$(BUILD)/%)
 PLANTED_SRC := $(wildcard tests/sanitizer/planted_*.c)
 PLANTED_BIN := $(PLANTED_SRC:%.c=$(BUILD)/%)
-HEADERS := $(wildcard config/*.h kvtiers/*.h model/*.h model/cpu/*.h cli/*.h tests/*.h tests/support/*.h)
+HEADERS := $(wildcard config/*.h kvtiers/*.h model/*.h model/cpu/*.h cli/*.h actors/gateway/http*.h tests/*.h tests/support/*.h)
 ifeq ($(filter x86_64%,$(shell $(CC) -dumpmachine 2>/dev/null)),)
 HEADERS := $(filter-out %_avx2.h %_avx512.h,$(HEADERS))
 endif

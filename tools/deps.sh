@@ -5,6 +5,7 @@ set -eu
 
 packages='build-essential clang libclang-rt-dev pkg-config
     libconfig-dev libjansson-dev libpcre2-dev libxxhash-dev libsodium-dev libck-dev
+    libevent-dev libhttp-parser-dev libssl-dev
     libcriterion-dev gnuplot-nox'
 with_node=yes
 if [ $# -gt 0 ]; then
