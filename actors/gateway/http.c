@@ -5,18 +5,47 @@
 #include <event2/bufferevent_ssl.h>
 #include <event2/listener.h>
 #include <event2/util.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
-#include <openssl/err.h>
 #include <openssl/ssl.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "actors/gateway/http_impl.h"
 
-static void try_parse(struct gw_conn *c);
-
 /* ---- a connection's life ---- */
+
+static struct evbuffer *output(struct gw_conn *c)
+{
+    return bufferevent_get_output(c->bev);
+}
+
+static size_t unsent(struct gw_conn *c)
+{
+    return evbuffer_get_length(output(c));
+}
+
+static void on_sent(struct evbuffer *buffer, const struct evbuffer_cb_info *info, void *arg)
+{
+    struct gw_conn *c = arg;
+    (void)buffer;
+    c->sent += info->n_deleted;
+    c->http->stats.bytes_out += info->n_deleted;
+}
+
+static void unwatch(struct gw_conn *c)
+{
+    if (!c->watch)
+        return;
+    int fd = event_get_fd(c->watch);
+    event_free(c->watch);
+    close(fd);
+    c->watch = NULL;
+}
 
 static void conn_free(struct gw_conn *c)
 {
@@ -28,14 +57,17 @@ static void conn_free(struct gw_conn *c)
     if (c->next)
         c->next->prev = c->prev;
     h->stats.connections--;
-    if (c->closed)
-        event_free(c->closed);
-    if (c->timer)
-        event_free(c->timer);
-    if (c->bev)
-        bufferevent_free(c->bev);
-    free(c->head);
-    free(c->body);
+    h->turned_away -= c->turned_away;
+    unwatch(c);
+    event_free(c->timer);
+    if (c->cut_off) {
+        const struct linger at_once = {.l_onoff = 1};
+        setsockopt(c->fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+    }
+    /* libevent frees it from the loop, later than this. */
+    evbuffer_remove_cb(output(c), on_sent, c);
+    bufferevent_free(c->bev);
+    gw_parser_free(&c->parser);
     free(c);
 }
 
@@ -51,12 +83,14 @@ static void leave(struct gw_conn *c)
         conn_free(c);
 }
 
+/* Only between enter and leave. */
 static void conn_kill(struct gw_conn *c, enum gw_gone why)
 {
     if (c->dead)
         return;
     c->dead = true;
-    if (c->active && c->x.state != GW_REPLY_ENDED) {
+    c->cut_off |= why == GW_GONE_STUCK;
+    if (c->active) {
         c->active = false;
         c->http->stats.gone += why == GW_GONE_CLIENT;
         c->http->stats.stuck += why == GW_GONE_STUCK;
@@ -64,263 +98,203 @@ static void conn_kill(struct gw_conn *c, enum gw_gone why)
     }
 }
 
-void gw_conn_set_deadline(struct gw_conn *c, int ms)
+static void set_deadline(struct gw_conn *c, int ms)
 {
     const struct timeval tv = {ms / 1000, ms % 1000 * 1000};
     evtimer_add(c->timer, &tv);
 }
 
-static void reset_request(struct gw_conn *c)
+static void set_stuck_deadline(struct gw_conn *c)
 {
-    c->head_len = c->body_len = c->line_bytes = 0;
-    c->n_headers = 0;
-    c->head_done = c->saw_byte = c->in_value = c->too_large = false;
-    memset(&c->x, 0, sizeof c->x);
-    c->x.conn = c;
+    c->sent_mark = c->sent;
+    set_deadline(c, c->http->limits.stuck_ms);
+}
+
+void gw_conn_output_waits(struct gw_conn *c)
+{
+    if (unsent(c) && !c->overflow && !event_pending(c->timer, EV_TIMEOUT, NULL))
+        set_stuck_deadline(c);
+}
+
+void gw_conn_overflow(struct gw_conn *c)
+{
+    c->overflow = true;
+    event_active(c->timer, EV_TIMEOUT, 0);
+}
+
+/* The last reply has left. The connection is not closed while the client may still be sending: that would reset it, and
+ * a reset can overtake the reply. Only between enter and leave. */
+static void linger(struct gw_conn *c)
+{
+    if (c->peer_closed || c->cut_off) {
+        c->dead = true;
+        return;
+    }
+    c->lingering = true;
+    if (c->tls) {
+        SSL *ssl = bufferevent_openssl_get_ssl(c->bev);
+        if (SSL_is_init_finished(ssl))
+            SSL_shutdown(ssl);
+    }
+    shutdown(c->fd, SHUT_WR);
+    set_deadline(c, GW_HTTP_LINGER_MS < c->http->limits.stuck_ms ? GW_HTTP_LINGER_MS : c->http->limits.stuck_ms);
+}
+
+static void throw_input_away(struct gw_conn *c)
+{
+    struct evbuffer *in = bufferevent_get_input(c->bev);
+    c->http->stats.bytes_in += evbuffer_get_length(in);
+    evbuffer_drain(in, evbuffer_get_length(in));
+}
+
+static void close_when_sent(struct gw_conn *c)
+{
+    c->closing = true;
+    throw_input_away(c);
+    if (unsent(c))
+        set_stuck_deadline(c);
+    else
+        linger(c);
+}
+
+static void reset_exchange(struct gw_conn *c)
+{
+    c->x = (struct gw_exchange){.conn = c};
     c->active = false;
 }
 
 void gw_conn_exchange_ended(struct gw_conn *c)
 {
-    event_del(c->closed);
+    enter(c);
     c->active = false;
-    if (!c->x.keep_alive || c->http->draining) {
-        c->closing = true;
-        c->stuck_mark = evbuffer_get_length(bufferevent_get_output(c->bev));
-        gw_conn_set_deadline(c, c->http->limits.stuck_ms);
-        bufferevent_disable(c->bev, EV_READ);
-        if (!c->stuck_mark)
-            c->dead = true;
-        if (!c->busy && c->dead)
-            conn_free(c);
+    if (c->dead) {
+        leave(c);
         return;
     }
-    reset_request(c);
-    http_parser_pause(&c->parser, 0);
-    gw_conn_set_deadline(c, c->http->limits.idle_ms);
-    /* The next request may be here already; it is read from the loop, not from inside the handler's reply. */
-    bufferevent_trigger(c->bev, EV_READ, BEV_TRIG_DEFER_CALLBACKS | BEV_TRIG_IGNORE_WATERMARKS);
+    unwatch(c);
+    evtimer_del(c->timer);
+    if (c->overflow) {
+        /* The handler was faster than the report; what it wrote last was not kept, so nothing may look complete. */
+        c->http->stats.stuck++;
+        c->cut_off = c->dead = true;
+    } else if (!c->x.keep_alive || c->http->draining) {
+        close_when_sent(c);
+    } else {
+        gw_parser_next(&c->parser);
+        reset_exchange(c);
+        if (unsent(c))
+            set_stuck_deadline(c);
+        else
+            set_deadline(c, c->http->limits.idle_ms);
+        /* The next request may be here already; it is read from the loop, not from inside the handler's reply. */
+        bufferevent_trigger(c->bev, EV_READ, BEV_TRIG_DEFER_CALLBACKS | BEV_TRIG_IGNORE_WATERMARKS);
+    }
+    leave(c);
 }
 
 static void start_exchange(struct gw_conn *c)
 {
     c->active = true;
+    c->x.request = c->parser.request;
+    c->x.request.peer = c->peer;
+    c->x.request.loopback = c->loopback;
+    c->x.keep_alive = c->parser.keep_alive;
+    c->x.head = c->parser.head_method;
     evtimer_del(c->timer);
-    event_add(c->closed, NULL);
+    gw_conn_output_waits(c); /* of the exchange before */
 }
 
 static void refuse(struct gw_conn *c, int status, const char *reason)
 {
     start_exchange(c);
     c->x.keep_alive = false;
-    if (!c->x.request.method)
-        c->x.request.method = c->x.request.path = c->x.request.query = "";
-    c->x.request.peer = c->peer;
-    c->http->stats.refused++;
     c->http->handler.refuse(c->http->handler.ctx, &c->x, status, reason);
 }
 
-/* ---- parsing ---- */
-
-static struct gw_conn *conn_of(http_parser *p)
+static void refuse_request(struct gw_conn *c, int status, const char *reason)
 {
-    return p->data;
+    c->http->stats.refused++;
+    refuse(c, status, reason);
 }
 
-static bool head_add(struct gw_conn *c, const char *s, size_t n, bool end)
-{
-    if (c->head_len + n + 1 > c->http->limits.header_bytes) {
-        c->too_large = true;
-        return false;
-    }
-    if (c->head_len + n + 1 > c->head_cap) {
-        size_t cap = 2 * c->head_cap > c->head_len + n + 1 ? 2 * c->head_cap : c->head_len + n + 1024;
-        char *p = realloc(c->head, cap);
-        if (!p)
-            return false;
-        c->head = p;
-        c->head_cap = cap;
-    }
-    memcpy(c->head + c->head_len, s, n);
-    c->head_len += n;
-    if (end)
-        c->head[c->head_len++] = 0;
-    else
-        c->head[c->head_len] = 0;
-    return true;
-}
+/* ---- reading ---- */
 
-static int on_url(http_parser *p, const char *s, size_t n)
-{
-    return head_add(conn_of(p), s, n, false) ? 0 : -1;
-}
-
-static int on_field(http_parser *p, const char *s, size_t n)
-{
-    struct gw_conn *c = conn_of(p);
-    if (c->head_done)
-        return 0; /* trailers of a chunked body are not kept */
-    /* The first piece of a new name: the text before it (target or value) ends here. */
-    if (c->in_value || !c->n_headers) {
-        if (c->n_headers == GW_HTTP_MAX_HEADERS) {
-            c->too_large = true;
-            return -1;
-        }
-        if (!head_add(c, "", 0, true))
-            return -1;
-        c->name_at[c->n_headers] = c->head_len;
-        c->value_at[c->n_headers++] = 0;
-        c->in_value = false;
-    }
-    return head_add(c, s, n, false) ? 0 : -1;
-}
-
-static int on_value(http_parser *p, const char *s, size_t n)
-{
-    struct gw_conn *c = conn_of(p);
-    if (c->head_done)
-        return 0;
-    if (!c->in_value) {
-        if (!head_add(c, "", 0, true))
-            return -1;
-        c->value_at[c->n_headers - 1] = c->head_len;
-        c->in_value = true;
-    }
-    return head_add(c, s, n, false) ? 0 : -1;
-}
-
-/* Splits the request target; absolute forms lose scheme and authority. */
-static bool set_target(struct gw_conn *c)
-{
-    struct http_parser_url u;
-    static char empty[] = "";
-    char *target = c->head;
-    http_parser_url_init(&u);
-    c->x.request.query = empty;
-    if (!strcmp(target, "*")) {
-        c->x.request.path = target;
-        return true;
-    }
-    if (http_parser_parse_url(target, strlen(target), 0, &u) || !(u.field_set & (1 << UF_PATH)))
-        return false;
-    char *path = target + u.field_data[UF_PATH].off;
-    if (u.field_set & (1 << UF_QUERY)) {
-        char *query = target + u.field_data[UF_QUERY].off;
-        query[u.field_data[UF_QUERY].len] = 0;
-        c->x.request.query = query;
-    }
-    path[u.field_data[UF_PATH].len] = 0;
-    c->x.request.path = path;
-    return true;
-}
-
-static int on_head_done(http_parser *p)
-{
-    struct gw_conn *c = conn_of(p);
-    struct gw_exchange *x = &c->x;
-    if (!head_add(c, "", 0, true))
-        return -1;
-    for (int i = 0; i < c->n_headers; i++)
-        x->header[i] = (struct gw_header){c->head + c->name_at[i], c->value_at[i] ? c->head + c->value_at[i] : ""};
-    x->request.method = http_method_str((enum http_method)p->method);
-    x->request.header = x->header;
-    x->request.n_headers = c->n_headers;
-    x->request.peer = c->peer;
-    x->request.loopback = c->loopback;
-    x->request.http_1_0 = p->http_major == 1 && p->http_minor == 0;
-    x->head = p->method == HTTP_HEAD;
-    x->keep_alive = http_should_keep_alive(p);
-    c->head_done = true;
-    if (!set_target(c))
-        return -1;
-    if (p->content_length != UINT64_MAX && p->content_length > c->http->limits.body_bytes) {
-        c->too_large = true;
-        return -1;
-    }
-    const char *expect = gw_exchange_header(x, "Expect");
-    if (expect && !strcasecmp(expect, "100-continue") && !x->request.http_1_0)
-        evbuffer_add_printf(bufferevent_get_output(c->bev), "HTTP/1.1 100 Continue\r\n\r\n");
-    gw_conn_set_deadline(c, c->http->limits.body_ms);
-    return 0;
-}
-
-static int on_body(http_parser *p, const char *s, size_t n)
-{
-    struct gw_conn *c = conn_of(p);
-    if (n > c->http->limits.body_bytes - c->body_len) {
-        c->too_large = true;
-        return -1;
-    }
-    if (c->body_len + n + 1 > c->body_cap) {
-        size_t cap = 2 * c->body_cap > c->body_len + n + 1 ? 2 * c->body_cap : c->body_len + n + 4096;
-        char *b = realloc(c->body, cap);
-        if (!b)
-            return -1;
-        c->body = b;
-        c->body_cap = cap;
-    }
-    memcpy(c->body + c->body_len, s, n);
-    c->body_len += n;
-    c->body[c->body_len] = 0;
-    gw_conn_set_deadline(c, c->http->limits.body_ms);
-    return 0;
-}
-
-static int on_complete(http_parser *p)
-{
-    struct gw_conn *c = conn_of(p);
-    c->x.request.body = c->body_len ? c->body : "";
-    c->x.request.len = c->body_len;
-    http_parser_pause(p, 1); /* what follows is the next request */
-    return 0;
-}
-
-static const http_parser_settings settings = {
-    .on_url = on_url, .on_header_field = on_field, .on_header_value = on_value,
-    .on_headers_complete = on_head_done, .on_body = on_body, .on_message_complete = on_complete,
-};
-
-static void parse_failed(struct gw_conn *c)
-{
-    enum http_errno e = HTTP_PARSER_ERRNO(&c->parser);
-    char reason[160];
-    if (c->too_large && c->head_done)
-        refuse(c, 413, "the request body is larger than this server accepts");
-    else if (c->too_large || e == HPE_HEADER_OVERFLOW)
-        refuse(c, 431, "the request head is larger than this server accepts");
-    else if (c->parser.upgrade)
-        refuse(c, 400, "protocol upgrades are not supported");
-    else {
-        snprintf(reason, sizeof reason, "malformed HTTP request (%s)", http_errno_description(e));
-        refuse(c, 400, reason);
-    }
-}
-
-static void try_parse(struct gw_conn *c)
+/* Takes what the connection has, as far as it may go on. Returns whether it should be called again. */
+static bool parse_piece(struct gw_conn *c)
 {
     struct evbuffer *in = bufferevent_get_input(c->bev);
-    while (!c->active && !c->closing && !c->dead && evbuffer_get_length(in)) {
-        if (!c->saw_byte) {
-            c->saw_byte = true;
-            gw_conn_set_deadline(c, c->http->limits.header_ms);
-        }
-        struct evbuffer_iovec piece;
-        evbuffer_peek(in, -1, NULL, &piece, 1);
-        size_t used = http_parser_execute(&c->parser, &settings, piece.iov_base, piece.iov_len);
-        c->http->stats.bytes_in += used;
-        /* The parser keeps its own count of header bytes only inside names and values; a flood of others is ours. */
-        if (!c->head_done && (c->line_bytes += used) > c->http->limits.header_bytes + 1024)
-            c->too_large = true;
-        evbuffer_drain(in, used);
-        enum http_errno e = HTTP_PARSER_ERRNO(&c->parser);
-        if (e == HPE_PAUSED) {
-            c->http->stats.requests++;
-            start_exchange(c);
-            c->http->handler.request(c->http->handler.ctx, &c->x);
-        } else if (e != HPE_OK || c->parser.upgrade || (c->too_large && !c->active)) {
-            parse_failed(c);
-        }
+    /* A client that asks and does not read gets no further answers until it has taken what there is. */
+    bool begun = gw_parser_begun(&c->parser);
+    if (c->active || c->closing || c->dead || !evbuffer_get_length(in) ||
+        (!begun && unsent(c) > c->http->limits.pending_bytes))
+        return false;
+    size_t n = evbuffer_get_contiguous_space(in), used;
+    const char *data = (const char *)evbuffer_pullup(in, n ? (ssize_t)n : 1);
+    size_t body = c->parser.body_len;
+    enum gw_parse r = gw_parser_feed(&c->parser, data, n ? n : 1, &used);
+    c->http->stats.bytes_in += used;
+    evbuffer_drain(in, used);
+    switch (r) {
+    case GW_PARSE_MORE:
+        if (!begun && gw_parser_begun(&c->parser))
+            set_deadline(c, c->http->limits.header_ms);
+        else if (c->parser.body_len > body)
+            set_deadline(c, c->http->limits.body_ms);
+        break;
+    case GW_PARSE_HEAD:
+        set_deadline(c, c->http->limits.body_ms);
+        if (c->parser.expects_continue && !evbuffer_get_length(in))
+            evbuffer_add_printf(output(c), "HTTP/1.1 100 Continue\r\n\r\n");
+        break;
+    case GW_PARSE_REQUEST:
+        c->http->stats.requests++;
+        start_exchange(c);
+        c->http->handler.request(c->http->handler.ctx, &c->x);
+        break;
+    case GW_PARSE_BAD:
+        refuse_request(c, c->parser.status, c->parser.reason);
+        break;
     }
+    return true;
+}
+
+/* libevent does not tell a closed or reset connection while its reading is held back, and only for that time, an
+ * edge-triggered event on a copy of the descriptor does. (A second event on the same descriptor would have to be
+ * level-triggered, and after a reset it would fire for ever without being told.) */
+static void on_watch(evutil_socket_t fd, short what, void *arg)
+{
+    struct gw_conn *c = arg;
+    struct pollfd p = {.fd = fd, .events = POLLRDHUP};
+    (void)what;
+    if (poll(&p, 1, 0) != 1 || !(p.revents & (POLLRDHUP | POLLERR | POLLHUP)))
+        return;
+    enter(c);
+    conn_kill(c, GW_GONE_CLIENT);
+    leave(c);
+}
+
+static void watch(struct gw_conn *c)
+{
+    if (c->watch || evbuffer_get_length(bufferevent_get_input(c->bev)) < GW_HTTP_PIPELINE)
+        return;
+    int fd = fcntl(c->fd, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0)
+        return; /* then the next write notices */
+    c->watch = event_new(c->http->base, fd, EV_READ | EV_ET | EV_PERSIST, on_watch, c);
+    if (!c->watch)
+        close(fd);
+    else
+        event_add(c->watch, NULL);
+}
+
+static void read_on(struct gw_conn *c)
+{
+    if (c->closing)
+        throw_input_away(c);
+    while (parse_piece(c))
+        ;
+    if (c->active && !c->dead)
+        watch(c);
 }
 
 /* ---- events ---- */
@@ -330,22 +304,27 @@ static void on_read(struct bufferevent *bev, void *arg)
     struct gw_conn *c = arg;
     (void)bev;
     enter(c);
-    try_parse(c);
+    read_on(c);
     leave(c);
 }
 
+/* Everything has left. */
 static void on_write(struct bufferevent *bev, void *arg)
 {
     struct gw_conn *c = arg;
-    if (evbuffer_get_length(bufferevent_get_output(bev)))
+    (void)bev;
+    if (unsent(c) || c->lingering || c->overflow)
         return;
+    enter(c);
     if (c->closing) {
-        enter(c);
-        c->dead = true;
-        leave(c);
+        linger(c);
     } else if (c->active) {
-        evtimer_del(c->timer); /* everything left: the client is not stuck */
+        evtimer_del(c->timer);
+    } else if (!gw_parser_begun(&c->parser)) {
+        set_deadline(c, c->http->limits.idle_ms);
+        read_on(c);
     }
+    leave(c);
 }
 
 static void on_event(struct bufferevent *bev, short what, void *arg)
@@ -355,15 +334,15 @@ static void on_event(struct bufferevent *bev, short what, void *arg)
     if (what & BEV_EVENT_CONNECTED)
         return;
     enter(c);
-    conn_kill(c, GW_GONE_CLIENT);
+    if (what & BEV_EVENT_EOF && !c->active && !c->lingering && unsent(c)) {
+        /* The reply is complete: a client that only stopped sending still gets it. */
+        c->peer_closed = true;
+        if (!c->closing)
+            close_when_sent(c);
+    } else {
+        conn_kill(c, GW_GONE_CLIENT);
+    }
     leave(c);
-}
-
-static void on_closed(evutil_socket_t fd, short what, void *arg)
-{
-    (void)fd;
-    (void)what;
-    on_event(NULL, BEV_EVENT_EOF, arg);
 }
 
 static void on_deadline(evutil_socket_t fd, short what, void *arg)
@@ -372,100 +351,159 @@ static void on_deadline(evutil_socket_t fd, short what, void *arg)
     (void)fd;
     (void)what;
     enter(c);
-    size_t unsent = evbuffer_get_length(bufferevent_get_output(c->bev));
-    if (c->closing || c->active) {
-        if (unsent && unsent >= c->stuck_mark) {
+    if (c->lingering)
+        c->dead = true;
+    else if (c->overflow)
+        conn_kill(c, GW_GONE_STUCK);
+    else if (c->active || c->closing || !gw_parser_begun(&c->parser)) {
+        if (!unsent(c) && !c->active)
+            c->dead = true; /* idle */
+        else if (unsent(c) && c->sent == c->sent_mark)
             conn_kill(c, GW_GONE_STUCK);
-        } else if (unsent) {
-            c->stuck_mark = unsent;
-            gw_conn_set_deadline(c, c->http->limits.stuck_ms);
-        } else if (c->closing) {
-            c->dead = true;
-        }
-    } else if (c->saw_byte) {
-        refuse(c, 408, "the request did not arrive in time");
+        else if (unsent(c))
+            set_stuck_deadline(c);
     } else {
-        c->dead = true; /* idle */
+        refuse_request(c, 408, "the request did not arrive in time");
     }
     leave(c);
 }
 
+/* ---- accepting ---- */
+
+static void set_ipv4_peer(struct gw_conn *c, const void *address)
+{
+    inet_ntop(AF_INET, address, c->peer, sizeof c->peer);
+    c->loopback = *(const unsigned char *)address == 127;
+}
+
 static void set_peer(struct gw_conn *c, const struct sockaddr *sa)
 {
-    c->peer[0] = 0;
     if (sa->sa_family == AF_INET) {
-        const struct sockaddr_in *a = (const struct sockaddr_in *)sa;
-        inet_ntop(AF_INET, &a->sin_addr, c->peer, sizeof c->peer);
-        c->loopback = (ntohl(a->sin_addr.s_addr) >> 24) == 127;
+        set_ipv4_peer(c, &((const struct sockaddr_in *)sa)->sin_addr);
     } else if (sa->sa_family == AF_INET6) {
-        const struct sockaddr_in6 *a = (const struct sockaddr_in6 *)sa;
-        inet_ntop(AF_INET6, &a->sin6_addr, c->peer, sizeof c->peer);
-        c->loopback = IN6_IS_ADDR_LOOPBACK(&a->sin6_addr);
+        const struct in6_addr *a = &((const struct sockaddr_in6 *)sa)->sin6_addr;
+        if (IN6_IS_ADDR_V4MAPPED(a)) {
+            set_ipv4_peer(c, a->s6_addr + 12);
+            return;
+        }
+        inet_ntop(AF_INET6, a, c->peer, sizeof c->peer);
+        c->loopback = IN6_IS_ADDR_LOOPBACK(a);
     }
 }
 
-static struct bufferevent *new_bufferevent(struct gw_http *h, evutil_socket_t fd, SSL_CTX *tls)
+static struct bufferevent *new_bufferevent(struct gw_http *h, int fd, SSL_CTX *tls)
 {
     /* Deferred callbacks: a reply that fails to send must not call back into the code that is writing it. */
     int flags = BEV_OPT_CLOSE_ON_FREE | BEV_OPT_DEFER_CALLBACKS;
     if (!tls)
         return bufferevent_socket_new(h->base, fd, flags);
     SSL *ssl = SSL_new(tls);
-    struct bufferevent *bev = ssl ? bufferevent_openssl_socket_new(h->base, fd, ssl, BUFFEREVENT_SSL_ACCEPTING, flags) : NULL;
+    if (!ssl)
+        return NULL;
+    struct bufferevent *bev = bufferevent_openssl_socket_new(h->base, fd, ssl, BUFFEREVENT_SSL_ACCEPTING, flags);
     if (bev)
         bufferevent_openssl_set_allow_dirty_shutdown(bev, 1);
     return bev;
 }
 
-static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct sockaddr *sa, int socklen, void *arg)
+static void set_options(int fd)
 {
-    struct gw_http *h = arg;
-    (void)socklen;
-    SSL_CTX *tls = NULL;
-    for (int i = 0; i < h->n_listeners; i++)
-        if (h->listener[i] == l)
-            tls = h->tls[i];
-    h->stats.accepted++;
-    const int one = 1;
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    /* Tokens leave one by one; and a client that vanished without a word is noticed within a minute. */
+    const struct {
+        int level, name, value;
+    } option[] = {{IPPROTO_TCP, TCP_NODELAY, 1},
+                  {SOL_SOCKET, SO_KEEPALIVE, 1},
+                  {IPPROTO_TCP, TCP_KEEPIDLE, 30},
+                  {IPPROTO_TCP, TCP_KEEPINTVL, 10},
+                  {IPPROTO_TCP, TCP_KEEPCNT, 3}};
+    for (size_t i = 0; i < sizeof option / sizeof *option; i++)
+        setsockopt(fd, option[i].level, option[i].name, &option[i].value, sizeof option[i].value);
+}
+
+static struct gw_conn *conn_new(struct gw_http *h, int fd, SSL_CTX *tls)
+{
     struct gw_conn *c = calloc(1, sizeof *c);
-    if (c) {
-        c->http = h;
+    if (c)
+        c->timer = evtimer_new(h->base, on_deadline, c);
+    if (c && c->timer)
         c->bev = new_bufferevent(h, fd, tls);
-        c->timer = c->bev ? evtimer_new(h->base, on_deadline, c) : NULL;
-        c->closed = c->bev ? event_new(h->base, fd, EV_CLOSED, on_closed, c) : NULL;
-    }
-    if (!c || !c->bev || !c->timer || !c->closed) {
-        if (c && c->timer)
-            event_free(c->timer);
-        if (c && c->closed)
-            event_free(c->closed);
-        if (c && c->bev)
-            bufferevent_free(c->bev);
-        else
-            evutil_closesocket(fd);
-        free(c);
+    if (c && c->bev && evbuffer_add_cb(output(c), on_sent, c))
+        return c;
+    if (c && c->timer)
+        event_free(c->timer);
+    if (c && c->bev)
+        bufferevent_free(c->bev);
+    else
+        close(fd);
+    free(c);
+    return NULL;
+}
+
+void gw_http_adopt(struct gw_http *h, int fd, const struct sockaddr *peer, struct ssl_ctx_st *tls)
+{
+    h->stats.accepted++;
+    bool full = h->stats.connections - h->turned_away >= h->limits.connections;
+    h->stats.refused_connections += full;
+    if (full && h->turned_away >= GW_HTTP_TURNED_AWAY) {
+        close(fd);
         return;
     }
+    evutil_make_socket_nonblocking(fd);
+    struct gw_conn *c = conn_new(h, fd, tls);
+    if (!c)
+        return;
+    c->http = h;
+    c->fd = fd;
+    c->tls = tls != NULL;
     c->next = h->conns;
     if (c->next)
         c->next->prev = c;
     h->conns = c;
     h->stats.connections++;
-    set_peer(c, sa);
-    reset_request(c);
-    http_parser_init(&c->parser, HTTP_REQUEST);
-    c->parser.data = c;
+    c->turned_away = full;
+    h->turned_away += full;
+    set_options(fd);
+    set_peer(c, peer);
+    gw_parser_init(&c->parser, &h->limits);
+    reset_exchange(c);
     bufferevent_setcb(c->bev, on_read, on_write, on_event, c);
     bufferevent_setwatermark(c->bev, EV_READ, 0, GW_HTTP_PIPELINE);
-    gw_conn_set_deadline(c, h->limits.idle_ms);
+    set_deadline(c, h->limits.idle_ms);
     bufferevent_enable(c->bev, EV_READ | EV_WRITE);
-    if (h->stats.connections > h->limits.connections) {
-        h->stats.refused_connections++;
+    if (full) {
         enter(c);
         refuse(c, 503, "too many open connections");
         leave(c);
     }
+}
+
+static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct sockaddr *sa, int socklen, void *arg)
+{
+    struct gw_http *h = arg;
+    SSL_CTX *tls = NULL;
+    (void)socklen;
+    for (int i = 0; i < h->n_listeners; i++)
+        if (h->listener[i] == l)
+            tls = h->tls[i];
+    gw_http_adopt(h, fd, sa, tls);
+}
+
+/* Out of descriptors or memory. The connection keeps waiting, so accepting again at once would only burn time. */
+static void on_accept_error(struct evconnlistener *l, void *arg)
+{
+    struct gw_http *h = arg;
+    const struct timeval tv = {0, GW_HTTP_RETRY_MS * 1000};
+    evconnlistener_disable(l);
+    evtimer_add(h->retry, &tv);
+}
+
+static void on_retry(evutil_socket_t fd, short what, void *arg)
+{
+    struct gw_http *h = arg;
+    (void)fd;
+    (void)what;
+    for (int i = 0; i < h->n_listeners; i++)
+        evconnlistener_enable(h->listener[i]);
 }
 
 /* ---- the server ---- */
@@ -473,10 +511,21 @@ static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct socka
 int gw_http_new(struct event_base *base, const struct gw_http_limits *limits, const struct gw_http_handler *handler,
                 struct gw_http **out, struct cfg_error *err)
 {
+    struct sigaction pipe;
     struct gw_http *h = *out = calloc(1, sizeof *h);
-    if (!h)
+    if (h)
+        h->retry = evtimer_new(base, on_retry, h);
+    if (!h || !h->retry) {
+        free(h);
+        *out = NULL;
         return cfg_error_set(err, ENOMEM, "HTTP server: out of memory");
-    *h = (struct gw_http){.base = base, .limits = *limits, .handler = *handler};
+    }
+    h->base = base;
+    h->limits = *limits;
+    h->handler = *handler;
+    /* libevent and OpenSSL write to sockets whose other end may be closed. */
+    if (!sigaction(SIGPIPE, NULL, &pipe) && pipe.sa_handler == SIG_DFL)
+        signal(SIGPIPE, SIG_IGN);
     return 0;
 }
 
@@ -489,8 +538,12 @@ void gw_http_stop_listening(struct gw_http *h)
     for (struct gw_conn *c = h->conns, *next; c; c = next) {
         next = c->next;
         enter(c);
-        if (!c->active && !c->saw_byte)
-            c->dead = true;
+        if (!c->active && !c->closing && !gw_parser_begun(&c->parser)) {
+            if (unsent(c))
+                close_when_sent(c);
+            else
+                c->dead = true;
+        }
         leave(c);
     }
 }
@@ -506,32 +559,55 @@ void gw_http_free(struct gw_http *h)
         conn_kill(c, GW_GONE_CLIENT);
         leave(c);
     }
+    event_free(h->retry);
     free(h);
 }
 
-int gw_http_listen(struct gw_http *h, const char *host, int port, struct ssl_ctx_st *tls, int *bound, struct cfg_error *err)
+static struct evconnlistener *listen_on(struct gw_http *h, const struct addrinfo *ai)
 {
-    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
+    int e = EADDRNOTAVAIL;
+    for (; ai; ai = ai->ai_next) {
+        struct evconnlistener *l =
+            evconnlistener_new_bind(h->base, on_accept, h, LEV_OPT_CLOSE_ON_FREE | LEV_OPT_REUSEABLE | LEV_OPT_CLOSE_ON_EXEC,
+                                    1024, ai->ai_addr, (int)ai->ai_addrlen);
+        if (l)
+            return l;
+        e = errno;
+    }
+    errno = e;
+    return NULL;
+}
+
+int gw_http_listen(struct gw_http *h, const char *host, int port, struct ssl_ctx_st *tls, int *bound,
+                   struct cfg_error *err)
+{
+    const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
     struct addrinfo *ai;
     char service[16];
-    snprintf(service, sizeof service, "%d", port);
     if (h->n_listeners == GW_HTTP_LISTENERS)
-        return cfg_error_set(err, ENOSPC, "more than %d listening addresses", GW_HTTP_LISTENERS);
+        return cfg_error_set(err, ENOSPC, "more than %d listening addresses; give fewer", GW_HTTP_LISTENERS);
+    if (port < 0 || port > 65535)
+        return cfg_error_set(err, EINVAL, "port %d: give one from 0 (any free one) to 65535", port);
+    snprintf(service, sizeof service, "%d", port);
     int r = getaddrinfo(host, service, &hints, &ai);
     if (r)
-        return cfg_error_set(err, EADDRNOTAVAIL, "listening address %s: %s", host, gai_strerror(r));
-    struct evconnlistener *l = evconnlistener_new_bind(h->base, on_accept, h,
-                                                       LEV_OPT_CLOSE_ON_FREE | LEV_OPT_REUSEABLE | LEV_OPT_CLOSE_ON_EXEC,
-                                                       1024, ai->ai_addr, (int)ai->ai_addrlen);
+        return cfg_error_set(err, EADDRNOTAVAIL, "listening address %s: %s; give an address of this machine", host,
+                             gai_strerror(r));
+    struct evconnlistener *l = listen_on(h, ai);
     int e = errno;
     freeaddrinfo(ai);
     if (!l)
         return cfg_error_set(err, e, "cannot listen on %s port %d: %s%s", host, port, strerror(e),
-                             e == EADDRINUSE ? "; stop the other program or choose another port" : "");
+                             e == EADDRINUSE      ? "; stop the other program or choose another port"
+                             : e == EADDRNOTAVAIL ? "; give an address of this machine"
+                             : e == EACCES        ? "; ports below 1024 need a privilege, choose a higher one"
+                                                  : "");
     struct sockaddr_storage ss;
     socklen_t len = sizeof ss;
     getsockname(evconnlistener_get_fd(l), (struct sockaddr *)&ss, &len);
-    *bound = ntohs(ss.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&ss)->sin6_port : ((struct sockaddr_in *)&ss)->sin_port);
+    *bound = ntohs(ss.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&ss)->sin6_port
+                                            : ((struct sockaddr_in *)&ss)->sin_port);
+    evconnlistener_set_error_cb(l, on_accept_error);
     h->listener[h->n_listeners] = l;
     h->tls[h->n_listeners++] = tls;
     return 0;
@@ -540,30 +616,4 @@ int gw_http_listen(struct gw_http *h, const char *host, int port, struct ssl_ctx
 void gw_http_stat(const struct gw_http *h, struct gw_http_stats *out)
 {
     *out = h->stats;
-}
-
-int gw_http_tls_new(const char *cert_file, const char *key_file, struct ssl_ctx_st **out, struct cfg_error *err)
-{
-    SSL_CTX *ctx = *out = SSL_CTX_new(TLS_server_method());
-    if (!ctx)
-        return cfg_error_set(err, ENOMEM, "TLS: out of memory");
-    SSL_CTX_set_min_proto_version(ctx, TLS1_2_VERSION);
-    const char *bad = NULL;
-    if (SSL_CTX_use_certificate_chain_file(ctx, cert_file) != 1)
-        bad = cert_file;
-    else if (SSL_CTX_use_PrivateKey_file(ctx, key_file, SSL_FILETYPE_PEM) != 1 || SSL_CTX_check_private_key(ctx) != 1)
-        bad = key_file;
-    if (!bad)
-        return 0;
-    char reason[256];
-    ERR_error_string_n(ERR_get_error(), reason, sizeof reason);
-    ERR_clear_error();
-    SSL_CTX_free(ctx);
-    *out = NULL;
-    return cfg_error_set(err, EINVAL, "TLS: %s: %s; give a PEM certificate chain and its private key", bad, reason);
-}
-
-void gw_http_tls_free(struct ssl_ctx_st *tls)
-{
-    SSL_CTX_free(tls);
 }

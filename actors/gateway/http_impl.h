@@ -1,15 +1,22 @@
-/* Inside of the HTTP server, shared by its two files. */
+/* Inside of the HTTP server, shared by its files and its tests. */
 #ifndef WEFT_GATEWAY_HTTP_IMPL_H
 #define WEFT_GATEWAY_HTTP_IMPL_H
 
 #include <event2/buffer.h>
 #include <event2/bufferevent.h>
 #include <event2/event.h>
-#include <http_parser.h>
+#include <sys/socket.h>
 
 #include "actors/gateway/http.h"
+#include "actors/gateway/http_parse.h"
 
-enum { GW_HTTP_MAX_HEADERS = 100, GW_HTTP_PIPELINE = 64 << 10, GW_HTTP_LISTENERS = 8 };
+enum {
+    GW_HTTP_PIPELINE = 64 << 10, /* bytes of later requests that are read while one is in progress */
+    GW_HTTP_LISTENERS = 8,
+    GW_HTTP_TURNED_AWAY = 64,    /* connections beyond the limit that are being told so; more are just closed */
+    GW_HTTP_LINGER_MS = 5000,    /* a client that is still sending has this long to read the last reply */
+    GW_HTTP_RETRY_MS = 100,      /* accepting again after the process ran out of descriptors */
+};
 
 enum gw_reply_state { GW_REPLY_NONE, GW_REPLY_STREAM, GW_REPLY_ENDED };
 
@@ -17,7 +24,6 @@ enum gw_reply_state { GW_REPLY_NONE, GW_REPLY_STREAM, GW_REPLY_ENDED };
 struct gw_exchange {
     struct gw_conn *conn;
     struct gw_http_request request;
-    struct gw_header header[GW_HTTP_MAX_HEADERS];
     enum gw_reply_state state;
     bool keep_alive, chunked, head;
     void *user;
@@ -27,23 +33,23 @@ struct gw_conn {
     struct gw_http *http;
     struct gw_conn *prev, *next;
     struct bufferevent *bev;
-    struct event *closed;  /* the peer's end of input while an exchange runs and reading is held back */
-    struct event *timer;   /* one deadline at a time: head, body, idle or stuck output */
-    http_parser parser;
+    int fd;                /* of bev */
+    bool tls;
+    struct event *timer;   /* one deadline at a time: head, body, idle, stuck output or linger */
+    struct event *watch;   /* on a copy of fd: sees the client go while reading is held back; NULL when not needed */
+    struct gw_parser parser;
     char peer[64];
     bool loopback;
     bool active;           /* an exchange is in progress: parsing waits */
+    bool turned_away;      /* beyond the limit of connections */
     bool closing;          /* close when the output is sent */
+    bool lingering;        /* sent and shut down: input is thrown away until the client closes */
+    bool peer_closed;      /* the client will send no more */
+    bool cut_off;          /* close without a proper end */
+    bool overflow;         /* a stream's client lags too far behind */
     bool dead;             /* freed at the end of the current callback */
     int busy;              /* callbacks that still use this connection */
-    bool head_done, saw_byte, in_value, too_large;
-    char *head;            /* request target and header texts, NUL-separated */
-    size_t head_len, head_cap, line_bytes;
-    size_t name_at[GW_HTTP_MAX_HEADERS], value_at[GW_HTTP_MAX_HEADERS];
-    int n_headers;
-    char *body;
-    size_t body_len, body_cap;
-    size_t stuck_mark;     /* unsent bytes when the stuck deadline was set */
+    uint64_t sent, sent_mark; /* bytes that left, and how many had when the stuck deadline was set */
     struct gw_exchange x;
 };
 
@@ -54,13 +60,20 @@ struct gw_http {
     struct evconnlistener *listener[GW_HTTP_LISTENERS];
     struct ssl_ctx_st *tls[GW_HTTP_LISTENERS];
     int n_listeners;
+    struct event *retry;   /* to accept again */
     bool draining;
     struct gw_conn *conns;
+    int turned_away;       /* of conns */
     struct gw_http_stats stats;
 };
 
-/* The exchange has ended: go on with the connection or close it. */
+/* The exchange has ended: go on with the connection or close it. May free the connection. */
 void gw_conn_exchange_ended(struct gw_conn *c);
-void gw_conn_set_deadline(struct gw_conn *c, int ms);
+/* Output was added: its client has stuck_ms to take some of it. */
+void gw_conn_output_waits(struct gw_conn *c);
+/* A stream's client lags too far behind; it is reported gone from the loop, not from inside the write. */
+void gw_conn_overflow(struct gw_conn *c);
+/* A connected socket; it belongs to the server from now on, also when there is no room for it. */
+void gw_http_adopt(struct gw_http *h, int fd, const struct sockaddr *peer, struct ssl_ctx_st *tls);
 
 #endif

@@ -52,7 +52,8 @@ size_t gw_exchange_pending(const struct gw_exchange *x)
     return evbuffer_get_length(bufferevent_get_output(x->conn->bev));
 }
 
-/* length < 0: unknown, the body follows in pieces. */
+enum { IN_PIECES = -1, NO_BODY = -2 }; /* instead of a length */
+
 static void write_head(struct gw_exchange *x, int status, const char *type, const struct gw_header *headers, int n,
                        long long length)
 {
@@ -68,7 +69,7 @@ static void write_head(struct gw_exchange *x, int status, const char *type, cons
         evbuffer_add_printf(out, "%s: %s\r\n", headers[i].name, headers[i].value);
     if (length >= 0)
         evbuffer_add_printf(out, "Content-Length: %lld\r\n", length);
-    else if (x->chunked)
+    else if (length == IN_PIECES && x->chunked)
         evbuffer_add_printf(out, "Transfer-Encoding: chunked\r\n");
     if (!x->keep_alive)
         evbuffer_add_printf(out, "Connection: close\r\n");
@@ -83,40 +84,50 @@ static void ended(struct gw_exchange *x)
     gw_conn_exchange_ended(x->conn);
 }
 
+/* These statuses have no body and say nothing about one. */
+static bool bodiless(int status)
+{
+    return status == 204 || status == 304;
+}
+
 void gw_exchange_reply(struct gw_exchange *x, int status, const char *type, const struct gw_header *headers, int n,
                        const void *body, size_t len)
 {
+    if (x->state != GW_REPLY_NONE)
+        return;
     if (x->conn->http->draining)
         x->keep_alive = false;
-    write_head(x, status, type, headers, n, (long long)len);
-    if (!x->head && len)
+    write_head(x, status, type, headers, n, bodiless(status) ? NO_BODY : (long long)len);
+    if (!x->head && len && !bodiless(status))
         bufferevent_write(x->conn->bev, body, len);
     ended(x);
 }
 
 void gw_exchange_begin(struct gw_exchange *x, int status, const char *type, const struct gw_header *headers, int n)
 {
+    if (x->state != GW_REPLY_NONE)
+        return;
     x->chunked = !x->request.http_1_0;
-    if (!x->chunked)
+    if (!x->chunked || x->conn->http->draining)
         x->keep_alive = false;
     x->state = GW_REPLY_STREAM;
-    write_head(x, status, type, headers, n, -1);
+    write_head(x, status, type, headers, n, IN_PIECES);
+    gw_conn_output_waits(x->conn);
 }
 
 void gw_exchange_write(struct gw_exchange *x, const void *data, size_t len)
 {
     struct evbuffer *out = bufferevent_get_output(x->conn->bev);
-    if (!len || x->head || x->state != GW_REPLY_STREAM)
+    if (!len || x->head || x->state != GW_REPLY_STREAM || x->conn->overflow)
         return;
     if (x->chunked)
         evbuffer_add_printf(out, "%zx\r\n", len);
     evbuffer_add(out, data, len);
     if (x->chunked)
         evbuffer_add(out, "\r\n", 2);
-    if (!event_pending(x->conn->timer, EV_TIMEOUT, NULL)) {
-        x->conn->stuck_mark = gw_exchange_pending(x);
-        gw_conn_set_deadline(x->conn, x->conn->http->limits.stuck_ms);
-    }
+    gw_conn_output_waits(x->conn);
+    if (gw_exchange_pending(x) > x->conn->http->limits.pending_bytes)
+        gw_conn_overflow(x->conn);
 }
 
 void gw_exchange_end(struct gw_exchange *x)
@@ -129,5 +140,7 @@ void gw_exchange_end(struct gw_exchange *x)
 void gw_exchange_abort(struct gw_exchange *x)
 {
     x->keep_alive = false;
+    /* The missing last chunk shows it; where the close itself is the end, only a reset does. */
+    x->conn->cut_off = x->state != GW_REPLY_STREAM || !x->chunked;
     ended(x);
 }
