@@ -324,7 +324,7 @@ bool cfg_address_valid(const char *text)
     if (!colon || colon == text || strspn(colon + 1, "0123456789") != strlen(colon + 1))
         return false;
     size_t digits = strlen(colon + 1), host = (size_t)(colon - text);
-    if (digits < 1 || digits > 5 || atoi(colon + 1) < 1 || atoi(colon + 1) > 65535)
+    if (digits < 1 || digits > 5 || atoi(colon + 1) > 65535)
         return false;
     if (text[0] == '[')
         return host > 2 && text[host - 1] == ']' && !strpbrk(text, " \t");

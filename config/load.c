@@ -201,7 +201,7 @@ static void set_text(struct loader *l, const config_setting_t *s, int key, char 
     else if (len == 0 && !(k->fallback && k->fallback[0] == 0))
         REPORT(l, s, remedy, "%s is empty", k->path);
     else if (k->type == CFG_ADDRESS && len > 0 && !cfg_address_valid(v))
-        REPORT(l, s, remedy, "%s = \"%s\" is not HOST:PORT with a port of 1 to 65535", k->path, v);
+        REPORT(l, s, remedy, "%s = \"%s\" is not HOST:PORT with a port of 0 (any free one) to 65535", k->path, v);
     else
         memcpy(field, v, len + 1);
 }

@@ -7,7 +7,9 @@
 #include <string.h>
 
 #include "actors/gateway/bytes.h"
+#include "actors/gateway/reply.h"
 #include "actors/gateway/status_page.h"
+#include "actors/runtime/stats.h"
 #include "config/version.h"
 #include "model/chat.h"
 
@@ -61,15 +63,9 @@ bool gw_prompt_ids(struct gw_context *g, struct gw_request *r, struct mdl_ids *o
 {
     struct cfg_error e;
     if (r->protocol == GW_COMPLETIONS && r->prompt_ids) {
-        for (int i = 0; i < r->n_prompt_ids; i++) {
-            if (r->prompt_ids[i] < 0 || r->prompt_ids[i] >= g->model->vocab_size) {
-                cfg_error_set(&e, EINVAL, "prompt: token %d is %d, outside the vocabulary of %d", i, r->prompt_ids[i],
-                              g->model->vocab_size);
-                return prompt_failed(&e, err);
-            }
+        for (int i = 0; i < r->n_prompt_ids; i++)
             if (mdl_ids_add(out, r->prompt_ids[i]))
                 return prompt_failed(&(struct cfg_error){"out of memory"}, err);
-        }
         return true;
     }
     if (r->protocol == GW_COMPLETIONS) {
@@ -106,7 +102,10 @@ static void start_generation(struct gw_context *g, struct gw_exchange *x, enum g
         refuse(g, x, protocol, GW_REF_BUSY, 503, "server_error", "out_of_memory", "the server is out of memory");
         return;
     }
-    if (!gw_request_parse(protocol, h->body, h->len, &job->request, &err)) {
+    bool fine = gw_request_parse(protocol, h->body, h->len, &job->request, &err);
+    if (!fine || !gw_request_check_ids(&job->request, g->model->vocab_size, &err)) {
+        if (fine)
+            gw_request_free(&job->request);
         free(job);
         g->metrics.refused[GW_REF_BAD_REQUEST]++;
         gw_answer_error(g, x, protocol, &err);
@@ -208,14 +207,16 @@ static void count_tokens(struct gw_context *g, struct gw_exchange *x)
     struct gw_request r;
     struct gw_error err;
     struct mdl_ids ids = {0};
-    if (!gw_request_parse(GW_MESSAGES_COUNT, h->body, h->len, &r, &err)) {
+    if (!gw_request_parse_count(h->body, h->len, &r, &err)) {
         gw_answer_error(g, x, GW_MESSAGES, &err);
         return;
     }
-    if (gw_prompt_ids(g, &r, &ids, &err))
-        answer_json(x, 200, json_pack("{s:i}", "input_tokens", (int)ids.n));
+    struct gw_bytes b = {0};
+    if (gw_prompt_ids(g, &r, &ids, &err) && !gw_reply_count((int)ids.n, &b))
+        gw_exchange_reply(x, 200, "application/json", NULL, 0, b.p, b.n);
     else
         gw_answer_error(g, x, GW_MESSAGES, &err);
+    gw_bytes_free(&b);
     mdl_ids_free(&ids);
     gw_request_free(&r);
 }

@@ -62,13 +62,13 @@ static void begin(struct request *r)
     if (r->begun || r->job->gone)
         return;
     r->begun = true;
+    if (gw_reply_begin(r->reply, &r->usage, &r->out))
+        r->failed = -ENOMEM;
     if (!r->job->request.stream)
         return;
     snprintf(id, sizeof id, "%016llx", (unsigned long long)r->job->id);
     const struct gw_header all[] = {headers[0], headers[1], {"X-Request-Id", id}};
     gw_exchange_begin(r->job->x, 200, "text/event-stream; charset=utf-8", all, 3);
-    if (gw_reply_begin(r->reply, &r->usage, &r->out))
-        r->failed = -ENOMEM;
     flush(r);
 }
 
@@ -144,6 +144,7 @@ static void finish(struct request *r, enum act_finish how)
 {
     if (r->ended)
         return;
+    begin(r);
     r->piece.n = 0;
     if (mdl_tok_stream_end(&r->decode, &r->piece) || gw_output_push(r->output, r->piece.s, r->piece.n) ||
         gw_output_end(r->output))
@@ -157,7 +158,6 @@ static void finish(struct request *r, enum act_finish how)
         return;
     }
     if (!r->job->gone && r->job->request.stream) {
-        begin(r);
         flush(r);
         gw_exchange_end(r->job->x);
     } else if (!r->job->gone) {
@@ -435,7 +435,7 @@ static void request_stop(struct act_self *self, void *state, int reason)
     mdl_text_free(&r->piece);
     gw_output_free(r->output);
     gw_reply_free(r->reply);
-    free(r->out.p);
+    gw_bytes_free(&r->out);
     gw_request_free(&r->job->request);
     if (--r->g->requests == 0 && r->g->draining && r->g->drained)
         r->g->drained(r->g->ready_ctx);
