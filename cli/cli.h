@@ -33,5 +33,6 @@ int cli_score_run(int argc, char **argv);
 int cli_generate_run(int argc, char **argv);
 int cli_fidelity_run(int argc, char **argv);
 int cli_perplexity_run(int argc, char **argv);
+int cli_bench_run(int argc, char **argv);
 
 #endif
