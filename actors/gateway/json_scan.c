@@ -60,13 +60,9 @@ void gw_json_field_at(const char *text, size_t len, size_t at, char *out, size_t
             i = end;
             continue;
         }
-        if (c == '{' || c == '[')
-            depth++;
-        else if (c == '}' || c == ']')
-            depth--;
-        else if (c == ',' && depth == 1)
-            key = true;
-        if (depth == 1 && key && c == ',')
+        depth += c == '{' || c == '[' ? 1 : c == '}' || c == ']' ? -1 : 0;
+        key |= c == ',' && depth == 1;
+        if (depth < 1 || (depth == 1 && c == ','))
             *out = 0;
         i++;
     }

@@ -97,8 +97,10 @@ static bool parse(struct gw_parse *p, const char *body, size_t len)
     r->temperature = r->top_p = r->repetition_penalty = 1;
     r->parallel_tools = true;
     json_t *root = load_body(p, body, len);
-    if (!root)
+    if (!root) {
+        gw_request_free(r);
         return false;
+    }
     p->root = root;
     p->messages = json_array();
     p->conversation = json_object();

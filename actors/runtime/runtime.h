@@ -181,7 +181,8 @@ void act_busy(struct act_self *self, int64_t ns);
 /* ---- sending ---------------------------------------------------------------------------------------------------------
  *
  * Order: from one actor to another, messages of act_send, act_request and act_reply arrive in the order in which they
- * were sent. CANCEL and DOWN may overtake them.
+ * were sent, except that a reply goes past what is still in an outbox. CANCEL, DOWN and what act_return sends back may
+ * overtake others.
  *
  * Room: there is a limited number of messages on their way between two workers. act_send and act_request need room and
  * return -EAGAIN when there is none; m is then unchanged and still the caller's, and a ROOM message comes when it is
@@ -251,7 +252,8 @@ struct act_timer {
 void act_timer_at(struct act_self *self, struct act_timer *t, int64_t at, uint64_t tag);
 /* The same, from now on. */
 void act_timer_after(struct act_self *self, struct act_timer *t, int64_t ns, uint64_t tag);
-/* After this no TIMER of t comes, even when it had fired. Not pending: nothing. */
+/* After this no TIMER of t comes, even when it had fired, except one that is in the batch right now. Not pending:
+ * nothing. */
 void act_timer_cancel(struct act_self *self, struct act_timer *t);
 bool act_timer_pending(const struct act_timer *t);
 

@@ -344,6 +344,7 @@ static int decode_message(struct reader *r, int64_t now, struct act_msg *m, stru
 int act_wire_decode(struct act_runtime *rt, const uint8_t *bytes, size_t size, int64_t now, struct act_msg *out,
                     size_t *used, struct cfg_error *err)
 {
+    *out = (struct act_msg){0};
     *used = LENGTH_BYTES;
     if (size < LENGTH_BYTES)
         return -EAGAIN;

@@ -47,8 +47,8 @@ static int clocks_start(struct act_self *self, void *state, const void *arg)
         c->at[i] = act_now(self) + (int64_t)ms[i] * MS;
         act_timer_at(self, &c->timer[i], c->at[i], (uint64_t)i);
     }
-    act_timer_after(self, &c->never, 2 * MS, 99);
-    act_timer_after(self, &c->never, 10 * MS, 98); /* replaces */
+    act_timer_after(self, &c->never, 0, 99);
+    act_timer_after(self, &c->never, INT64_C(3600000) * MS, 98); /* replaces */
     return 0;
 }
 
