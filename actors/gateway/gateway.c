@@ -167,6 +167,21 @@ static void show_metrics(struct gw_context *g, struct gw_exchange *x)
     gw_bytes_free(&b);
 }
 
+static bool detokenize(struct gw_context *g, const json_t *list, struct mdl_text *out)
+{
+    struct mdl_tok_stream s;
+    size_t i;
+    json_t *v;
+    mdl_tok_stream_init(&s, g->tok, 0);
+    json_array_foreach (list, i, v) {
+        json_int_t id = json_integer_value(v);
+        if (!json_is_integer(v) || id < 0 || id >= mdl_tokenizer_vocab_size(g->tok) ||
+            mdl_tok_stream_push(&s, (int32_t)id, out))
+            return false;
+    }
+    return !mdl_tok_stream_end(&s, out);
+}
+
 static void tokenize(struct gw_context *g, struct gw_exchange *x, bool back)
 {
     const struct gw_http_request *h = gw_exchange_request(x);
@@ -186,12 +201,11 @@ static void tokenize(struct gw_context *g, struct gw_exchange *x, bool back)
         mdl_ids_free(&ids);
     } else if (back && json_is_array(in)) {
         struct mdl_text text = {0};
-        struct mdl_tok_stream s;
-        mdl_tok_stream_init(&s, g->tok, 0);
-        for (size_t i = 0; i < json_array_size(in); i++)
-            mdl_tok_stream_push(&s, (int32_t)json_integer_value(json_array_get(in, i)), &text);
-        mdl_tok_stream_end(&s, &text);
-        answer_json(x, 200, json_pack("{s:o}", "prompt", json_stringn(text.s ? text.s : "", text.n)));
+        if (detokenize(g, in, &text))
+            answer_json(x, 200, json_pack("{s:o}", "prompt", json_stringn(text.s ? text.s : "", text.n)));
+        else
+            refuse(g, x, GW_CHAT, GW_REF_BAD_REQUEST, 400, "invalid_request_error", "",
+                   "tokens: must be ids of this model's tokenizer");
         mdl_text_free(&text);
     } else {
         refuse(g, x, GW_CHAT, GW_REF_BAD_REQUEST, 400, "invalid_request_error", "",

@@ -84,7 +84,7 @@ Test(serve, tokenize_and_back)
     static const char *const bad[][2] = {
         {"/tokenize", "{}"}, {"/tokenize", "nonsense"}, {"/tokenize", "{\"prompt\":3}"}, {"/detokenize", "{\"tokens\":\"x\"}"},
         {"/detokenize", "{\"tokens\":[\"a\"]}"}, {"/detokenize", "{\"tokens\":[-1]}"}, {"/detokenize", "{\"tokens\":[99999999]}"},
-        {"/detokenize", "{\"tokens\":[4294967297]}"},
+        {"/detokenize", "{\"tokens\":[4294967297]}"}, {"/tokenize", "{\"prompt\":\"a\",\"prompt\":\"b\"}"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         r = ts_post(&server, bad[i][0], bad[i][1]);
@@ -107,7 +107,7 @@ Test(serve, every_protocol_gives_the_same_text_whole_and_streamed)
         cr_expect_eq(whole.output, 24, "%s: %d", ts_path(p), whole.output);
         cr_expect_eq(stream.output, 24, "%s: %d", ts_path(p), stream.output);
         cr_expect_eq(whole.prompt, stream.prompt);
-        cr_expect_gt(whole.prompt, 5);
+        cr_expect_gt(whole.prompt, 5, "%s: %d", ts_path(p), whole.prompt);
         ts_answer_free(&whole);
         ts_answer_free(&stream);
     }
@@ -349,7 +349,8 @@ static char *long_prompt(int words)
     return text;
 }
 
-/* In exact mode a hit changes nothing; the answer says how many tokens came from the cache. */
+/* In exact mode a hit changes nothing (and needs a long prompt, because the windows of all layers are made again); in the
+ * default mode equal hits give equal texts. The answer says how many tokens came from the cache. */
 Test(serve, a_repeated_prompt_comes_from_the_cache)
 {
     static const char *const mode[] = {"true", "false"};
@@ -357,7 +358,7 @@ Test(serve, a_repeated_prompt_comes_from_the_cache)
         char config[200];
         snprintf(config, sizeof config, GREEDY "kv = { block_tokens = 32; };\nreplay = { exact = %s; };\n", mode[m]);
         ts_server_start(&server, NULL, config);
-        char *prompt = long_prompt(60);
+        char *prompt = long_prompt(m ? 60 : 240);
         struct ts_answer cold = ts_ask(&server, TS_COMPLETIONS, prompt, 30, false, ""),
                          warm = ts_ask(&server, TS_COMPLETIONS, prompt, 30, true, ""),
                          salted = ts_ask(&server, TS_COMPLETIONS, prompt, 30, true, "\"cache_salt\":\"another tenant\""),
@@ -383,7 +384,7 @@ Test(serve, a_repeated_prompt_comes_from_the_cache)
 /* A conversation's second turn finds what the first turn's answer left behind. */
 Test(serve, a_second_turn_finds_the_first_one_and_its_answer)
 {
-    ts_server_start(&server, NULL, GREEDY "kv = { block_tokens = 16; };\nreplay = { exact = true; };\n");
+    ts_server_start(&server, NULL, GREEDY "kv = { block_tokens = 16; };\n");
     struct ts_answer first = ts_ask(&server, TS_COMPLETIONS, PROMPT, 60, false, "");
     char *all = NULL;
     cr_assert(asprintf(&all, "%s%s", PROMPT, first.text) > 0);

@@ -76,6 +76,9 @@ static void take_usage(struct ts_answer *a, const json_t *u)
     const json_t *out = json_object_get(u, openai ? "completion_tokens_details" : "output_tokens_details");
     int prompt = number_of(u, openai ? "prompt_tokens" : "input_tokens");
     int cached = in ? number_of(in, "cached_tokens") : number_of(u, "cache_read_input_tokens");
+    /* The messages protocol counts what came from the cache apart. */
+    if (prompt >= 0 && !openai && !in)
+        prompt += cached > 0 ? cached : 0;
     a->prompt = prompt >= 0 ? prompt : a->prompt;
     a->cached = cached >= 0 ? cached : a->cached;
     a->output = number_of(u, openai ? "completion_tokens" : "output_tokens");

@@ -21,8 +21,7 @@
 enum { DEADLINE_MS = 120000 };
 
 static const char base_config[] =
-    "model = { path = \"samples/tiny\"; name = \"tiny\"; };\n"
-    "log = { level = \"info\"; };\n"
+    "%slog = { level = \"info\"; };\n"
     "nodes = ({ name = \"local\"; roles = [\"gateway\", \"prefill\", \"decode\", \"expert\", \"kv\"];\n"
     "           listen = \"127.0.0.1:%d\"; });\n%s";
 
@@ -81,7 +80,8 @@ static bool launch(struct ts_server *s, const char *program)
 static bool write_config(struct ts_server *s, int port, const char *config)
 {
     char *text = NULL, *path = NULL;
-    if (asprintf(&text, base_config, port, config) < 0)
+    const char *model = strstr(config, "model = ") ? "" : "model = { path = \"samples/tiny\"; name = \"tiny\"; };\n";
+    if (asprintf(&text, base_config, model, port, config) < 0)
         return false;
     path = ts_write_file(s->dir, "weft.conf", text);
     free(text);
