@@ -239,6 +239,8 @@ int act_server_new(const struct cfg_config *config, const char *node_name, struc
 int act_server_start(struct act_server *s, int *port, struct cfg_error *err)
 {
     int r = act_runtime_start(s->rt, err);
+    if (r && s->gateway.failure[0])
+        cfg_error_set(err, -r, "%s", s->gateway.failure);
     if (r)
         return r;
     pthread_mutex_lock(&s->lock);

@@ -441,8 +441,8 @@ static void request_stop(struct act_self *self, void *state, int reason)
     gw_reply_free(r->reply);
     gw_bytes_free(&r->out);
     gw_request_free(&r->job->request);
-    if (--r->g->requests == 0 && r->g->draining && r->g->drained)
-        r->g->drained(r->g->ready_ctx);
+    if (--r->g->requests == 0 && r->g->draining && r->g->self)
+        act_yield(r->g->self);
     free(r->job);
 }
 
