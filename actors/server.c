@@ -195,6 +195,8 @@ static int spawn_all(struct act_server *s, struct cfg_error *err)
     spec = (struct act_spawn){.behaviour = &gw_gateway_behaviour, .worker = WORKER_IO, .arg = &s->gateway, .outbox = 64};
     if (!r)
         r = act_runtime_spawn(s->rt, &spec, &s->gateway_addr, err);
+    if (r && s->gateway.failure[0])
+        cfg_error_set(err, -r, "%s", s->gateway.failure);
     e->observer = s->gateway_addr;
     return r;
 }
@@ -239,8 +241,6 @@ int act_server_new(const struct cfg_config *config, const char *node_name, struc
 int act_server_start(struct act_server *s, int *port, struct cfg_error *err)
 {
     int r = act_runtime_start(s->rt, err);
-    if (r && s->gateway.failure[0])
-        cfg_error_set(err, -r, "%s", s->gateway.failure);
     if (r)
         return r;
     pthread_mutex_lock(&s->lock);
