@@ -47,7 +47,7 @@ struct gw_output {
     /* Tool markup. */
     bool in_block;          /* behind an opening wrapper */
     bool skip_space;        /* between elements of a block */
-    struct gw_bytes opener; /* the wrapper and the space behind it until a call begins: given back when none does */
+    struct gw_bytes opener; /* the wrapper and the space behind it until a call begins; given back when none does */
     int calls, repaired;
     bool call_repaired, has_args, string_value, value_newline;
     struct gw_bytes loose; /* text inside a call that belongs to no parameter */
@@ -59,8 +59,7 @@ void gw_out_flush(struct gw_output *o);
 void gw_out_emit(struct gw_output *o, enum gw_event_kind kind, const char *s, size_t n);
 /* Text of the current section, through newline rules and (answer) stop strings. */
 void gw_out_section_text(struct gw_output *o, const char *s, size_t n);
-/* A marker follows: what might have begun a stop string is text; trailing newlines are dropped, or kept in *newlines. */
-void gw_out_section_break(struct gw_output *o, size_t *newlines);
+/* The section ends: what might have begun a stop string is text, newlines behind it are dropped. The answer begins. */
 void gw_out_answer(struct gw_output *o);
 
 /* tool_calls.c */

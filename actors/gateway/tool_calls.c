@@ -269,16 +269,12 @@ static void give_back_opener(struct gw_output *o)
     gw_bytes_free(&text);
 }
 
+/* The text before it stays as it is, stop strings half seen included, until it is known that a call follows. */
 static void open_wrapper(struct gw_output *o, const char *tag, size_t n)
 {
-    size_t newlines;
     close_open(o);
     if (o->state != GW_OUT_TEXT)
         return;
-    gw_out_section_break(o, &newlines);
-    if (!o->in_block && !o->calls)
-        for (; newlines; newlines--)
-            gw_bytes_add(&o->opener, "\n", 1);
     if (!o->calls)
         gw_bytes_add(&o->opener, tag, n);
     o->in_block = true;

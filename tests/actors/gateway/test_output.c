@@ -300,6 +300,14 @@ Test(output, stop_strings_do_not_match_elsewhere)
     check_stop(&s, "x</think>y<z", "R[x]T[y]", "<");
 }
 
+Test(output, stop_strings_reach_into_what_is_given_back)
+{
+    const struct setup s = {.stop = {"a<", "\n\n<\xef", ">x"}};
+    check_stop(&s, "a" CALLS "b", "", "a<");
+    check_stop(&s, "b\n\n" CALLS "b", "T[b]", "\n\n<\xef");
+    check_stop(&s, "b<" D " calls>x", "T[b<" D " calls]", ">x");
+}
+
 Test(output, stop_strings_with_long_borders)
 {
     const struct setup s = {.stop = {"aaaaaaab"}};
