@@ -1,5 +1,5 @@
-/* Sections and stop strings. Each byte passes: UTF-8 decoder, tag recognition, then the current element: a section's text
- * (newline rules, stop strings) or a call (tool_calls.c). Events of one kind are joined per push. */
+/* Sections and stop strings. Each byte passes: UTF-8 decoder, tag recognition, then the current element: a section's
+ * text (newline rules, stop strings) or a call (tool_calls.c). Events of one kind are joined per push. */
 #include "actors/gateway/output.h"
 
 #include <errno.h>

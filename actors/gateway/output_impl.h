@@ -3,11 +3,12 @@
 #define WEFT_GATEWAY_OUTPUT_IMPL_H
 
 #include "actors/gateway/bytes.h"
+#include "actors/gateway/json_check.h"
 #include "actors/gateway/output.h"
 #include "actors/gateway/request.h"
 #include "model/utf8.h"
 
-enum { GW_TAG_MAX = 512, GW_NAME_MAX = 256, GW_BLOCK_SPACE = 256 };
+enum { GW_TAG_MAX = 512, GW_NAME_MAX = 256, GW_BLOCK_SPACE = 256, GW_VALUE_HELD = 1024 };
 
 enum gw_output_state {
     GW_OUT_TEXT,  /* reasoning or answer; also between the calls of a block */
@@ -31,8 +32,8 @@ struct gw_output {
     size_t newlines; /* held back at the end of the section's text */
 
     struct mdl_utf8 utf8;
-    struct mdl_text chars;      /* complete characters of one push */
-    char tag[GW_TAG_MAX];       /* bytes that may become a marker or a tag; the first is '<' */
+    struct mdl_text chars; /* complete characters of one push */
+    char tag[GW_TAG_MAX];  /* bytes that may become a marker or a tag; the first is '<' */
     size_t tag_len;
 
     struct gw_stop_match stop[GW_MAX_STOPS];
@@ -51,7 +52,9 @@ struct gw_output {
     int calls, repaired;
     bool call_repaired, has_args, string_value, value_newline;
     struct gw_bytes loose; /* text inside a call that belongs to no parameter */
-    struct gw_bytes value; /* a value that is not a string, until it is complete */
+    struct gw_bytes value; /* a value that is not a string: its first GW_VALUE_HELD bytes, then it flows */
+    struct gw_json_check json;
+    bool value_flows, value_bad; /* bad: it is no JSON from here on */
 };
 
 /* output.c */

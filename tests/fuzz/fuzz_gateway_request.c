@@ -36,7 +36,7 @@ static void check_reply(const struct gw_request *r)
 {
     static const struct gw_usage usage = {5, 1, 2, 1};
     static const struct gw_event events[] = {
-        {GW_EV_REASONING, 0, "a", 1}, {GW_EV_TEXT, 0, "b", 1},  {GW_EV_CALL_BEGIN, 0, "f", 1},
+        {GW_EV_REASONING, 0, "a", 1},  {GW_EV_TEXT, 0, "b", 1},    {GW_EV_CALL_BEGIN, 0, "f", 1},
         {GW_EV_CALL_ARGS, 0, "{}", 2}, {GW_EV_CALL_END, 0, "", 0},
     };
     struct gw_bytes out = {0};

@@ -57,61 +57,74 @@ static char *reply(enum gw_protocol protocol, const char *more, int what, enum g
     return out.p;
 }
 
-static void want(enum gw_protocol protocol, const char *more, int what, enum gw_finish f, const char *stop, const char *text)
+static void want(enum gw_protocol protocol, const char *more, int what, enum gw_finish f, const char *stop,
+                 const char *text)
 {
     char *got = reply(protocol, more, what, f, stop);
     cr_expect_str_eq(got, text);
     free(got);
 }
 
-#define CHUNK "data: {\"id\":\"chatcmpl-1f\",\"object\":\"chat.completion.chunk\",\"created\":1700000000,\"model\":\"tiny\",\"choices\":["
+#define CHUNK                                                                                                          \
+    "data: "                                                                                                           \
+    "{\"id\":\"chatcmpl-1f\",\"object\":\"chat.completion.chunk\",\"created\":1700000000,\"model\":\"tiny\","          \
+    "\"choices\":["
 #define DELTA(d) CHUNK "{\"index\":0,\"delta\":{" d "},\"logprobs\":null,\"finish_reason\":null}]"
 #define USAGE                                                                                                          \
-    "\"usage\":{\"prompt_tokens\":10,\"completion_tokens\":6,\"total_tokens\":16,\"prompt_tokens_details\":{"              \
+    "\"usage\":{\"prompt_tokens\":10,\"completion_tokens\":6,\"total_tokens\":16,\"prompt_tokens_details\":{"          \
     "\"cached_tokens\":4},\"completion_tokens_details\":{\"reasoning_tokens\":2}}"
 
 Test(reply, chat_stream)
 {
-    want(GW_CHAT, ",\"stream\":true", REASONING | TEXT | CALL, GW_FINISH_STOP, NULL,
-         DELTA("\"role\":\"assistant\",\"content\":\"\"") "}\n\n"
-         DELTA("\"reasoning_content\":\"hm\"") "}\n\n"
-         DELTA("\"content\":\"a\\\"\"") "}\n\n"
-         DELTA("\"content\":\"\xc3\xa9\"") "}\n\n"
-         DELTA("\"tool_calls\":[{\"index\":0,\"id\":\"call_1f_0\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"\"}}]") "}\n\n"
-         DELTA("\"tool_calls\":[{\"index\":0,\"function\":{\"arguments\":\"{\\\"x\\\": \"}}]") "}\n\n"
-         DELTA("\"tool_calls\":[{\"index\":0,\"function\":{\"arguments\":\"1}\"}}]") "}\n\n"
-         CHUNK "{\"index\":0,\"delta\":{},\"logprobs\":null,\"finish_reason\":\"tool_calls\"}]}\n\n"
-         "data: [DONE]\n\n");
+    want(
+        GW_CHAT, ",\"stream\":true", REASONING | TEXT | CALL, GW_FINISH_STOP, NULL,
+        DELTA("\"role\":\"assistant\",\"content\":\"\"") "}\n\n" DELTA("\"reasoning_content\":\"hm\"") "}\n\n" DELTA("\"content\":\"a\\\"\"") "}\n\n" DELTA("\"content\":\"\xc3\xa9\"") "}\n\n" DELTA(
+            "\"tool_calls\":[{\"index\":0,\"id\":\"call_1f_0\",\"type\":\"function\",\"function\":{\"name\":\"f\","
+            "\"arguments\":\"\"}}]") "}\n\n" DELTA("\"tool_calls\":[{\"index\":0,\"function\":{\"arguments\":\"{"
+                                                   "\\\"x\\\": \"}}]") "}\n\n" DELTA("\"tool_calls\":[{\"index\":0,"
+                                                                                     "\"function\":{\"arguments\":\"1}"
+                                                                                     "\"}}]") "}\n\n" CHUNK
+                                                                                              "{\"index\":0,\"delta\":{"
+                                                                                              "},\"logprobs\":null,"
+                                                                                              "\"finish_reason\":"
+                                                                                              "\"tool_calls\"}]}\n\n"
+                                                                                              "data: [DONE]\n\n");
 }
 
 Test(reply, chat_stream_with_usage)
 {
     want(GW_CHAT, ",\"stream\":true,\"stream_options\":{\"include_usage\":true}", 0, GW_FINISH_LENGTH, NULL,
-         DELTA("\"role\":\"assistant\",\"content\":\"\"") ",\"usage\":null}\n\n"
-         CHUNK "{\"index\":0,\"delta\":{},\"logprobs\":null,\"finish_reason\":\"length\"}],\"usage\":null}\n\n"
-         CHUNK "]," USAGE "}\n\n"
-         "data: [DONE]\n\n");
+         DELTA("\"role\":\"assistant\",\"content\":\"\"") ",\"usage\":null}\n\n" CHUNK
+                                                          "{\"index\":0,\"delta\":{},\"logprobs\":null,\"finish_"
+                                                          "reason\":\"length\"}],\"usage\":null}\n\n" CHUNK "]," USAGE
+                                                          "}\n\n"
+                                                          "data: [DONE]\n\n");
 }
 
-#define WHOLE "{\"id\":\"chatcmpl-1f\",\"object\":\"chat.completion\",\"created\":1700000000,\"model\":\"tiny\",\"choices\":["
+#define WHOLE                                                                                                          \
+    "{\"id\":\"chatcmpl-1f\",\"object\":\"chat.completion\",\"created\":1700000000,\"model\":\"tiny\",\"choices\":["
 
 Test(reply, chat_whole)
 {
     want(GW_CHAT, "", TEXT, GW_FINISH_STOP_SEQUENCE, "x",
          WHOLE "{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"a\\\"\xc3\xa9\",\"refusal\":null},"
-         "\"logprobs\":null,\"finish_reason\":\"stop\"}]," USAGE "}");
+               "\"logprobs\":null,\"finish_reason\":\"stop\"}]," USAGE "}");
     want(GW_CHAT, "", REASONING | CALL, GW_FINISH_TOOL_CALLS, NULL,
-         WHOLE "{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":null,\"refusal\":null,\"reasoning_content\":\"hm\","
-         "\"tool_calls\":[{\"id\":\"call_1f_0\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"x\\\": 1}\"}}]},"
-         "\"logprobs\":null,\"finish_reason\":\"tool_calls\"}]," USAGE "}");
+         WHOLE "{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":null,\"refusal\":null,\"reasoning_"
+               "content\":\"hm\","
+               "\"tool_calls\":[{\"id\":\"call_1f_0\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":"
+               "\"{\\\"x\\\": 1}\"}}]},"
+               "\"logprobs\":null,\"finish_reason\":\"tool_calls\"}]," USAGE "}");
 }
 
-#define TEXT_CHUNK "{\"id\":\"cmpl-1f\",\"object\":\"text_completion\",\"created\":1700000000,\"model\":\"tiny\",\"choices\":["
+#define TEXT_CHUNK                                                                                                     \
+    "{\"id\":\"cmpl-1f\",\"object\":\"text_completion\",\"created\":1700000000,\"model\":\"tiny\",\"choices\":["
 
 Test(reply, completions)
 {
     want(GW_COMPLETIONS, "", TEXT, GW_FINISH_LENGTH, NULL,
-         TEXT_CHUNK "{\"index\":0,\"text\":\"a\\\"\xc3\xa9\",\"logprobs\":null,\"finish_reason\":\"length\"}]," USAGE "}");
+         TEXT_CHUNK "{\"index\":0,\"text\":\"a\\\"\xc3\xa9\",\"logprobs\":null,\"finish_reason\":\"length\"}]," USAGE
+                    "}");
     want(GW_COMPLETIONS, ",\"stream\":true,\"echo\":true", TEXT, GW_FINISH_STOP, NULL,
          "data: " TEXT_CHUNK "{\"index\":0,\"text\":\"Hi\",\"logprobs\":null,\"finish_reason\":null}]}\n\n"
          "data: " TEXT_CHUNK "{\"index\":0,\"text\":\"a\\\"\",\"logprobs\":null,\"finish_reason\":null}]}\n\n"
@@ -124,9 +137,10 @@ Test(reply, completions)
 
 #define MSG_HEAD "{\"id\":\"msg_1f\",\"type\":\"message\",\"role\":\"assistant\",\"model\":\"tiny\",\"content\":["
 #define MSG_USAGE(n)                                                                                                   \
-    "\"usage\":{\"input_tokens\":6,\"cache_creation_input_tokens\":0,\"cache_read_input_tokens\":4,\"output_tokens\":" n "}"
+    "\"usage\":{\"input_tokens\":6,\"cache_creation_input_tokens\":0,\"cache_read_input_tokens\":4,\"output_"          \
+    "tokens\":" n "}"
 #define BLOCK(i, type, field)                                                                                          \
-    "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":" i ",\"delta\":{\"type\":\"" type    \
+    "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":" i ",\"delta\":{\"type\":\"" type  \
     "\"," field "}}\n\n"
 #define BLOCK_STOP(i) "event: content_block_stop\ndata: {\"type\":\"content_block_stop\",\"index\":" i "}\n\n"
 
@@ -134,33 +148,37 @@ Test(reply, messages_stream)
 {
     want(GW_MESSAGES, ",\"stream\":true", REASONING | TEXT | CALL, GW_FINISH_STOP, NULL,
          "event: message_start\ndata: {\"type\":\"message_start\",\"message\":" MSG_HEAD
-         "],\"stop_reason\":null,\"stop_sequence\":null," MSG_USAGE("0") "}}\n\n"
-         "event: content_block_start\ndata: {\"type\":\"content_block_start\",\"index\":0,\"content_block\":{\"type\":\"thinking\","
-         "\"thinking\":\"\",\"signature\":\"\"}}\n\n"
-         BLOCK("0", "thinking_delta", "\"thinking\":\"hm\"")
-         BLOCK("0", "signature_delta", "\"signature\":\"sig_1f\"")
-         BLOCK_STOP("0")
-         "event: content_block_start\ndata: {\"type\":\"content_block_start\",\"index\":1,\"content_block\":{\"type\":\"text\","
-         "\"text\":\"\"}}\n\n"
-         BLOCK("1", "text_delta", "\"text\":\"a\\\"\"")
-         BLOCK("1", "text_delta", "\"text\":\"\xc3\xa9\"")
-         BLOCK_STOP("1")
-         "event: content_block_start\ndata: {\"type\":\"content_block_start\",\"index\":2,\"content_block\":{\"type\":\"tool_use\","
-         "\"id\":\"toolu_1f_0\",\"name\":\"f\",\"input\":{}}}\n\n"
-         BLOCK("2", "input_json_delta", "\"partial_json\":\"{\\\"x\\\": \"")
-         BLOCK("2", "input_json_delta", "\"partial_json\":\"1}\"")
-         BLOCK_STOP("2")
-         "event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"tool_use\",\"stop_sequence\":null},"
-         MSG_USAGE("6") "}\n\n"
-         "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n");
+         "],\"stop_reason\":null,\"stop_sequence\":null," MSG_USAGE(
+             "0") "}}\n\n"
+                  "event: content_block_start\ndata: "
+                  "{\"type\":\"content_block_start\",\"index\":0,\"content_block\":{\"type\":\"thinking\","
+                  "\"thinking\":\"\",\"signature\":\"\"}}\n\n" BLOCK("0", "thinking_delta", "\"thinking\":\"hm\"")
+                      BLOCK("0", "signature_delta", "\"signature\":\"sig_1f\"") BLOCK_STOP(
+                          "0") "event: content_block_start\ndata: "
+                               "{\"type\":\"content_block_start\",\"index\":1,\"content_block\":{\"type\":\"text\","
+                               "\"text\":\"\"}}\n\n" BLOCK("1", "text_delta", "\"text\":\"a\\\"\"")
+                                   BLOCK("1", "text_delta", "\"text\":\"\xc3\xa9\"") BLOCK_STOP(
+                                       "1") "event: content_block_start\ndata: "
+                                            "{\"type\":\"content_block_start\",\"index\":2,\"content_block\":{\"type\":"
+                                            "\"tool_use\","
+                                            "\"id\":\"toolu_1f_0\",\"name\":\"f\",\"input\":{}}}\n\n" BLOCK(
+                                                "2", "input_json_delta", "\"partial_json\":\"{\\\"x\\\": \"")
+                                                BLOCK("2", "input_json_delta", "\"partial_json\":\"1}\"") BLOCK_STOP(
+                                                    "2") "event: message_delta\ndata: "
+                                                         "{\"type\":\"message_delta\",\"delta\":{\"stop_reason\":"
+                                                         "\"tool_use\",\"stop_sequence\":null}," MSG_USAGE(
+                                                             "6") "}\n\n"
+                                                                  "event: message_stop\ndata: "
+                                                                  "{\"type\":\"message_stop\"}\n\n");
 }
 
 Test(reply, messages_whole)
 {
     want(GW_MESSAGES, "", REASONING | TEXT | CALL, GW_FINISH_LENGTH, NULL,
-         MSG_HEAD "{\"type\":\"thinking\",\"thinking\":\"hm\",\"signature\":\"sig_1f\"},{\"type\":\"text\",\"text\":\"a\\\"\xc3\xa9\"},"
-         "{\"type\":\"tool_use\",\"id\":\"toolu_1f_0\",\"name\":\"f\",\"input\":{\"x\": 1}}],"
-         "\"stop_reason\":\"max_tokens\",\"stop_sequence\":null," MSG_USAGE("6") "}");
+         MSG_HEAD "{\"type\":\"thinking\",\"thinking\":\"hm\",\"signature\":\"sig_1f\"},{\"type\":\"text\",\"text\":"
+                  "\"a\\\"\xc3\xa9\"},"
+                  "{\"type\":\"tool_use\",\"id\":\"toolu_1f_0\",\"name\":\"f\",\"input\":{\"x\": 1}}],"
+                  "\"stop_reason\":\"max_tokens\",\"stop_sequence\":null," MSG_USAGE("6") "}");
     want(GW_MESSAGES, "", 0, GW_FINISH_STOP_SEQUENCE, "EN\"D",
          MSG_HEAD "],\"stop_reason\":\"stop_sequence\",\"stop_sequence\":\"EN\\\"D\"," MSG_USAGE("6") "}");
     want(GW_MESSAGES, "", 0, GW_FINISH_STOP, NULL,
@@ -194,13 +212,26 @@ static struct frames parse_frames(const char *text)
 Test(reply, responses_stream)
 {
     static const char *const types[] = {
-        "response.created", "response.in_progress",
-        "response.output_item.added", "response.content_part.added", "response.reasoning_text.delta",
-        "response.reasoning_text.done", "response.content_part.done", "response.output_item.done",
-        "response.output_item.added", "response.content_part.added", "response.output_text.delta",
-        "response.output_text.delta", "response.output_text.done", "response.content_part.done", "response.output_item.done",
-        "response.output_item.added", "response.function_call_arguments.delta", "response.function_call_arguments.delta",
-        "response.function_call_arguments.done", "response.output_item.done",
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.reasoning_text.delta",
+        "response.reasoning_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.output_item.added",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "response.output_item.done",
         "response.completed",
     };
     enum { N = sizeof types / sizeof *types };
@@ -225,28 +256,36 @@ Test(reply, responses_stream)
 }
 
 #define RESP_TAIL                                                                                                      \
-    ",\"usage\":{\"input_tokens\":10,\"input_tokens_details\":{\"cached_tokens\":4},\"output_tokens\":6,"                  \
-    "\"output_tokens_details\":{\"reasoning_tokens\":2},\"total_tokens\":16},\"instructions\":null,"                      \
-    "\"max_output_tokens\":9,\"metadata\":{\"k\":\"v\"},\"parallel_tool_calls\":true,\"reasoning\":{\"effort\":null,"       \
-    "\"summary\":null},\"temperature\":null,\"text\":{\"format\":{\"type\":\"text\"}},\"tool_choice\":\"auto\","            \
-    "\"tools\":[],\"top_p\":null,\"user\":null,\"previous_response_id\":null,\"store\":false,\"top_logprobs\":0,"          \
+    ",\"usage\":{\"input_tokens\":10,\"input_tokens_details\":{\"cached_tokens\":4},\"output_tokens\":6,"              \
+    "\"output_tokens_details\":{\"reasoning_tokens\":2},\"total_tokens\":16},\"instructions\":null,"                   \
+    "\"max_output_tokens\":9,\"metadata\":{\"k\":\"v\"},\"parallel_tool_calls\":true,\"reasoning\":{\"effort\":null,"  \
+    "\"summary\":null},\"temperature\":null,\"text\":{\"format\":{\"type\":\"text\"}},\"tool_choice\":\"auto\","       \
+    "\"tools\":[],\"top_p\":null,\"user\":null,\"previous_response_id\":null,\"store\":false,\"top_logprobs\":0,"      \
     "\"truncation\":\"disabled\"}"
 
 Test(reply, responses_whole)
 {
-    want(GW_RESPONSES, ",\"max_output_tokens\":9,\"metadata\":{\"k\":\"v\"}", REASONING | TEXT | CALL, GW_FINISH_STOP, NULL,
-         "{\"id\":\"resp_1f\",\"object\":\"response\",\"created_at\":1700000000,\"background\":false,\"model\":\"tiny\","
-         "\"status\":\"completed\",\"error\":null,\"incomplete_details\":null,\"output\":["
-         "{\"id\":\"rs_1f_0\",\"status\":\"completed\",\"type\":\"reasoning\",\"summary\":[],\"content\":[{\"type\":\"reasoning_text\",\"text\":\"hm\"}]},"
-         "{\"id\":\"msg_1f_1\",\"status\":\"completed\",\"type\":\"message\",\"role\":\"assistant\",\"content\":[{\"type\":\"output_text\","
-         "\"annotations\":[],\"logprobs\":[],\"text\":\"a\\\"\xc3\xa9\"}]},"
-         "{\"id\":\"fc_1f_2\",\"status\":\"completed\",\"type\":\"function_call\",\"call_id\":\"call_1f_2\",\"name\":\"f\","
-         "\"arguments\":\"{\\\"x\\\": 1}\"}]" RESP_TAIL);
-    want(GW_RESPONSES, ",\"max_output_tokens\":9,\"metadata\":{\"k\":\"v\"}", TEXT, GW_FINISH_LENGTH, NULL,
-         "{\"id\":\"resp_1f\",\"object\":\"response\",\"created_at\":1700000000,\"background\":false,\"model\":\"tiny\","
-         "\"status\":\"incomplete\",\"error\":null,\"incomplete_details\":{\"reason\":\"max_output_tokens\"},\"output\":["
-         "{\"id\":\"msg_1f_0\",\"status\":\"incomplete\",\"type\":\"message\",\"role\":\"assistant\",\"content\":[{\"type\":\"output_text\","
-         "\"annotations\":[],\"logprobs\":[],\"text\":\"a\\\"\xc3\xa9\"}]}]" RESP_TAIL);
+    want(
+        GW_RESPONSES, ",\"max_output_tokens\":9,\"metadata\":{\"k\":\"v\"}", REASONING | TEXT | CALL, GW_FINISH_STOP,
+        NULL,
+        "{\"id\":\"resp_1f\",\"object\":\"response\",\"created_at\":1700000000,\"background\":false,\"model\":\"tiny\","
+        "\"status\":\"completed\",\"error\":null,\"incomplete_details\":null,\"output\":["
+        "{\"id\":\"rs_1f_0\",\"status\":\"completed\",\"type\":\"reasoning\",\"summary\":[],\"content\":[{\"type\":"
+        "\"reasoning_text\",\"text\":\"hm\"}]},"
+        "{\"id\":\"msg_1f_1\",\"status\":\"completed\",\"type\":\"message\",\"role\":\"assistant\",\"content\":[{"
+        "\"type\":\"output_text\","
+        "\"annotations\":[],\"logprobs\":[],\"text\":\"a\\\"\xc3\xa9\"}]},"
+        "{\"id\":\"fc_1f_2\",\"status\":\"completed\",\"type\":\"function_call\",\"call_id\":\"call_1f_2\",\"name\":"
+        "\"f\","
+        "\"arguments\":\"{\\\"x\\\": 1}\"}]" RESP_TAIL);
+    want(
+        GW_RESPONSES, ",\"max_output_tokens\":9,\"metadata\":{\"k\":\"v\"}", TEXT, GW_FINISH_LENGTH, NULL,
+        "{\"id\":\"resp_1f\",\"object\":\"response\",\"created_at\":1700000000,\"background\":false,\"model\":\"tiny\","
+        "\"status\":\"incomplete\",\"error\":null,\"incomplete_details\":{\"reason\":\"max_output_tokens\"},\"output\":"
+        "["
+        "{\"id\":\"msg_1f_0\",\"status\":\"incomplete\",\"type\":\"message\",\"role\":\"assistant\",\"content\":[{"
+        "\"type\":\"output_text\","
+        "\"annotations\":[],\"logprobs\":[],\"text\":\"a\\\"\xc3\xa9\"}]}]" RESP_TAIL);
 }
 
 /* ---- log-probabilities ---- */
@@ -285,15 +324,18 @@ static char *with_logprobs(enum gw_protocol protocol, const char *more)
 Test(reply, chat_logprobs_go_with_their_text)
 {
     char *text = with_logprobs(GW_CHAT, ",\"logprobs\":true,\"top_logprobs\":1,\"stream\":true");
-    cr_expect_str_eq(text,
-                     DELTA("\"role\":\"assistant\",\"content\":\"\"") "}\n\n"
-                     CHUNK "{\"index\":0,\"delta\":{\"content\":\"\xc3\xa9\"},\"logprobs\":{\"content\":[" LP1 "," LP2
-                     "],\"refusal\":null},\"finish_reason\":null}]}\n\n"
-                     CHUNK "{\"index\":0,\"delta\":{},\"logprobs\":{\"content\":[" LP3 "],\"refusal\":null},\"finish_reason\":\"stop\"}]}\n\n"
-                     "data: [DONE]\n\n");
+    cr_expect_str_eq(
+        text,
+        DELTA("\"role\":\"assistant\",\"content\":\"\"") "}\n\n" CHUNK "{\"index\":0,\"delta\":{\"content\":"
+                                                         "\"\xc3\xa9\"},\"logprobs\":{\"content\":[" LP1 "," LP2
+                                                         "],\"refusal\":null},\"finish_reason\":null}]}\n\n" CHUNK
+                                                         "{\"index\":0,\"delta\":{},\"logprobs\":{\"content\":[" LP3
+                                                         "],\"refusal\":null},\"finish_reason\":\"stop\"}]}\n\n"
+                                                         "data: [DONE]\n\n");
     free(text);
     text = with_logprobs(GW_CHAT, ",\"logprobs\":true,\"top_logprobs\":1");
-    cr_expect_not_null(strstr(text, "\"logprobs\":{\"content\":[" LP1 "," LP2 "," LP3 "],\"refusal\":null}"), "%s", text);
+    cr_expect_not_null(strstr(text, "\"logprobs\":{\"content\":[" LP1 "," LP2 "," LP3 "],\"refusal\":null}"), "%s",
+                       text);
     free(text);
     text = with_logprobs(GW_CHAT, "");
     cr_expect_not_null(strstr(text, "\"logprobs\":null"));
@@ -303,10 +345,12 @@ Test(reply, chat_logprobs_go_with_their_text)
 Test(reply, completions_logprobs)
 {
     char *text = with_logprobs(GW_COMPLETIONS, ",\"logprobs\":1");
-    cr_expect_not_null(strstr(text, "\"logprobs\":{\"tokens\":[\"bytes:\\\\xc3\",\"bytes:\\\\xa9\",\"z\"],"
-                                    "\"token_logprobs\":[-0.5,-9999,-1],\"text_offset\":[0,1,1],"
-                                    "\"top_logprobs\":[{\"bytes:\\\\xc3\":-0.25},{\"bytes:\\\\xc3\":-0.25},{\"bytes:\\\\xc3\":-0.25}]}"),
-                       "%s", text);
+    cr_expect_not_null(
+        strstr(text,
+               "\"logprobs\":{\"tokens\":[\"bytes:\\\\xc3\",\"bytes:\\\\xa9\",\"z\"],"
+               "\"token_logprobs\":[-0.5,-9999,-1],\"text_offset\":[0,1,1],"
+               "\"top_logprobs\":[{\"bytes:\\\\xc3\":-0.25},{\"bytes:\\\\xc3\":-0.25},{\"bytes:\\\\xc3\":-0.25}]}"),
+        "%s", text);
     free(text);
 }
 
@@ -341,15 +385,20 @@ static char *failing(enum gw_protocol protocol)
 Test(reply, failures_end_a_stream_in_its_own_way)
 {
     char *text = failing(GW_CHAT);
-    cr_expect_str_eq(text, ": keep-alive\n\ndata: {\"error\":{\"message\":\"broken\",\"type\":\"server_error\",\"param\":null,\"code\":null}}\n\n");
+    cr_expect_str_eq(text,
+                     ": keep-alive\n\ndata: "
+                     "{\"error\":{\"message\":\"broken\",\"type\":\"server_error\",\"param\":null,\"code\":null}}\n\n");
     free(text);
     text = failing(GW_MESSAGES);
-    cr_expect_str_eq(text, "event: ping\ndata: {\"type\":\"ping\"}\n\n"
-                           "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"api_error\",\"message\":\"broken\"}}\n\n");
+    cr_expect_str_eq(
+        text, "event: ping\ndata: {\"type\":\"ping\"}\n\n"
+              "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"api_error\",\"message\":\"broken\"}}\n\n");
     free(text);
     text = failing(GW_RESPONSES);
-    cr_expect_not_null(strstr(text, "event: response.failed\ndata: {\"type\":\"response.failed\",\"sequence_number\":2,\"response\":{"));
-    cr_expect_not_null(strstr(text, "\"status\":\"failed\",\"error\":{\"code\":\"server_error\",\"message\":\"broken\"}"));
+    cr_expect_not_null(strstr(
+        text, "event: response.failed\ndata: {\"type\":\"response.failed\",\"sequence_number\":2,\"response\":{"));
+    cr_expect_not_null(
+        strstr(text, "\"status\":\"failed\",\"error\":{\"code\":\"server_error\",\"message\":\"broken\"}"));
     free(text);
 }
 
