@@ -453,7 +453,7 @@ static void settle(struct act_self *self, struct act_owed *o)
     self->owed_free = (uint16_t)(o - self->owed + 1);
 }
 
-int act_reply(struct act_self *self, struct act_promise *p, struct act_msg *m)
+static int reply(struct act_self *self, struct act_promise *p, struct act_msg *m, struct act_addr src)
 {
     struct act_owed *o = find_owed(self, p);
     if (!o)
@@ -461,7 +461,7 @@ int act_reply(struct act_self *self, struct act_promise *p, struct act_msg *m)
     const char *wrong = m->type == ACT_UNDELIVERABLE ? "it is the runtime's" : act_msg_check(m);
     if (wrong)
         return refuse(self, m, wrong);
-    m->src = actor_addr(self);
+    m->src = src;
     m->dst = o->to;
     m->request = o->request;
     m->attempt = o->attempt;
@@ -473,6 +473,16 @@ int act_reply(struct act_self *self, struct act_promise *p, struct act_msg *m)
     worker_put(self->worker, to, m);
     m->buf = NULL;
     return 0;
+}
+
+int act_reply(struct act_self *self, struct act_promise *p, struct act_msg *m)
+{
+    return reply(self, p, m, actor_addr(self));
+}
+
+int act_forward_reply(struct act_self *self, struct act_promise *p, struct act_msg *m)
+{
+    return reply(self, p, m, m->src);
 }
 
 void act_return(struct act_self *self, struct act_msg *m)

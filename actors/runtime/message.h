@@ -89,7 +89,7 @@ struct act_msg {
     struct act_addr src; /* set by the runtime */
     struct act_addr dst;
     uint64_t request;    /* id of the request it belongs to; chosen by its owner, 0: none */
-    int64_t deadline;    /* ns on the runtime's clock; ACT_NEVER; crosses nodes as the time that remains */
+    int64_t deadline;    /* ns on the runtime's clock, for actors to look at; ACT_NEVER; crosses as what remains */
     struct act_buf *buf; /* NULL: none; moves with the message */
     union {
         uint8_t data[ACT_INLINE_MAX];

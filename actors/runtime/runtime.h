@@ -226,6 +226,8 @@ void act_return(struct act_self *self, struct act_msg *m);
 /* Sends m on with its source (a transport that delivers for another node); otherwise as act_send, or as act_request when
  * the flag ACT_MSG_WANTS_REPLY is set: then the reply goes to m->src by way of its peer's route. */
 int act_forward(struct act_self *self, struct act_msg *m);
+/* As act_reply, with m->src as it is: a transport answers with what came from another node. */
+int act_forward_reply(struct act_self *self, struct act_promise *p, struct act_msg *m);
 /* CANCEL{reason} for request and attempt to dst. Never waits; may overtake. -ENOMEM: try again later. */
 int act_cancel(struct act_self *self, struct act_addr dst, uint64_t request, uint16_t attempt, int reason);
 /* Wakes the workers to which messages went in this call, now and not when it returns: before long work. */

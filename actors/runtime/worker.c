@@ -12,6 +12,7 @@ enum {
     RUNS_MAX = 16, /* actors called per turn */
     TURN_NS = 500000, /* after this long the turn ends, whatever is still runnable */
     SPINS_PER_CLOCK = 32,
+    POLL_NS = 50000, /* a busy worker looks at its source this often */
 };
 
 /* ---- run queues ----------------------------------------------------------------------------------------------------- */
@@ -404,13 +405,19 @@ static void run_some(struct act_worker *w)
 void *worker_main(void *arg)
 {
     struct act_worker *w = arg;
-    bool polls = w->source_ops->event_base(w->source) != NULL || w->config.source != NULL;
+    /* An eventfd says nothing but that there are messages. */
+    bool polls = w->source_ops != &act_source_eventfd;
+    int64_t polled = 0;
     /* Acquire: partner is act_runtime_stop. */
     while (!atomic_load_explicit(&w->rt->stopping, memory_order_acquire)) {
         w->now = clock_now(w);
         COUNT_ADD(w->count.turns, 1);
         /* Relaxed: for health only. */
         atomic_store_explicit(&w->count.turn_at, w->now, memory_order_relaxed);
+        if (polls && w->now - polled >= POLL_NS) {
+            w->source_ops->wait(w->source, 0);
+            polled = w->now;
+        }
         worker_take_control(w);
         drain_lanes(w);
         worker_timers(w);
@@ -419,15 +426,13 @@ void *worker_main(void *arg)
         run_some(w);
         worker_publish(w);
         worker_flush(w);
-        if (w->run[0].head || w->run[1].head) {
-            if (polls)
-                w->source_ops->wait(w->source, 0);
+        if (w->run[0].head || w->run[1].head)
             continue;
-        }
         int64_t next = act_wheel_next(&w->wheel);
         if (w->rt->spin_ns > 0 && spin(w, next))
             continue;
         sleep_until(w, next);
+        polled = w->now;
     }
     worker_end_actors(w, -ESHUTDOWN);
     return NULL;
