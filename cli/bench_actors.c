@@ -68,7 +68,7 @@ static double at(struct figure *f, double part)
     return f->value[(int)(part * (f->count - 1) + 0.5)];
 }
 
-/* ---- bare ck_ring ---------------------------------------------------------------------------------------------------- */
+/* ---- bare ck_ring ---------------------------------------------------------------------------- */
 
 struct bare {
     alignas(64) ck_ring_t there, back;
@@ -124,7 +124,7 @@ static double run_bare(bool echo, long count)
     return per;
 }
 
-/* ---- actors ------------------------------------------------------------------------------------------------------------ */
+/* ---- actors ---------------------------------------------------------------------------------- */
 
 enum pattern { FLOOD, PING_PONG, WAKE };
 
@@ -132,9 +132,9 @@ struct plan {
     enum pattern pattern;
     long count;
     struct act_addr peer;
-    double took;           /* seconds in all */
-    double wake_sum;       /* WAKE: seconds of all one-way times */
-    _Atomic int done;      /* set by an actor, read by the main thread */
+    double took;      /* seconds in all */
+    double wake_sum;  /* WAKE: seconds of all one-way times */
+    _Atomic int done; /* set by an actor, read by the main thread */
 };
 
 struct runner {
@@ -267,7 +267,7 @@ static int run_actors(struct plan *p, struct cfg_error *err)
     return rc;
 }
 
-/* ---- the report ---------------------------------------------------------------------------------------------------------- */
+/* ---- the report ------------------------------------------------------------------------------ */
 
 static void print_conditions(void)
 {

@@ -1,10 +1,11 @@
-/* Messages between workers: lanes, their accounts of room, outboxes, wake-ups, and the sending functions of runtime.h. */
+/* Messages between workers: lanes, their accounts of room, outboxes, wake-ups, and the sending functions of runtime.h.
+ */
 #include "actors/runtime/internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-/* ---- nodes ------------------------------------------------------------------------------------------------------ */
+/* ---- nodes ----------------------------------------------------------------------------------- */
 
 enum { SLAB_NODES = 128 };
 
@@ -68,7 +69,7 @@ struct act_node *fifo_pop(struct act_fifo *f)
     return n;
 }
 
-/* ---- lanes ------------------------------------------------------------------------------------------------------ */
+/* ---- lanes ----------------------------------------------------------------------------------- */
 
 int lane_init(struct act_lane *l, int from, int to, int64_t sent, int64_t requests, int64_t back_sent,
               int64_t back_requests)
@@ -181,8 +182,8 @@ void worker_publish(struct act_worker *w)
         int from = __builtin_ctzll(w->taken);
         w->taken &= w->taken - 1;
         struct act_lane *l = w->in[from];
-        /* Seq_cst: first the counts, then the look at the flag, so that either the producer sees the room or this worker
-         * sees that somebody waits for it. Partner: has_room and want_room. */
+        /* Seq_cst: first the counts, then the look at the flag, so that either the producer sees the room or this
+         * worker sees that somebody waits for it. Partner: has_room and want_room. */
         if (l->taken_sent)
             atomic_store_explicit(&l->consumer_sent,
                                   atomic_load_explicit(&l->consumer_sent, memory_order_relaxed) + l->taken_sent,
@@ -258,8 +259,7 @@ bool worker_room(struct act_worker *w, bool look_only)
         struct act_lane *l = w->out[__builtin_ctzll(rest)];
         /* The flag may have been taken back for room of the kind that nobody waits for: set it before looking. */
         want_room(w, l);
-        bool room = l->outbox.head ? has_room(l, is_request(l->outbox.head))
-                                   : has_room(l, !l->send_wanted);
+        bool room = l->outbox.head ? has_room(l, is_request(l->outbox.head)) : has_room(l, !l->send_wanted);
         if (!room)
             continue;
         if (look_only)
@@ -334,11 +334,12 @@ void worker_bounce(struct act_worker *w, struct act_msg *m, int from)
     worker_put(w, from, &r);
 }
 
-/* ---- waking ------------------------------------------------------------------------------------------------------- */
+/* ---- waking ---------------------------------------------------------------------------------- */
 
 void worker_wake(struct act_worker *w)
 {
-    /* Seq_cst: after what there is to see was written. Partner: worker_sleep, which sets the flag first and looks then. */
+    /* Seq_cst: after what there is to see was written. Partner: worker_sleep, which sets the flag first and looks then.
+     */
     if (atomic_load_explicit(&w->sleeping, memory_order_seq_cst) &&
         atomic_exchange_explicit(&w->sleeping, 0, memory_order_seq_cst))
         w->source_ops->wake(w->source);
@@ -371,7 +372,7 @@ void worker_control(struct act_worker *w, struct act_ctl *c)
     worker_wake(w);
 }
 
-/* ---- sending ---------------------------------------------------------------------------------------------------- */
+/* ---- sending --------------------------------------------------------------------------------- */
 
 static int refuse(struct act_self *self, const struct act_msg *m, const char *what)
 {

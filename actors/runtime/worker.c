@@ -8,14 +8,14 @@
 #include <string.h>
 
 enum {
-    DRAIN_MAX = 64, /* messages taken from one lane per turn */
-    RUNS_MAX = 16, /* actors called per turn */
+    DRAIN_MAX = 64,   /* messages taken from one lane per turn */
+    RUNS_MAX = 16,    /* actors called per turn */
     TURN_NS = 500000, /* after this long the turn ends, whatever is still runnable */
     SPINS_PER_CLOCK = 32,
     POLL_NS = 50000, /* a busy worker looks at its source this often */
 };
 
-/* ---- run queues ----------------------------------------------------------------------------------------------------- */
+/* ---- run queues ------------------------------------------------------------------------------ */
 
 void worker_ready(struct act_self *a)
 {
@@ -62,7 +62,7 @@ struct act_self *worker_take(struct act_worker *w, struct act_run_queue *q, int 
     return a;
 }
 
-/* ---- control ---------------------------------------------------------------------------------------------------------- */
+/* ---- control --------------------------------------------------------------------------------- */
 
 static void control_message(struct act_worker *w, struct act_ctl *c)
 {
@@ -129,7 +129,7 @@ void worker_take_control(struct act_worker *w)
     }
 }
 
-/* ---- timers ------------------------------------------------------------------------------------------------------------ */
+/* ---- timers ---------------------------------------------------------------------------------- */
 
 static void timer_disown(struct act_timer *t)
 {
@@ -204,7 +204,7 @@ bool act_timer_pending(const struct act_timer *t)
     return t->state != ACT_TIMER_IDLE;
 }
 
-/* ---- calling an actor ---------------------------------------------------------------------------------------------------- */
+/* ---- calling an actor ------------------------------------------------------------------------ */
 
 static int gather_timers(struct act_worker *w, struct act_self *a, int n, int max)
 {
@@ -312,7 +312,7 @@ void worker_end_actors(struct act_worker *w, int reason)
     worker_flush(w);
 }
 
-/* ---- the loop -------------------------------------------------------------------------------------------------------------- */
+/* ---- the loop -------------------------------------------------------------------------------- */
 
 static int64_t clock_now(const struct act_worker *w)
 {

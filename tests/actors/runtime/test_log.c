@@ -39,8 +39,7 @@ TestSuite(epoch, .init = make_dir, .fini = remove_dir);
 
 static struct act_log *open_log(bool json, bool direct)
 {
-    struct act_log_config c = {
-        .path = path, .level = ACT_LOG_INFO, .json = json, .wall = fixed_wall, .direct = direct};
+    struct act_log_config c = {.path = path, .level = ACT_LOG_INFO, .json = json, .wall = fixed_wall, .direct = direct};
     struct act_log *log;
     struct cfg_error err;
     cr_assert_eq(act_log_open(&c, &log, &err), 0, "%s", err.msg);

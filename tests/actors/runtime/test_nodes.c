@@ -24,7 +24,7 @@ struct net {
     long packets, replies, wrong, unreachable;
 };
 
-/* ---- the proxy: encodes what goes to the other node, decodes what comes --------------------------------------------- */
+/* ---- the proxy: encodes what goes to the other node, decodes what comes ---------------------- */
 
 struct proxy {
     struct net *net;
@@ -103,7 +103,7 @@ static int proxy_receive(struct act_self *self, void *state, struct act_msg *m, 
 static const struct act_behaviour proxy_behaviour = {
     .name = "proxy", .state_size = sizeof(struct proxy), .start = proxy_start, .receive = proxy_receive};
 
-/* ---- both ends ------------------------------------------------------------------------------------------------------- */
+/* ---- both ends ------------------------------------------------------------------------------- */
 
 static int server_receive(struct act_self *self, void *state, struct act_msg *m, int count)
 {
