@@ -282,7 +282,6 @@ void actor_end(struct act_self *a, int reason, bool restart)
     break_promises(a);
     return_mail(a, &a->control);
     return_mail(a, &a->mail);
-    COUNT_ADD(w->count.waiting, -atomic_load_explicit(&a->shown_waiting, memory_order_relaxed));
     /* Relaxed: one writer; see COUNT_ADD. */
     atomic_store_explicit(&a->shown_waiting, 0, memory_order_relaxed);
     disown_outbox(a);

@@ -170,7 +170,7 @@ struct act_self {
 struct act_counters {
     _Atomic uint64_t turns, batches, messages, sent, refused, returned, timers, sleeps, wakes, failures, restarts,
         escalations;
-    _Atomic int actors, waiting, runnable;
+    _Atomic int actors, runnable;
     _Atomic int64_t turn_at;
 };
 

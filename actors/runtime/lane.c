@@ -307,7 +307,6 @@ void worker_deliver(struct act_worker *w, struct act_node *n)
     fifo_push(&a->mail, n);
     a->waiting++;
     COUNT_ADD(a->shown_waiting, 1);
-    COUNT_ADD(w->count.waiting, 1);
     worker_ready(a);
 }
 

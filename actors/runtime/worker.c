@@ -79,7 +79,6 @@ static void control_message(struct act_worker *w, struct act_ctl *c)
     fifo_push(posted ? &a->mail : &a->control, n);
     a->waiting++;
     COUNT_ADD(a->shown_waiting, 1);
-    COUNT_ADD(w->count.waiting, 1);
     worker_ready(a);
 }
 
@@ -265,10 +264,8 @@ void worker_run_actor(struct act_worker *w, struct act_self *a)
         n = gather_timers(w, a, n, max);
         n = gather_room(w, a, n, max);
         n = gather_mail(w, a, &a->mail, n, max);
-        if (a->waiting != before) {
+        if (a->waiting != before)
             COUNT_ADD(a->shown_waiting, a->waiting - before);
-            COUNT_ADD(w->count.waiting, a->waiting - before);
-        }
         worker_publish(w);
         bool again = a->again;
         a->again = false;
