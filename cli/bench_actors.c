@@ -35,6 +35,14 @@ static double now_s(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
+/* CPU time of this thread: what the others on the machine do does not count. */
+static double cpu_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
 static void pin(int cpu)
 {
     cpu_set_t set;
@@ -68,7 +76,7 @@ static double at(struct figure *f, double part)
     return f->value[(int)(part * (f->count - 1) + 0.5)];
 }
 
-/* ---- bare ck_ring ---------------------------------------------------------------------------------------------------- */
+/* ---- bare ck_ring ---------------------------------------------------------------------------- */
 
 struct bare {
     alignas(64) ck_ring_t there, back;
@@ -124,17 +132,18 @@ static double run_bare(bool echo, long count)
     return per;
 }
 
-/* ---- actors ------------------------------------------------------------------------------------------------------------ */
+/* ---- actors ---------------------------------------------------------------------------------- */
 
 enum pattern { FLOOD, PING_PONG, WAKE };
 
 struct plan {
     enum pattern pattern;
+    bool local; /* both actors on one worker */
     long count;
     struct act_addr peer;
-    double took;           /* seconds in all */
-    double wake_sum;       /* WAKE: seconds of all one-way times */
-    _Atomic int done;      /* set by an actor, read by the main thread */
+    double took;      /* seconds in all */
+    double wake_sum;  /* WAKE: seconds of all one-way times */
+    _Atomic int done; /* set by an actor, read by the main thread */
 };
 
 struct runner {
@@ -175,8 +184,9 @@ static int source_receive(struct act_self *self, void *state, struct act_msg *m,
         else if (m[i].type == ACT_TIMER)
             ping(self, r);
     }
+    double now = p->local ? cpu_s() : now_s();
     if (r->start == 0)
-        r->start = now_s();
+        r->start = now;
     struct act_msg x = act_msg_make(ACT_PING, p->peer);
     switch (p->pattern) {
     case FLOOD:
@@ -187,11 +197,11 @@ static int source_receive(struct act_self *self, void *state, struct act_msg *m,
             r->sent++;
         }
         if (r->got)
-            finish(p, now_s() - r->start);
+            finish(p, now - r->start);
         break;
     case PING_PONG:
         if (r->got == p->count) {
-            finish(p, now_s() - r->start);
+            finish(p, now - r->start);
         } else if (r->sent == r->got) {
             act_p_ping(&x)->a = (uint64_t)r->sent;
             act_send(self, &x);
@@ -200,7 +210,7 @@ static int source_receive(struct act_self *self, void *state, struct act_msg *m,
         break;
     case WAKE: /* the other worker has fallen asleep when the timer fires */
         if (r->got == p->count)
-            finish(p, now_s() - r->start);
+            finish(p, now - r->start);
         else if (r->sent == r->got)
             act_timer_after(self, &r->timer, WAKE_GAP_US * INT64_C(1000), 0);
         break;
@@ -239,8 +249,8 @@ static int run_actors(struct plan *p, struct cfg_error *err)
     struct act_addr from;
     memset(&c, 0, sizeof c);
     c.epoch = 1;
-    c.workers = 2;
-    c.lane_slots = RING_SLOTS / 4;
+    c.workers = p->local ? 1 : 2;
+    c.lane_slots = c.local_slots = RING_SLOTS / 4;
     c.spin_us = p->pattern == WAKE ? 0 : SPIN_US;
     for (int i = 0; i < 2; i++) {
         c.worker[i].kind = ACT_WORKER_ENGINE;
@@ -249,7 +259,7 @@ static int run_actors(struct plan *p, struct cfg_error *err)
     int rc = act_runtime_new(&c, &rt, err);
     if (rc != 0)
         return rc;
-    struct act_spawn spec = {.behaviour = &sink, .worker = 1, .arg = &p, .batch = 256};
+    struct act_spawn spec = {.behaviour = &sink, .worker = c.workers - 1, .arg = &p, .batch = 256};
     rc = act_runtime_spawn(rt, &spec, &p->peer, err);
     spec.behaviour = &source;
     spec.worker = 0;
@@ -267,7 +277,7 @@ static int run_actors(struct plan *p, struct cfg_error *err)
     return rc;
 }
 
-/* ---- the report ---------------------------------------------------------------------------------------------------------- */
+/* ---- the report ------------------------------------------------------------------------------ */
 
 static void print_conditions(void)
 {
@@ -287,7 +297,7 @@ static void print_figure(const char *name, struct figure *f, double scale, const
     printf("  %-44s %9.1f %s  (%.1f - %.1f)\n", name, at(f, 0.5) * scale, unit, at(f, 0) * scale, at(f, 1) * scale);
 }
 
-static struct figure bare_flood, lane_flood, bare_trip, lane_trip, flood_ratio, trip_ratio, wake;
+static struct figure bare_flood, lane_flood, bare_trip, lane_trip, flood_ratio, trip_ratio, wake, local;
 
 static int measure(struct cfg_error *err)
 {
@@ -299,7 +309,9 @@ static int measure(struct cfg_error *err)
         sched_setaffinity(0, sizeof before, &before); /* the runtime counts the CPUs that it may use */
         struct plan f = {.pattern = FLOOD, .count = options.messages};
         struct plan p = {.pattern = PING_PONG, .count = options.trips}, w = {.pattern = WAKE, .count = options.wakes};
-        rc = run_actors(&f, err);
+        struct plan l = {.pattern = FLOOD, .local = true, .count = options.messages};
+        rc = run_actors(&l, err);
+        rc = rc ? rc : run_actors(&f, err);
         rc = rc ? rc : run_actors(&p, err);
         rc = rc ? rc : run_actors(&w, err);
         if (rc != 0)
@@ -310,6 +322,7 @@ static int measure(struct cfg_error *err)
         add(&lane_trip, p.took / (double)options.trips);
         add(&flood_ratio, f.took / (double)options.messages / ring);
         add(&trip_ratio, p.took / (double)options.trips / trip);
+        add(&local, l.took / (double)options.messages);
         add(&wake, w.wake_sum / (double)options.wakes);
     }
     sched_setaffinity(0, sizeof before, &before);
@@ -357,15 +370,18 @@ int cli_bench_actors_run(int argc, char **argv)
         return cli_error(CLI_FAILED, "%s", err.msg);
     if (options.json) {
         printf("{\"ring_ns\":%.2f,\"lane_ns\":%.2f,\"lane_ratio\":%.3f,\"ring_round_trip_ns\":%.1f,"
-               "\"actor_round_trip_ns\":%.1f,\"round_trip_ratio\":%.3f,\"wake_ns\":%.0f,\"rounds\":%d}\n",
+               "\"actor_round_trip_ns\":%.1f,\"round_trip_ratio\":%.3f,\"wake_ns\":%.0f,\"local_cpu_ns\":%.2f,"
+               "\"rounds\":%d}\n",
                at(&bare_flood, 0.5) * 1e9, at(&lane_flood, 0.5) * 1e9, at(&flood_ratio, 0.5), at(&bare_trip, 0.5) * 1e9,
-               at(&lane_trip, 0.5) * 1e9, at(&trip_ratio, 0.5), at(&wake, 0.5) * 1e9, options.rounds);
+               at(&lane_trip, 0.5) * 1e9, at(&trip_ratio, 0.5), at(&wake, 0.5) * 1e9, at(&local, 0.5) * 1e9,
+               options.rounds);
         return CLI_OK;
     }
     puts("one way, as fast as it goes:");
     print_figure("bare ck_ring, thread to thread", &bare_flood, 1e9, "ns/message");
     print_figure("lane, actor to actor (target: 20)", &lane_flood, 1e9, "ns/message");
     print_figure("ratio", &flood_ratio, 1, "x");
+    print_figure("within one worker, CPU time", &local, 1e9, "ns/message");
     puts("round trip, both sides spinning:");
     print_figure("bare ck_ring ping-pong", &bare_trip, 1e9, "ns");
     print_figure("actor to actor and back", &lane_trip, 1e9, "ns");
