@@ -42,6 +42,7 @@ struct request {
     struct mdl_text piece;
     json_t *logprobs;          /* list, when asked for */
     bool chat, thinking, print;
+    bool begun;                /* printing: the prompt is out, the progress display gone */
     int64_t index;             /* line of the batch */
     json_t *id;                /* its own name, borrowed from the line; owned */
 };
@@ -53,6 +54,18 @@ static bool text_failed(struct request *q, int r)
         q->job.finish = CLI_FINISH_ERROR;
     }
     return r != 0;
+}
+
+/* The prompt waits for the first token, because the progress display clears the line it is drawn on. */
+static void begin_text(struct request *q)
+{
+    const struct generate *g = q->g;
+    if (q->begun)
+        return;
+    q->begun = true;
+    cli_progress_end(&q->g->progress);
+    if (!q->chat && g->prompt)
+        fwrite(g->prompt, 1, strlen(g->prompt), stdout);
 }
 
 static void record_logprobs(struct request *q, int32_t id, const struct mdl_logprobs *lp)
@@ -75,12 +88,19 @@ static bool on_token(void *ctx, struct cli_job *job, int32_t id, const struct md
     if (text_failed(q, cli_stops_push(&q->stops, q->piece.s, q->piece.n)))
         return false;
     if (q->print) {
+        begin_text(q);
         cli_stops_print(&q->stops, stdout);
         fflush(stdout);
     } else if (!q->g->batch_file) {
         cli_progress_update(&q->g->progress, q->job.n_new);
     }
     return !q->stops.hit;
+}
+
+static void on_prompt(void *ctx, struct cli_job *job, int done)
+{
+    struct request *q = ctx;
+    cli_progress_update(&q->g->progress, done);
 }
 
 static void finish_text(struct request *q)
@@ -90,6 +110,7 @@ static void finish_text(struct request *q)
         text_failed(q, cli_stops_push(&q->stops, q->piece.s, q->piece.n));
     cli_stops_end(&q->stops);
     if (q->print) {
+        begin_text(q);
         cli_stops_print(&q->stops, stdout);
         putchar('\n');
         fflush(stdout);
@@ -301,10 +322,11 @@ static int run_single(struct generate *g)
         r = cli_engine_prepare(&g->e, q.job.n_prompt + q.job.max_new, q.job.n_prompt, &g->err);
     if (!r) {
         struct cli_job *job = &q.job;
-        if (q.print && !q.chat)
-            fwrite(g->from_stdin ? "" : g->prompt, 1, g->from_stdin ? 0 : strlen(g->prompt), stdout);
-        cli_progress_start(&g->progress, "generating", "tokens", q.job.max_new);
+        cli_progress_start(&g->progress, "reading the prompt", "tokens", q.job.n_prompt);
+        job->on_prompt = on_prompt;
         cli_job_start(&g->e, job);
+        cli_progress_end(&g->progress);
+        cli_progress_start(&g->progress, "generating", "tokens", q.job.max_new);
         while (!r && job->finish == CLI_FINISH_NONE)
             r = cli_jobs_round(&g->e, &job, 1, &g->err);
         cli_progress_end(&g->progress);
@@ -491,7 +513,7 @@ static int run_window(struct batch *b)
             r = put_result(b, window[done++]);
         memmove(window, window + done, (size_t)(n - done) * sizeof *window);
         n -= done;
-        cli_progress_update(&g->progress, (double)(b->line - n));
+        cli_progress_update(&g->progress, (double)(b->line - b->skip - n));
     }
     for (int i = 0; i < n; i++) {
         request_free(window[i]);
@@ -521,7 +543,7 @@ static int run_batch(struct generate *g)
         r = cli_engine_prepare(&g->e, context, context, &g->err);
     }
     if (!r) {
-        cli_progress_start(&g->progress, "generating", "prompts", (double)b.total);
+        cli_progress_start(&g->progress, "generating", "prompts", (double)(b.total - b.skip));
         b.seconds = -cli_seconds();
         r = run_window(&b);
         b.seconds += cli_seconds();

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "model/utf8.h"
+#include "cli/engine.h"
 #include "tests/harness.h"
 #include "tests/support/model.h"
 #include "tests/support/process.h"
@@ -368,6 +369,35 @@ Test(generate, batch_goes_on_where_it_stopped)
     free(full);
     free(file);
     free(out);
+    end_dir(dir);
+}
+
+static void note_prompt(void *ctx, struct cli_job *job, int done)
+{
+    int *calls = ctx;
+    cr_expect_lt(calls[1], done, "job of %d tokens", job->n_prompt);
+    calls[0]++;
+    calls[1] = done;
+}
+
+/* What the progress display of a long prompt is fed by. */
+Test(generate, prompt_is_followed_step_by_step)
+{
+    char *dir = ts_text_model(TS_MINI8);
+    struct cli_engine e;
+    struct cfg_error err = {0};
+    struct cli_engine_options o = {.model_dir = dir, .threads = 1, .exact = true, .draft = 0, .parallel = 1, .chunk = 7};
+    cr_assert_eq(cli_engine_open(&o, &e, &err), 0, "%s", err.msg);
+    cr_assert_eq(cli_engine_prepare(&e, 22, 20, &err), 0, "%s", err.msg);
+    int32_t *ids = ts_ids(e.m, 5, 20);
+    int calls[2] = {0, 0};
+    struct cli_job job = {.prompt = ids, .n_prompt = 20, .max_new = 2, .on_prompt = note_prompt, .ctx = calls};
+    mdl_sampling_init(&job.sampling);
+    cli_job_start(&e, &job);
+    cr_expect(calls[0] == 3 && calls[1] == 20, "%d calls up to %d", calls[0], calls[1]);
+    cli_job_free(&job);
+    free(ids);
+    cli_engine_close(&e);
     end_dir(dir);
 }
 
