@@ -195,6 +195,8 @@ static int spawn_all(struct act_server *s, struct cfg_error *err)
     spec = (struct act_spawn){.behaviour = &gw_gateway_behaviour, .worker = WORKER_IO, .arg = &s->gateway, .outbox = 64};
     if (!r)
         r = act_runtime_spawn(s->rt, &spec, &s->gateway_addr, err);
+    if (r && s->gateway.failure[0])
+        cfg_error_set(err, -r, "%s", s->gateway.failure);
     e->observer = s->gateway_addr;
     return r;
 }

@@ -74,7 +74,7 @@ static int serve(const struct cfg_config *c, const char *node, struct cfg_error 
         act_log_write(log, ACT_LOG_INFO, "serve", 0, "signal %d: draining, at most %lld ms; again to stop at once", sig,
                       (long long)(c->limits.drain_us / 1000));
         if (drain(s, &set, c->limits.drain_us / 1000))
-            act_log_write(log, ACT_LOG_WARNING, "serve", 0, "requests were cut off");
+            r = cfg_error_set(err, EINTR, "requests were cut off");
     }
     act_server_free(s);
     act_log_close(log);

@@ -62,13 +62,14 @@ struct gw_context {
     struct act_addr prefill, decode, tier;
     struct act_log *log;
     struct gw_http *http;
-    struct act_self *self;       /* of the gateway actor */
+    struct act_self *self;       /* of the gateway actor; NULL once it has stopped */
     struct gw_metrics metrics;
     bool draining;
     int requests;                /* Request actors alive */
     int bound_port;
     void (*ready)(void *ctx, int port); /* called once it accepts; thread of the io worker */
-    void (*drained)(void *ctx);         /* DRAIN was asked for and the last request has ended */
+    char failure[512];                  /* why it did not start */
+    void (*drained)(void *ctx);         /* DRAIN was asked for, the last request has ended and its answer has left */
     void *ready_ctx;
 };
 
