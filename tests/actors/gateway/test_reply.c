@@ -361,6 +361,26 @@ Test(reply, responses_logprobs)
     free(text);
 }
 
+Test(reply, logprobs_stay_with_their_item)
+{
+    struct gw_request q = parse(GW_RESPONSES, ",\"include\":[\"message.output_text.logprobs\"],\"top_logprobs\":1");
+    struct gw_bytes out = {0};
+    struct gw_reply *r = gw_reply_new(&q, "1f", "tiny", 1700000000);
+    gw_reply_begin(r, &prompt_usage, &out);
+    add_logprob(r, "z", -1);
+    send_event(r, GW_EV_TEXT, "z", &out);
+    add_logprob(r, "z", -1);
+    send_event(r, GW_EV_CALL_BEGIN, "f", &out);
+    send_event(r, GW_EV_CALL_END, "", &out);
+    send_event(r, GW_EV_TEXT, "y", &out);
+    gw_reply_finish(r, GW_FINISH_STOP, NULL, &usage, &out);
+    cr_expect_not_null(strstr(out.p, "\"logprobs\":[" LP3 "],\"text\":\"z\""), "%s", out.p);
+    cr_expect_not_null(strstr(out.p, "\"logprobs\":[],\"text\":\"y\""), "%s", out.p);
+    gw_bytes_free(&out);
+    gw_reply_free(r);
+    gw_request_free(&q);
+}
+
 /* ---- keep-alive and failure ---- */
 
 static char *failing(enum gw_protocol protocol)

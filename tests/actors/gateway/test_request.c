@@ -194,6 +194,11 @@ static const struct row hostile[] = {
      "input[0].call_id"},
     {GW_RESPONSES, "{\"input\":[{\"type\":\"function_call\",\"call_id\":\"x\",\"name\":\"f\",\"arguments\":\"7\"}]}",
      "input[0].arguments"},
+    {GW_RESPONSES,
+     "{\"input\":[{\"type\":\"function_call\",\"call_id\":\"x\",\"name\":\"f\",\"arguments\":\"{}\"},"
+     "{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"a\"},"
+     "{\"type\":\"function_call_output\",\"call_id\":\"x\",\"output\":\"1\"}]}",
+     "input[3].call_id"},
     {GW_RESPONSES, "{\"input\":\"a\",\"instructions\":[]}", "instructions"},
     {GW_RESPONSES, "{\"input\":\"a\",\"previous_response_id\":\"resp_1\"}", "previous_response_id"},
     {GW_RESPONSES, "{\"input\":\"a\",\"store\":true}", "store"},
@@ -316,6 +321,27 @@ Test(request, deep_nesting_is_refused)
     strcat(flat, "\"}]}");
     cr_assert(parse(GW_CHAT, flat, strlen(flat), &r, &e), "%s", e.message);
     gw_request_free(&r);
+}
+
+Test(request, sixty_four_levels_are_the_limit)
+{
+    for (int levels = 60; levels <= 61; levels++) { /* the schema stands in the fourth */
+        char body[1024] = "{" MSG ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":";
+        for (int i = 0; i < levels; i++)
+            strcat(body, "{\"a\":");
+        strcat(body, "1");
+        for (int i = 0; i < levels; i++)
+            strcat(body, "}");
+        strcat(body, "}}]}");
+        struct gw_request r;
+        struct gw_error e;
+        bool ok = parse(GW_CHAT, body, strlen(body), &r, &e);
+        cr_expect_eq(ok, levels == 60, "%d", levels);
+        if (ok)
+            gw_request_free(&r);
+        else
+            cr_expect_str_eq(e.param, "tools");
+    }
 }
 
 static void take(enum gw_protocol protocol, const char *body, struct gw_request *r)
