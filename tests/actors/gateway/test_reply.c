@@ -202,7 +202,7 @@ static struct frames parse_frames(const char *text)
         json_t *v = json_loadb(data + 7, (size_t)(end - data - 7), 0, NULL);
         cr_assert_not_null(v, "%s", data);
         cr_assert_str_eq(json_string_value(json_object_get(v, "type")), name);
-        cr_assert_eq(json_integer_value(json_object_get(v, "sequence_number")), json_array_size(f.list));
+        cr_assert_eq((size_t)json_integer_value(json_object_get(v, "sequence_number")), json_array_size(f.list));
         json_array_append_new(f.list, v);
         text = end + 2;
     }
@@ -248,7 +248,7 @@ Test(reply, responses_stream)
     for (size_t i = 0; i < 3; i++) {
         json_t *ev = json_array_get(f.list, (size_t)done[i]);
         cr_expect(json_equal(json_object_get(ev, "item"), json_array_get(output, i)));
-        cr_expect_eq(json_integer_value(json_object_get(ev, "output_index")), i);
+        cr_expect_eq((size_t)json_integer_value(json_object_get(ev, "output_index")), i);
     }
     cr_expect_str_eq(json_string_value(json_object_get(response, "status")), "completed");
     json_decref(f.list);
