@@ -47,6 +47,15 @@ static void unwatch(struct gw_conn *c)
     c->watch = NULL;
 }
 
+static void read_again(struct gw_conn *c)
+{
+    if (!c->held_back)
+        return;
+    c->held_back = false;
+    unwatch(c);
+    bufferevent_enable(c->bev, EV_READ);
+}
+
 static void conn_free(struct gw_conn *c)
 {
     struct gw_http *h = c->http;
@@ -171,7 +180,7 @@ void gw_conn_exchange_ended(struct gw_conn *c)
         leave(c);
         return;
     }
-    unwatch(c);
+    read_again(c);
     evtimer_del(c->timer);
     if (c->overflow) {
         /* The handler was faster than the report; what it wrote last was not kept, so nothing may look complete. */
@@ -273,13 +282,17 @@ static void on_watch(evutil_socket_t fd, short what, void *arg)
     leave(c);
 }
 
-static void watch(struct gw_conn *c)
+/* Input that cannot be used yet has become much: the rest stays with the client. (Not done with libevent's high
+ * watermark: with deferred callbacks and a handler that leaves the input alone, 2.1.12 calls it again for ever.) */
+static void hold_back(struct gw_conn *c)
 {
-    if (c->watch || evbuffer_get_length(bufferevent_get_input(c->bev)) < GW_HTTP_PIPELINE)
+    if (c->held_back || evbuffer_get_length(bufferevent_get_input(c->bev)) < GW_HTTP_PIPELINE)
         return;
+    c->held_back = true;
+    bufferevent_disable(c->bev, EV_READ);
     int fd = fcntl(c->fd, F_DUPFD_CLOEXEC, 0);
     if (fd < 0)
-        return; /* then the next write notices */
+        return; /* then the next write notices when the client goes */
     c->watch = event_new(c->http->base, fd, EV_READ | EV_ET | EV_PERSIST, on_watch, c);
     if (!c->watch)
         close(fd);
@@ -293,8 +306,8 @@ static void read_on(struct gw_conn *c)
         throw_input_away(c);
     while (parse_piece(c))
         ;
-    if (c->active && !c->dead)
-        watch(c);
+    if (!c->dead && !c->closing)
+        hold_back(c);
 }
 
 /* ---- events ---- */
@@ -322,6 +335,7 @@ static void on_write(struct bufferevent *bev, void *arg)
         evtimer_del(c->timer);
     } else if (!gw_parser_begun(&c->parser)) {
         set_deadline(c, c->http->limits.idle_ms);
+        read_again(c);
         read_on(c);
     }
     leave(c);
@@ -467,7 +481,6 @@ void gw_http_adopt(struct gw_http *h, int fd, const struct sockaddr *peer, struc
     gw_parser_init(&c->parser, &h->limits);
     reset_exchange(c);
     bufferevent_setcb(c->bev, on_read, on_write, on_event, c);
-    bufferevent_setwatermark(c->bev, EV_READ, 0, GW_HTTP_PIPELINE);
     set_deadline(c, h->limits.idle_ms);
     bufferevent_enable(c->bev, EV_READ | EV_WRITE);
     if (full) {

@@ -36,7 +36,8 @@ struct gw_conn {
     int fd;                /* of bev */
     bool tls;
     struct event *timer;   /* one deadline at a time: head, body, idle, stuck output or linger */
-    struct event *watch;   /* on a copy of fd: sees the client go while reading is held back; NULL when not needed */
+    bool held_back;        /* reading is off: there is much input that cannot be used yet */
+    struct event *watch;   /* on a copy of fd: sees the client go while reading is held back */
     struct gw_parser parser;
     char peer[64];
     bool loopback;
