@@ -348,7 +348,8 @@ static void on_event(struct bufferevent *bev, short what, void *arg)
     if (what & BEV_EVENT_CONNECTED)
         return;
     enter(c);
-    if (what & BEV_EVENT_EOF && !c->active && !c->lingering && unsent(c)) {
+    /* Deferred reports are merged: an end can come together with an error. */
+    if (what & BEV_EVENT_EOF && !(what & BEV_EVENT_ERROR) && !c->active && !c->lingering && unsent(c)) {
         /* The reply is complete: a client that only stopped sending still gets it. */
         c->peer_closed = true;
         if (!c->closing)
