@@ -173,9 +173,9 @@ Test(http_tls, gone_is_noticed)
         tls_puts(&c, i == 1 ? "GET /stream HTTP/1.1\r\n" HOST "\r\n" : "GET /hold HTTP/1.1\r\n" HOST "\r\n");
         HTTP_WAIT(&S, S.n_held == i + 1);
         if (i == 2) { /* much behind it: reading is held back */
-            static char junk[1 << 18];
+            static char junk[100000];
             evbuffer_add(bufferevent_get_output(c.bev), junk, sizeof junk);
-            HTTP_WAIT(&S, S.http->conns->held_back);
+            HTTP_WAIT(&S, S.http->conns->held_back && !evbuffer_get_length(bufferevent_get_output(c.bev)));
         }
         tls_close(&c);
         HTTP_WAIT(&S, S.gone == i + 1);
@@ -195,8 +195,8 @@ Test(http_tls, not_tls)
         struct http_client c;
         http_client_open(&c, &S);
         http_client_puts(&c, garbage[i]);
-        if (i == 1)
-            shutdown(c.fd, SHUT_WR); /* that record is longer than what comes */
+        if (i)
+            shutdown(c.fd, SHUT_WR); /* may be the beginning of a longer record */
         HTTP_WAIT(&S, c.eof);
         cr_expect_null(strstr(c.data, "HTTP/1.1"));
         http_client_close(&c, false);
