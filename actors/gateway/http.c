@@ -1,3 +1,4 @@
+/* The HTTP server: listeners, the life of connections, their deadlines and events. Interface: http.h. */
 #include "actors/gateway/http.h"
 
 #include <arpa/inet.h>
@@ -581,9 +582,9 @@ static struct evconnlistener *listen_on(struct gw_http *h, const struct addrinfo
 {
     int e = EADDRNOTAVAIL;
     for (; ai; ai = ai->ai_next) {
-        struct evconnlistener *l =
-            evconnlistener_new_bind(h->base, on_accept, h, LEV_OPT_CLOSE_ON_FREE | LEV_OPT_REUSEABLE | LEV_OPT_CLOSE_ON_EXEC,
-                                    1024, ai->ai_addr, (int)ai->ai_addrlen);
+        struct evconnlistener *l = evconnlistener_new_bind(
+            h->base, on_accept, h, LEV_OPT_CLOSE_ON_FREE | LEV_OPT_REUSEABLE | LEV_OPT_CLOSE_ON_EXEC, 1024, ai->ai_addr,
+            (int)ai->ai_addrlen);
         if (l)
             return l;
         e = errno;
@@ -595,7 +596,8 @@ static struct evconnlistener *listen_on(struct gw_http *h, const struct addrinfo
 int gw_http_listen(struct gw_http *h, const char *host, int port, struct ssl_ctx_st *tls, int *bound,
                    struct cfg_error *err)
 {
-    const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
+    const struct addrinfo hints = {
+        .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
     struct addrinfo *ai;
     char service[16];
     if (h->n_listeners == GW_HTTP_LISTENERS)

@@ -1,3 +1,4 @@
+/* Certificates and keys for the HTTP server. Interface: http.h. */
 #include <errno.h>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
@@ -45,8 +46,8 @@ int gw_http_tls_new(const char *cert_file, const char *key_file, struct ssl_ctx_
     if (!what)
         return 0;
     int r = cfg_error_set(err, EINVAL,
-                          "TLS: %s %s (%s); give a PEM certificate chain and its private key without a passphrase", what,
-                          file, failure());
+                          "TLS: %s %s (%s); give a PEM certificate chain and its private key without a passphrase",
+                          what, file, failure());
     ERR_clear_error();
     SSL_CTX_free(ctx);
     *out = NULL;

@@ -22,7 +22,8 @@ static char dir[64], cert[96], key[96], other_key[96], locked_key[96], text_file
 static void save_key(const char *path, EVP_PKEY *k, const char *passphrase)
 {
     FILE *f = fopen(path, "w");
-    cr_assert(f && PEM_write_PrivateKey(f, k, passphrase ? EVP_aes_256_cbc() : NULL, NULL, 0, NULL, (void *)passphrase));
+    cr_assert(f &&
+              PEM_write_PrivateKey(f, k, passphrase ? EVP_aes_256_cbc() : NULL, NULL, 0, NULL, (void *)passphrase));
     fclose(f);
 }
 
@@ -105,7 +106,8 @@ static void tls_open(struct tls_client *c, int max_version)
     c->ctx = SSL_CTX_new(TLS_client_method());
     if (max_version)
         SSL_CTX_set_max_proto_version(c->ctx, max_version);
-    c->bev = bufferevent_openssl_socket_new(S.base, -1, SSL_new(c->ctx), BUFFEREVENT_SSL_CONNECTING, BEV_OPT_CLOSE_ON_FREE);
+    c->bev =
+        bufferevent_openssl_socket_new(S.base, -1, SSL_new(c->ctx), BUFFEREVENT_SSL_CONNECTING, BEV_OPT_CLOSE_ON_FREE);
     bufferevent_setcb(c->bev, on_data, NULL, on_change, c);
     bufferevent_enable(c->bev, EV_READ | EV_WRITE);
     cr_assert_eq(bufferevent_socket_connect(c->bev, (const struct sockaddr *)&sa, sizeof sa), 0);
@@ -147,7 +149,8 @@ Test(http_tls, requests)
         static struct tls_client c;
         struct ssl_ctx_st *tls = start(&limits);
         tls_open(&c, version[i]);
-        tls_puts(&c, "POST /t HTTP/1.1\r\n" HOST "Content-Length: 5\r\n\r\nhello" "GET /stream HTTP/1.1\r\n" HOST "\r\n");
+        tls_puts(&c, "POST /t HTTP/1.1\r\n" HOST "Content-Length: 5\r\n\r\nhello"
+                     "GET /stream HTTP/1.1\r\n" HOST "\r\n");
         HTTP_WAIT(&S, S.n_held == 1);
         gw_exchange_write(S.held[0], "part", 4);
         HTTP_WAIT(&S, strstr(c.data, "4\r\npart\r\n"));
@@ -187,8 +190,9 @@ Test(http_tls, gone_is_noticed)
 
 Test(http_tls, not_tls)
 {
-    static const char *const garbage[] = {"GET / HTTP/1.1\r\n" HOST "\r\n", "\x16\x03\x01\xff\xff\x01garbage garbage garbage",
-                                          "\x80\x2e\x01\x00\x02 old", "\xff\xff\xff\xff\xff\xff\xff\xff"};
+    static const char *const garbage[] = {"GET / HTTP/1.1\r\n" HOST "\r\n",
+                                          "\x16\x03\x01\xff\xff\x01garbage garbage garbage", "\x80\x2e\x01\x00\x02 old",
+                                          "\xff\xff\xff\xff\xff\xff\xff\xff"};
     const struct gw_http_limits limits = http_limits();
     struct ssl_ctx_st *tls = start(&limits);
     for (size_t i = 0; i < sizeof garbage / sizeof *garbage; i++) {
