@@ -382,13 +382,15 @@ static void take_prefilled(struct request *r, struct act_msg *m)
 static int request_receive(struct act_self *self, void *state, struct act_msg *m, int count)
 {
     struct request *r = state;
-    (void)self;
+    bool first = !r->started;
+    if (first) {
+        r->started = act_now(self);
+        r->g->metrics.waiting++;
+    }
     if (r->job->gone && !r->ended) {
         give_up(r, -ECONNRESET);
         finish_actor(r, GW_OUT_CANCELLED);
-    } else if (!r->started) {
-        r->started = act_now(r->self);
-        r->g->metrics.waiting++;
+    } else if (first) {
         start_work(r);
     }
     for (int i = 0; i < count && !r->ended; i++) {
