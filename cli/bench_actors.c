@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "cli/bench_actors.h"
 
+#include <ck_ring.h>
 #include <math.h>
 #include <pthread.h>
 #include <sched.h>
@@ -14,7 +15,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "actors/runtime/ring.h"
 #include "actors/runtime/runtime.h"
 #include "actors/runtime/stats.h"
 #include "cli/cli.h"
@@ -78,6 +78,8 @@ static double at(struct figure *f, double part)
 
 /* ---- bare ck_ring ---------------------------------------------------------------------------- */
 
+CK_RING_PROTOTYPE(bench, act_msg)
+
 struct bare {
     alignas(64) ck_ring_t there, back;
     struct act_msg *there_slots, *back_slots;
@@ -91,10 +93,10 @@ static void *bare_other(void *arg)
     struct act_msg m;
     pin(options.cpu_b);
     for (long i = 0; i < b->count; i++) {
-        while (!act_ring_take(&b->there, b->there_slots, &m))
+        while (!ck_ring_dequeue_spsc_bench(&b->there, b->there_slots, &m))
             ck_pr_stall();
         if (b->echo)
-            while (!act_ring_put(&b->back, b->back_slots, &m))
+            while (!ck_ring_enqueue_spsc_bench(&b->back, b->back_slots, &m))
                 ck_pr_stall();
     }
     return NULL;
@@ -107,24 +109,27 @@ static double run_bare(bool echo, long count)
     pthread_t other;
     b.there_slots = aligned_alloc(64, RING_SLOTS * sizeof(struct act_msg));
     b.back_slots = aligned_alloc(64, RING_SLOTS * sizeof(struct act_msg));
+    cpu_set_t before;
+    sched_getaffinity(0, sizeof before, &before);
     double per = NAN;
     if (b.there_slots && b.back_slots) {
         ck_ring_init(&b.there, RING_SLOTS);
         ck_ring_init(&b.back, RING_SLOTS);
         struct act_msg m = act_msg_make(ACT_PING, ACT_NOBODY);
-        pin(options.cpu_a);
         if (pthread_create(&other, NULL, bare_other, &b) == 0) {
+            pin(options.cpu_a); /* after the other thread was made, which would inherit it */
             double start = now_s();
             for (long i = 0; i < count; i++) {
                 act_p_ping(&m)->a = (uint64_t)i;
-                while (!act_ring_put(&b.there, b.there_slots, &m))
+                while (!ck_ring_enqueue_spsc_bench(&b.there, b.there_slots, &m))
                     ck_pr_stall();
                 if (echo)
-                    while (!act_ring_take(&b.back, b.back_slots, &m))
+                    while (!ck_ring_dequeue_spsc_bench(&b.back, b.back_slots, &m))
                         ck_pr_stall();
             }
             pthread_join(other, NULL);
             per = (now_s() - start) / (double)count;
+            sched_setaffinity(0, sizeof before, &before); /* the runtime counts the CPUs that it may use */
         }
     }
     free(b.there_slots);
@@ -250,7 +255,7 @@ static int run_actors(struct plan *p, struct cfg_error *err)
     memset(&c, 0, sizeof c);
     c.epoch = 1;
     c.workers = p->local ? 1 : 2;
-    c.lane_slots = c.local_slots = RING_SLOTS / 4;
+    c.lane_slots = c.local_slots = c.reply_slots = RING_SLOTS / 4 - 1; /* which makes rings of RING_SLOTS */
     c.spin_us = p->pattern == WAKE ? 0 : SPIN_US;
     for (int i = 0; i < 2; i++) {
         c.worker[i].kind = ACT_WORKER_ENGINE;
@@ -301,12 +306,9 @@ static struct figure bare_flood, lane_flood, bare_trip, lane_trip, flood_ratio, 
 
 static int measure(struct cfg_error *err)
 {
-    cpu_set_t before;
-    sched_getaffinity(0, sizeof before, &before);
     int rc = 0;
     for (int i = 0; i < options.rounds && rc == 0; i++) {
         double ring = run_bare(false, options.messages), trip = run_bare(true, options.trips);
-        sched_setaffinity(0, sizeof before, &before); /* the runtime counts the CPUs that it may use */
         struct plan f = {.pattern = FLOOD, .count = options.messages};
         struct plan p = {.pattern = PING_PONG, .count = options.trips}, w = {.pattern = WAKE, .count = options.wakes};
         struct plan l = {.pattern = FLOOD, .local = true, .count = options.messages};
@@ -325,7 +327,6 @@ static int measure(struct cfg_error *err)
         add(&local, l.took / (double)options.messages);
         add(&wake, w.wake_sum / (double)options.wakes);
     }
-    sched_setaffinity(0, sizeof before, &before);
     return rc;
 }
 
