@@ -16,7 +16,6 @@
 #include <unistd.h>
 
 #include "actors/runtime/runtime.h"
-#include "actors/runtime/stats.h"
 #include "cli/cli.h"
 #include "cli/options.h"
 
@@ -158,6 +157,11 @@ struct runner {
     struct act_timer timer;
 };
 
+static double stamp(const struct plan *p)
+{
+    return p->local ? cpu_s() : now_s();
+}
+
 static int runner_start(struct act_self *self, void *state, const void *arg)
 {
     ((struct runner *)state)->plan = *(struct plan *const *)arg;
@@ -189,9 +193,8 @@ static int source_receive(struct act_self *self, void *state, struct act_msg *m,
         else if (m[i].type == ACT_TIMER)
             ping(self, r);
     }
-    double now = p->local ? cpu_s() : now_s();
     if (r->start == 0)
-        r->start = now;
+        r->start = stamp(p);
     struct act_msg x = act_msg_make(ACT_PING, p->peer);
     switch (p->pattern) {
     case FLOOD:
@@ -202,11 +205,11 @@ static int source_receive(struct act_self *self, void *state, struct act_msg *m,
             r->sent++;
         }
         if (r->got)
-            finish(p, now - r->start);
+            finish(p, stamp(p) - r->start);
         break;
     case PING_PONG:
         if (r->got == p->count) {
-            finish(p, now - r->start);
+            finish(p, stamp(p) - r->start);
         } else if (r->sent == r->got) {
             act_p_ping(&x)->a = (uint64_t)r->sent;
             act_send(self, &x);
@@ -215,7 +218,7 @@ static int source_receive(struct act_self *self, void *state, struct act_msg *m,
         break;
     case WAKE: /* the other worker has fallen asleep when the timer fires */
         if (r->got == p->count)
-            finish(p, now - r->start);
+            finish(p, stamp(p) - r->start);
         else if (r->sent == r->got)
             act_timer_after(self, &r->timer, WAKE_GAP_US * INT64_C(1000), 0);
         break;
@@ -288,18 +291,23 @@ static void print_conditions(void)
 {
     struct utsname u;
     double load[3] = {NAN, NAN, NAN};
+    int p = sched_getscheduler(0);
+    const char *policy = p == SCHED_FIFO || p == SCHED_RR ? "real-time priority" : "normal priority";
     uname(&u);
     if (getloadavg(load, 3) < 1)
         load[0] = NAN;
-    printf("conditions: %s %s, %ld CPUs online, workers on CPU %d and %d, load average %.2f before the run,\n"
-           "            64-byte messages, rings of %d, %d rounds with the two in turn; median (lowest - highest)\n",
-           u.sysname, u.machine, sysconf(_SC_NPROCESSORS_ONLN), options.cpu_a, options.cpu_b, load[0], RING_SLOTS,
-           options.rounds);
+    printf(
+        "conditions: %s %s, %ld CPUs online, workers on CPU %d and %d, %s, load average %.2f before the\n"
+        "            run, 64-byte messages, rings of %d, %d rounds with the two in turn; median (lowest - highest)\n",
+        u.sysname, u.machine, sysconf(_SC_NPROCESSORS_ONLN), options.cpu_a, options.cpu_b, policy, load[0], RING_SLOTS,
+        options.rounds);
 }
 
 static void print_figure(const char *name, struct figure *f, double scale, const char *unit)
 {
-    printf("  %-44s %9.1f %s  (%.1f - %.1f)\n", name, at(f, 0.5) * scale, unit, at(f, 0) * scale, at(f, 1) * scale);
+    int digits = scale > 1 ? 1 : 2;
+    printf("  %-44s %9.*f %s  (%.*f - %.*f)\n", name, digits, at(f, 0.5) * scale, unit, digits, at(f, 0) * scale,
+           digits, at(f, 1) * scale);
 }
 
 static struct figure bare_flood, lane_flood, bare_trip, lane_trip, flood_ratio, trip_ratio, wake, local;

@@ -193,7 +193,7 @@ struct act_worker {
     uint64_t touched;            /* workers to which something went since the last flush */
     uint64_t starved;            /* lanes out that somebody waits for */
     uint64_t taken;              /* lanes in with counts not yet written back */
-    uint64_t told;               /* lanes in whose counts were written back since the last sleep */
+    uint64_t told;               /* lanes in whose counts were written back without being sure */
     struct act_run_queue run[2]; /* by act_class */
     struct act_wheel wheel;
     struct act_self *actors;
@@ -261,7 +261,7 @@ void worker_deliver(struct act_worker *w, struct act_node *n);
 /* m was taken by its receiver on w (or is given up there): its room is free again. */
 void worker_release(struct act_worker *w, const struct act_msg *m, int from);
 /* Writes the counts of released room where the producers see them, and wakes those that wait for it. Without `sure` it
- * may miss one that begins to wait at this very moment; before it sleeps the worker makes sure. */
+ * may miss one that begins to wait at this very moment: it finds it in the next turn, or before it sleeps. */
 void worker_publish(struct act_worker *w, bool sure);
 /* Sends m, which arrived at w from worker `from` and has no receiver, back; consumes m. */
 void worker_bounce(struct act_worker *w, struct act_msg *m, int from);

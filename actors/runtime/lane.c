@@ -186,9 +186,10 @@ void worker_release(struct act_worker *w, const struct act_msg *m, int from)
 
 void worker_publish(struct act_worker *w, bool sure)
 {
-    uint64_t lanes = sure ? w->taken | w->told : w->taken;
-    w->told = sure ? 0 : w->told | w->taken;
+    /* Lanes that were written without being sure are looked at again and again, until a sure look. */
+    uint64_t fresh = w->taken, lanes = w->taken | w->told;
     w->taken = 0;
+    w->told = sure ? 0 : lanes;
     for (; lanes; lanes &= lanes - 1) {
         int from = __builtin_ctzll(lanes);
         struct act_lane *l = w->in[from];
@@ -201,8 +202,10 @@ void worker_publish(struct act_worker *w, bool sure)
             waits = atomic_load_explicit(&l->starved, memory_order_seq_cst) != 0;
         } else {
             /* Release: what was read of the messages comes before. Relaxed: a hint, see above. Partner: has_room. */
-            atomic_store_explicit(&l->consumer_sent, l->taken_sent, memory_order_release);
-            atomic_store_explicit(&l->consumer_requests, l->taken_requests, memory_order_release);
+            if (fresh >> from & 1) {
+                atomic_store_explicit(&l->consumer_sent, l->taken_sent, memory_order_release);
+                atomic_store_explicit(&l->consumer_requests, l->taken_requests, memory_order_release);
+            }
             waits = atomic_load_explicit(&l->starved, memory_order_relaxed) != 0;
         }
         if (waits && atomic_exchange_explicit(&l->starved, 0, memory_order_seq_cst))
