@@ -254,7 +254,7 @@ static int run_actors(struct plan *p, struct cfg_error *err)
 {
     static struct act_config c;
     struct act_runtime *rt;
-    struct act_addr from;
+    struct act_addr from = ACT_NOBODY;
     memset(&c, 0, sizeof c);
     c.epoch = 1;
     c.workers = p->local ? 1 : 2;

@@ -72,6 +72,7 @@ void act_stats_actors(const struct act_runtime *rt, void (*fn)(void *ctx, const 
                 .messages = READ(a->messages),
                 .waiting = READ(a->shown_waiting),
                 .outbox = READ(a->shown_outbox),
+                .watchers = READ(a->shown_watchers),
                 .progress_age_ns = progress_age(a, now),
             };
             fn(ctx, &s);
