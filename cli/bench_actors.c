@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "cli/bench_actors.h"
 
+#include <ck_ring.h>
 #include <math.h>
 #include <pthread.h>
 #include <sched.h>
@@ -14,9 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "actors/runtime/ring.h"
 #include "actors/runtime/runtime.h"
-#include "actors/runtime/stats.h"
 #include "cli/cli.h"
 #include "cli/options.h"
 
@@ -32,6 +31,14 @@ static double now_s(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* CPU time of this thread: what the others on the machine do does not count. */
+static double cpu_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
@@ -68,7 +75,9 @@ static double at(struct figure *f, double part)
     return f->value[(int)(part * (f->count - 1) + 0.5)];
 }
 
-/* ---- bare ck_ring ---------------------------------------------------------------------------------------------------- */
+/* ---- bare ck_ring ---------------------------------------------------------------------------- */
+
+CK_RING_PROTOTYPE(bench, act_msg)
 
 struct bare {
     alignas(64) ck_ring_t there, back;
@@ -83,10 +92,10 @@ static void *bare_other(void *arg)
     struct act_msg m;
     pin(options.cpu_b);
     for (long i = 0; i < b->count; i++) {
-        while (!act_ring_take(&b->there, b->there_slots, &m))
+        while (!ck_ring_dequeue_spsc_bench(&b->there, b->there_slots, &m))
             ck_pr_stall();
         if (b->echo)
-            while (!act_ring_put(&b->back, b->back_slots, &m))
+            while (!ck_ring_enqueue_spsc_bench(&b->back, b->back_slots, &m))
                 ck_pr_stall();
     }
     return NULL;
@@ -99,24 +108,27 @@ static double run_bare(bool echo, long count)
     pthread_t other;
     b.there_slots = aligned_alloc(64, RING_SLOTS * sizeof(struct act_msg));
     b.back_slots = aligned_alloc(64, RING_SLOTS * sizeof(struct act_msg));
+    cpu_set_t before;
+    sched_getaffinity(0, sizeof before, &before);
     double per = NAN;
     if (b.there_slots && b.back_slots) {
         ck_ring_init(&b.there, RING_SLOTS);
         ck_ring_init(&b.back, RING_SLOTS);
         struct act_msg m = act_msg_make(ACT_PING, ACT_NOBODY);
-        pin(options.cpu_a);
         if (pthread_create(&other, NULL, bare_other, &b) == 0) {
+            pin(options.cpu_a); /* after the other thread was made, which would inherit it */
             double start = now_s();
             for (long i = 0; i < count; i++) {
                 act_p_ping(&m)->a = (uint64_t)i;
-                while (!act_ring_put(&b.there, b.there_slots, &m))
+                while (!ck_ring_enqueue_spsc_bench(&b.there, b.there_slots, &m))
                     ck_pr_stall();
                 if (echo)
-                    while (!act_ring_take(&b.back, b.back_slots, &m))
+                    while (!ck_ring_dequeue_spsc_bench(&b.back, b.back_slots, &m))
                         ck_pr_stall();
             }
             pthread_join(other, NULL);
             per = (now_s() - start) / (double)count;
+            sched_setaffinity(0, sizeof before, &before); /* the runtime counts the CPUs that it may use */
         }
     }
     free(b.there_slots);
@@ -124,17 +136,18 @@ static double run_bare(bool echo, long count)
     return per;
 }
 
-/* ---- actors ------------------------------------------------------------------------------------------------------------ */
+/* ---- actors ---------------------------------------------------------------------------------- */
 
 enum pattern { FLOOD, PING_PONG, WAKE };
 
 struct plan {
     enum pattern pattern;
+    bool local; /* both actors on one worker */
     long count;
     struct act_addr peer;
-    double took;           /* seconds in all */
-    double wake_sum;       /* WAKE: seconds of all one-way times */
-    _Atomic int done;      /* set by an actor, read by the main thread */
+    double took;      /* seconds in all */
+    double wake_sum;  /* WAKE: seconds of all one-way times */
+    _Atomic int done; /* set by an actor, read by the main thread */
 };
 
 struct runner {
@@ -143,6 +156,11 @@ struct runner {
     double start;
     struct act_timer timer;
 };
+
+static double stamp(const struct plan *p)
+{
+    return p->local ? cpu_s() : now_s();
+}
 
 static int runner_start(struct act_self *self, void *state, const void *arg)
 {
@@ -176,7 +194,7 @@ static int source_receive(struct act_self *self, void *state, struct act_msg *m,
             ping(self, r);
     }
     if (r->start == 0)
-        r->start = now_s();
+        r->start = stamp(p);
     struct act_msg x = act_msg_make(ACT_PING, p->peer);
     switch (p->pattern) {
     case FLOOD:
@@ -187,11 +205,11 @@ static int source_receive(struct act_self *self, void *state, struct act_msg *m,
             r->sent++;
         }
         if (r->got)
-            finish(p, now_s() - r->start);
+            finish(p, stamp(p) - r->start);
         break;
     case PING_PONG:
         if (r->got == p->count) {
-            finish(p, now_s() - r->start);
+            finish(p, stamp(p) - r->start);
         } else if (r->sent == r->got) {
             act_p_ping(&x)->a = (uint64_t)r->sent;
             act_send(self, &x);
@@ -200,7 +218,7 @@ static int source_receive(struct act_self *self, void *state, struct act_msg *m,
         break;
     case WAKE: /* the other worker has fallen asleep when the timer fires */
         if (r->got == p->count)
-            finish(p, now_s() - r->start);
+            finish(p, stamp(p) - r->start);
         else if (r->sent == r->got)
             act_timer_after(self, &r->timer, WAKE_GAP_US * INT64_C(1000), 0);
         break;
@@ -236,11 +254,11 @@ static int run_actors(struct plan *p, struct cfg_error *err)
 {
     static struct act_config c;
     struct act_runtime *rt;
-    struct act_addr from;
+    struct act_addr from = ACT_NOBODY;
     memset(&c, 0, sizeof c);
     c.epoch = 1;
-    c.workers = 2;
-    c.lane_slots = RING_SLOTS / 4;
+    c.workers = p->local ? 1 : 2;
+    c.lane_slots = c.local_slots = c.reply_slots = RING_SLOTS / 4 - 1; /* which makes rings of RING_SLOTS */
     c.spin_us = p->pattern == WAKE ? 0 : SPIN_US;
     for (int i = 0; i < 2; i++) {
         c.worker[i].kind = ACT_WORKER_ENGINE;
@@ -249,7 +267,7 @@ static int run_actors(struct plan *p, struct cfg_error *err)
     int rc = act_runtime_new(&c, &rt, err);
     if (rc != 0)
         return rc;
-    struct act_spawn spec = {.behaviour = &sink, .worker = 1, .arg = &p, .batch = 256};
+    struct act_spawn spec = {.behaviour = &sink, .worker = c.workers - 1, .arg = &p, .batch = 256};
     rc = act_runtime_spawn(rt, &spec, &p->peer, err);
     spec.behaviour = &source;
     spec.worker = 0;
@@ -267,39 +285,43 @@ static int run_actors(struct plan *p, struct cfg_error *err)
     return rc;
 }
 
-/* ---- the report ---------------------------------------------------------------------------------------------------------- */
+/* ---- the report ------------------------------------------------------------------------------ */
 
 static void print_conditions(void)
 {
     struct utsname u;
     double load[3] = {NAN, NAN, NAN};
+    int p = sched_getscheduler(0);
+    const char *policy = p == SCHED_FIFO || p == SCHED_RR ? "real-time priority" : "normal priority";
     uname(&u);
     if (getloadavg(load, 3) < 1)
         load[0] = NAN;
-    printf("conditions: %s %s, %ld CPUs online, workers on CPU %d and %d, load average %.2f before the run,\n"
-           "            64-byte messages, rings of %d, %d rounds with the two in turn; median (lowest - highest)\n",
-           u.sysname, u.machine, sysconf(_SC_NPROCESSORS_ONLN), options.cpu_a, options.cpu_b, load[0], RING_SLOTS,
-           options.rounds);
+    printf(
+        "conditions: %s %s, %ld CPUs online, workers on CPU %d and %d, %s, load average %.2f before the\n"
+        "            run, 64-byte messages, rings of %d, %d rounds with the two in turn; median (lowest - highest)\n",
+        u.sysname, u.machine, sysconf(_SC_NPROCESSORS_ONLN), options.cpu_a, options.cpu_b, policy, load[0], RING_SLOTS,
+        options.rounds);
 }
 
 static void print_figure(const char *name, struct figure *f, double scale, const char *unit)
 {
-    printf("  %-44s %9.1f %s  (%.1f - %.1f)\n", name, at(f, 0.5) * scale, unit, at(f, 0) * scale, at(f, 1) * scale);
+    int digits = scale > 1 ? 1 : 2;
+    printf("  %-44s %9.*f %s  (%.*f - %.*f)\n", name, digits, at(f, 0.5) * scale, unit, digits, at(f, 0) * scale,
+           digits, at(f, 1) * scale);
 }
 
-static struct figure bare_flood, lane_flood, bare_trip, lane_trip, flood_ratio, trip_ratio, wake;
+static struct figure bare_flood, lane_flood, bare_trip, lane_trip, flood_ratio, trip_ratio, wake, local;
 
 static int measure(struct cfg_error *err)
 {
-    cpu_set_t before;
-    sched_getaffinity(0, sizeof before, &before);
     int rc = 0;
     for (int i = 0; i < options.rounds && rc == 0; i++) {
         double ring = run_bare(false, options.messages), trip = run_bare(true, options.trips);
-        sched_setaffinity(0, sizeof before, &before); /* the runtime counts the CPUs that it may use */
         struct plan f = {.pattern = FLOOD, .count = options.messages};
         struct plan p = {.pattern = PING_PONG, .count = options.trips}, w = {.pattern = WAKE, .count = options.wakes};
-        rc = run_actors(&f, err);
+        struct plan l = {.pattern = FLOOD, .local = true, .count = options.messages};
+        rc = run_actors(&l, err);
+        rc = rc ? rc : run_actors(&f, err);
         rc = rc ? rc : run_actors(&p, err);
         rc = rc ? rc : run_actors(&w, err);
         if (rc != 0)
@@ -310,9 +332,9 @@ static int measure(struct cfg_error *err)
         add(&lane_trip, p.took / (double)options.trips);
         add(&flood_ratio, f.took / (double)options.messages / ring);
         add(&trip_ratio, p.took / (double)options.trips / trip);
+        add(&local, l.took / (double)options.messages);
         add(&wake, w.wake_sum / (double)options.wakes);
     }
-    sched_setaffinity(0, sizeof before, &before);
     return rc;
 }
 
@@ -357,15 +379,18 @@ int cli_bench_actors_run(int argc, char **argv)
         return cli_error(CLI_FAILED, "%s", err.msg);
     if (options.json) {
         printf("{\"ring_ns\":%.2f,\"lane_ns\":%.2f,\"lane_ratio\":%.3f,\"ring_round_trip_ns\":%.1f,"
-               "\"actor_round_trip_ns\":%.1f,\"round_trip_ratio\":%.3f,\"wake_ns\":%.0f,\"rounds\":%d}\n",
+               "\"actor_round_trip_ns\":%.1f,\"round_trip_ratio\":%.3f,\"wake_ns\":%.0f,\"local_cpu_ns\":%.2f,"
+               "\"rounds\":%d}\n",
                at(&bare_flood, 0.5) * 1e9, at(&lane_flood, 0.5) * 1e9, at(&flood_ratio, 0.5), at(&bare_trip, 0.5) * 1e9,
-               at(&lane_trip, 0.5) * 1e9, at(&trip_ratio, 0.5), at(&wake, 0.5) * 1e9, options.rounds);
+               at(&lane_trip, 0.5) * 1e9, at(&trip_ratio, 0.5), at(&wake, 0.5) * 1e9, at(&local, 0.5) * 1e9,
+               options.rounds);
         return CLI_OK;
     }
     puts("one way, as fast as it goes:");
     print_figure("bare ck_ring, thread to thread", &bare_flood, 1e9, "ns/message");
     print_figure("lane, actor to actor (target: 20)", &lane_flood, 1e9, "ns/message");
     print_figure("ratio", &flood_ratio, 1, "x");
+    print_figure("within one worker, CPU time", &local, 1e9, "ns/message");
     puts("round trip, both sides spinning:");
     print_figure("bare ck_ring ping-pong", &bare_trip, 1e9, "ns");
     print_figure("actor to actor and back", &lane_trip, 1e9, "ns");

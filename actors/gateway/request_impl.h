@@ -1,7 +1,7 @@
 /* Inside of request parsing: one table of fields per protocol, and what the protocols share.
  *
- * Every reader returns false after it has filled the error. Paths of fields ("messages[2].content") are written into the
- * parser's own buffer by gw_path. */
+ * Every reader returns false after it has filled the error. Paths of fields ("messages[2].content") are written into
+ * the parser's own buffer by gw_path. */
 #ifndef WEFT_GATEWAY_REQUEST_IMPL_H
 #define WEFT_GATEWAY_REQUEST_IMPL_H
 
@@ -9,16 +9,16 @@
 
 #include "actors/gateway/request.h"
 
-enum { GW_MAX_TOOLS = 1024, GW_MAX_TOOL_NAME = 127 };
+enum { GW_MAX_TOOLS = 1024, GW_MAX_TOOL_NAME = 127, GW_MAX_CALLS = 512 /* of one message */ };
 
 struct gw_parse {
     enum gw_protocol protocol;
-    bool count;         /* count_tokens */
+    bool count; /* count_tokens */
     const json_t *root;
     struct gw_request *out;
     struct gw_error *err;
     json_t *conversation, *messages; /* the latter is a borrowed member of the former */
-    json_t *calls;      /* object whose keys are the ids of the calls of the last assistant message, or NULL */
+    json_t *calls;      /* object of the ids of the last assistant message's calls; true: has no result yet. Or NULL */
     json_t *tool_names; /* object: names declared */
     char path[96];
 };
@@ -30,7 +30,7 @@ struct gw_field {
 };
 
 struct gw_codec {
-    const struct gw_field *field; /* ends with a NULL name */
+    const struct gw_field *field;       /* ends with a NULL name */
     bool (*finish)(struct gw_parse *p); /* what spans several fields; the conversation */
 };
 
@@ -71,11 +71,11 @@ bool gw_read_logit_bias(struct gw_parse *p, const char *name, const json_t *v);
 bool gw_read_ignore_eos(struct gw_parse *p, const char *name, const json_t *v);
 bool gw_read_cache_salt(struct gw_parse *p, const char *name, const json_t *v);
 bool gw_read_user(struct gw_parse *p, const char *name, const json_t *v);
-bool gw_read_one(struct gw_parse *p, const char *name, const json_t *v);     /* 1, or refused */
-bool gw_read_false(struct gw_parse *p, const char *name, const json_t *v);   /* false, or refused */
-bool gw_read_medium(struct gw_parse *p, const char *name, const json_t *v);  /* "medium", or refused */
+bool gw_read_one(struct gw_parse *p, const char *name, const json_t *v);    /* 1, or refused */
+bool gw_read_false(struct gw_parse *p, const char *name, const json_t *v);  /* false, or refused */
+bool gw_read_medium(struct gw_parse *p, const char *name, const json_t *v); /* "medium", or refused */
 bool gw_read_parallel(struct gw_parse *p, const char *name, const json_t *v);
-bool gw_read_effort(struct gw_parse *p, const char *name, const json_t *v);  /* none, low ... max, 1..100 */
+bool gw_read_effort(struct gw_parse *p, const char *name, const json_t *v);    /* none, low ... max, 1..100 */
 bool gw_read_reasoning(struct gw_parse *p, const char *name, const json_t *v); /* {"effort": ...} */
 /* A text format: {"type":"text"} or refused, with the path of its type. */
 bool gw_check_format(struct gw_parse *p, const char *path, const json_t *v);
@@ -91,8 +91,8 @@ bool gw_read_content(struct gw_parse *p, const char *path, const json_t *v, cons
 bool gw_read_arguments(struct gw_parse *p, const char *path, const json_t *v, json_t **out);
 /* Appends a call to assistant message m and remembers its id. */
 bool gw_add_call(struct gw_parse *p, json_t *m, const char *path, const char *id, const char *name, json_t *arguments);
-/* A result's id must be of a call in the assistant message before it. */
-bool gw_check_call_id(struct gw_parse *p, const char *path, const json_t *id);
+/* A result's id must be of a call in the assistant message before it that has no result yet. */
+bool gw_answer_call(struct gw_parse *p, const char *path, const json_t *id);
 /* No call is known any more: an assistant message begins. */
 void gw_forget_calls(struct gw_parse *p);
 /* Reads the place of a declaration; o has name, description, parameters (or schema_key) and strict. */

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { STATE_ALIGN = 16, BATCH_DEFAULT = 64, RESTARTS_DEFAULT = 3, OWED_MAX = UINT16_MAX };
+enum { BATCH_DEFAULT = 64, RESTARTS_DEFAULT = 3, OWED_MAX = UINT16_MAX };
 #define WINDOW_DEFAULT INT64_C(10000000000)
 
 struct act_addr actor_addr(const struct act_self *a)
@@ -42,7 +42,7 @@ struct act_self *actor_find(struct act_worker *w, struct act_addr addr)
     return a->state == ACTOR_ALIVE && a->generation == addr.generation ? a : NULL;
 }
 
-/* ---- promises ----------------------------------------------------------------------------------------------------- */
+/* ---- promises -------------------------------------------------------------------------------- */
 
 uint16_t actor_owe(struct act_self *a, const struct act_msg *m, int worker)
 {
@@ -93,16 +93,7 @@ static void break_promises(struct act_self *a)
     a->owed_size = a->owed_free = 0;
 }
 
-/* ---- beginning ----------------------------------------------------------------------------------------------------- */
-
-static void *state_new(size_t size)
-{
-    size_t bytes = (size + STATE_ALIGN - 1) / STATE_ALIGN * STATE_ALIGN + STATE_ALIGN;
-    void *p = bytes > size ? aligned_alloc(STATE_ALIGN, bytes) : NULL;
-    if (p)
-        memset(p, 0, bytes);
-    return p;
-}
+/* ---- beginning ------------------------------------------------------------------------------- */
 
 static void show(struct act_self *a, bool alive)
 {
@@ -126,7 +117,7 @@ static int begin(struct act_self *a)
     a->ending = a->again = a->begun = false;
     a->reason = 0;
     show(a, true);
-    a->memory = state_new(a->spec.behaviour->state_size);
+    a->memory = line_alloc(a->spec.behaviour->state_size);
     if (!a->memory)
         return -ENOMEM;
     int rc = a->spec.behaviour->start ? a->spec.behaviour->start(a, a->memory, a->spec.arg) : 0;
@@ -190,7 +181,7 @@ int act_spawn(struct act_self *self, const struct act_spawn *spec, struct act_ad
     return actor_spawn(self->worker, spec, out, err);
 }
 
-/* ---- ending ----------------------------------------------------------------------------------------------------------- */
+/* ---- ending ---------------------------------------------------------------------------------- */
 
 void actor_fail_later(struct act_self *a, int reason)
 {
@@ -251,8 +242,8 @@ static bool may_restart(struct act_self *a, int64_t *delay)
 static void escalated(struct act_self *a, struct act_addr who, int reason)
 {
     COUNT_ADD(a->worker->count.escalations, 1);
-    act_log_write(a->rt->config.log, ACT_LOG_ERROR, a->spec.behaviour->name, 0,
-                  "failed and nobody supervises it: %s", strerror(-reason));
+    act_log_write(a->rt->config.log, ACT_LOG_ERROR, a->spec.behaviour->name, 0, "failed and nobody supervises it: %s",
+                  strerror(-reason));
     if (a->rt->config.escalated)
         a->rt->config.escalated(a->rt->config.escalated_ctx, who, reason);
 }
@@ -282,7 +273,6 @@ void actor_end(struct act_self *a, int reason, bool restart)
     break_promises(a);
     return_mail(a, &a->control);
     return_mail(a, &a->mail);
-    COUNT_ADD(w->count.waiting, -atomic_load_explicit(&a->shown_waiting, memory_order_relaxed));
     /* Relaxed: one writer; see COUNT_ADD. */
     atomic_store_explicit(&a->shown_waiting, 0, memory_order_relaxed);
     disown_outbox(a);
@@ -316,7 +306,7 @@ void actor_restart(struct act_self *a)
         actor_fail_later(a, rc); /* counts as one more failure */
 }
 
-/* ---- what an actor asks and says about itself --------------------------------------------------------------------------- */
+/* ---- what an actor asks and says about itself ------------------------------------------------ */
 
 void act_yield(struct act_self *self)
 {

@@ -32,7 +32,7 @@ struct act_fifo {
     struct act_node *head, *tail;
 };
 
-/* ---- control: past the lanes, one list per worker that anybody may push to -------------------------------------------- */
+/* ---- control: past the lanes, one list per worker that anybody may push to ------------------- */
 
 enum act_ctl_kind {
     CTL_MESSAGE, /* msg goes to the actor's control mailbox (or, posted, to its mailbox) */
@@ -55,8 +55,8 @@ enum act_watch_kind {
     WATCH_SUPERVISOR, /* the watcher supervises the target: DOWN, or escalation */
 };
 
-/* One side of a watch: in the target's list until the target ends or the watch is withdrawn. It carries its own DOWN, so
- * that an end can always be reported. */
+/* One side of a watch: in the target's list until the target ends or the watch is withdrawn. It carries its own DOWN,
+ * so that an end can always be reported. */
 struct act_watch {
     struct act_ctl ctl; /* first */
     struct act_watch *next, **link;
@@ -79,7 +79,7 @@ struct act_watching {
     uint32_t tag;
 };
 
-/* ---- lanes ------------------------------------------------------------------------------------------------------------ */
+/* ---- lanes ----------------------------------------------------------------------------------- */
 
 /* One direction between two workers. Room: every message that is on its way uses one of two accounts of some lane.
  *
@@ -88,36 +88,36 @@ struct act_watching {
  *   act_reply               the requester's `requests`; the lane back has a slot for each
  *   coming back             what the original message used; each lane has slots for that too
  *
- * So a lane from A to B never holds more than A's sends + B's sends that come back + B's requests (replies to them) + A's
- * requests (replies that come back), which is its size: putting a reply or a return into it cannot fail. */
+ * So a lane from A to B never holds more than A's sends + B's sends that come back + B's requests (replies to them) +
+ * A's requests (replies that come back), which is its size: putting a reply or a return into it cannot fail. */
 struct act_lane {
     /* the producer's */
     int from, to;
     int64_t limit_sent, limit_requests;
-    int64_t sent;          /* ever */
-    int64_t sent_back;     /* of these, came back and were taken here */
-    int64_t sent_taken;    /* the consumer's count, as last read */
-    int64_t requests;      /* without end */
+    int64_t sent;           /* ever */
+    int64_t sent_back;      /* of these, came back and were taken here */
+    int64_t sent_taken;     /* the consumer's count, as last read */
+    int64_t requests;       /* without end */
     int64_t requests_taken; /* of consumer_requests, how many were subtracted */
     struct act_fifo outbox; /* waits for room, in order */
-    uint64_t rung;         /* last value of doorbell */
-    bool send_wanted;      /* an actor waits for more than the room of a request */
-    /* Written by the producer: counts flushes. Read by the consumer before it sleeps. */
-    alignas(64) _Atomic uint64_t doorbell;
+    bool send_wanted;       /* an actor waits for more than the room of a request */
+    unsigned hidden;        /* messages in the ring that the consumer cannot see yet */
+    struct act_ring_producer producer;
+    struct act_msg *put_slots; /* NULL: within one worker, messages go straight to mailboxes */
     /* Set by the producer when it has found no room, taken back by the consumer when it wakes the producer for it. */
     alignas(64) _Atomic uint32_t starved;
     /* Written by the consumer: messages of this lane that were taken; requests whose returned reply was taken. */
     alignas(64) _Atomic int64_t consumer_sent;
     _Atomic int64_t consumer_requests;
     /* the consumer's */
-    int64_t taken_sent, taken_requests; /* not yet written to the two above */
-    uint64_t seen;                      /* doorbell before the last complete drain */
+    int64_t taken_sent, taken_requests; /* ever */
     struct sim_hold *hold;              /* simulation: what the link does to messages; NULL: nothing */
-    struct act_msg *slots;              /* NULL: within one worker, messages go straight to mailboxes */
-    ck_ring_t ring;
+    struct act_msg *take_slots;         /* the same as put_slots: a side never reads a line that the other one writes */
+    uint32_t take_from;                 /* likewise */
+    alignas(64) ck_ring_t ring;
 };
 
-/* ---- actors ------------------------------------------------------------------------------------------------------------- */
+/* ---- actors ---------------------------------------------------------------------------------- */
 
 struct act_owed {
     bool used;
@@ -141,7 +141,7 @@ struct act_self {
     void *memory;
     /* what waits */
     struct act_fifo mail, control;
-    struct act_timer *due, *timers; /* fired and not delivered; pending (by own_next) */
+    struct act_timer *due, *timers;                   /* fired and not delivered; pending (by own_next) */
     uint64_t send_wanted, request_wanted, room_given; /* bit per worker: refused for want of which room; has room now */
     int waiting, outbox;
     bool queued, again, ending, begun; /* begun: start has returned 0 and stop was not called */
@@ -149,7 +149,7 @@ struct act_self {
     struct act_self *run_next;
     int64_t run_since;
     /* duties */
-    struct act_owed *owed; /* index = number of the promise - 1 */
+    struct act_owed *owed;         /* index = number of the promise - 1 */
     uint16_t owed_size, owed_free; /* 0: none free */
     struct act_watch *watchers;
     struct act_watching *watching;
@@ -162,7 +162,7 @@ struct act_self {
     _Atomic uint32_t live;
     _Atomic(const struct act_behaviour *) shown;
     _Atomic uint64_t batches, messages;
-    _Atomic int shown_waiting, shown_outbox;
+    _Atomic int shown_waiting, shown_outbox, shown_watchers;
     _Atomic bool working;
     _Atomic int64_t progress_at;
 };
@@ -170,7 +170,7 @@ struct act_self {
 struct act_counters {
     _Atomic uint64_t turns, batches, messages, sent, refused, returned, timers, sleeps, wakes, failures, restarts,
         escalations;
-    _Atomic int actors, waiting, runnable;
+    _Atomic int actors, runnable;
     _Atomic int64_t turn_at;
 };
 
@@ -188,11 +188,12 @@ struct act_worker {
     pthread_t thread;
     bool started;
     uint64_t random[2];
-    int64_t now; /* as of this turn */
+    int64_t now;                 /* as of this turn */
     struct act_lane **in, **out; /* by worker */
     uint64_t touched;            /* workers to which something went since the last flush */
     uint64_t starved;            /* lanes out that somebody waits for */
     uint64_t taken;              /* lanes in with counts not yet written back */
+    uint64_t told;               /* lanes in whose counts were written back without being sure */
     struct act_run_queue run[2]; /* by act_class */
     struct act_wheel wheel;
     struct act_self *actors;
@@ -259,15 +260,16 @@ int lane_drain(struct act_worker *w, struct act_lane *l, int max);
 void worker_deliver(struct act_worker *w, struct act_node *n);
 /* m was taken by its receiver on w (or is given up there): its room is free again. */
 void worker_release(struct act_worker *w, const struct act_msg *m, int from);
-/* Writes the counts of released room where the producers see them, and wakes those that wait for it. */
-void worker_publish(struct act_worker *w);
+/* Writes the counts of released room where the producers see them, and wakes those that wait for it. Without `sure` it
+ * may miss one that begins to wait at this very moment: it finds it in the next turn, or before it sleeps. */
+void worker_publish(struct act_worker *w, bool sure);
 /* Sends m, which arrived at w from worker `from` and has no receiver, back; consumes m. */
 void worker_bounce(struct act_worker *w, struct act_msg *m, int from);
 /* Puts a message for which room was held into the lane to worker `to`. */
 void worker_put(struct act_worker *w, int to, const struct act_msg *m);
 /* Lanes somebody waits for: moves outboxes, and tells actors. True when anything moved. */
 bool worker_room(struct act_worker *w, bool look_only);
-/* Wakes the workers to which something was sent. */
+/* Shows what was sent to its receivers, and wakes them. */
 void worker_flush(struct act_worker *w);
 void worker_wake(struct act_worker *w);
 /* Puts c on w's control list and wakes it. Any thread. */
@@ -316,6 +318,8 @@ void control_drop(struct act_ctl *c);
 bool sim_hold(struct act_worker *w, struct act_lane *l, struct act_node *n);
 
 /* runtime.c */
+/* Zeroed memory in cache lines of its own, so that what one worker writes is in no line that another one reads. */
+void *line_alloc(size_t size);
 int runtime_make(const struct act_config *config, bool simulated, struct act_runtime **out, struct cfg_error *err);
 void runtime_end_actors(struct act_runtime *rt, int reason);
 

@@ -20,6 +20,15 @@ enum {
 };
 #define AGE_DEFAULT INT64_C(20000000)
 
+void *line_alloc(size_t size)
+{
+    size_t bytes = (size / 64 + 1) * 64;
+    void *p = bytes > size ? aligned_alloc(64, bytes) : NULL;
+    if (p)
+        memset(p, 0, bytes);
+    return p;
+}
+
 static int check(const struct act_config *c, struct cfg_error *err)
 {
     if (c->workers < 1 || c->workers > ACT_WORKERS_MAX)
@@ -60,10 +69,10 @@ static int make_worker(struct act_runtime *rt, int index, uint32_t *first, bool 
     w->actor_count = w->config.actors_max ? w->config.actors_max : ACTORS_DEFAULT;
     w->first_index = *first;
     *first += (uint32_t)w->actor_count;
-    w->actors = calloc((size_t)w->actor_count, sizeof *w->actors);
+    w->actors = line_alloc((size_t)w->actor_count * sizeof *w->actors);
     w->batch = aligned_alloc(64, ACT_BATCH_LIMIT * sizeof *w->batch);
-    w->in = calloc((size_t)rt->workers, sizeof(struct act_lane *));
-    w->out = calloc((size_t)rt->workers, sizeof(struct act_lane *));
+    w->in = line_alloc((size_t)rt->workers * sizeof(struct act_lane *));
+    w->out = line_alloc((size_t)rt->workers * sizeof(struct act_lane *));
     if (!w->actors || !w->batch || !w->in || !w->out)
         return cfg_error_set(err, ENOMEM, "no memory for worker %s", w->config.name);
     for (int i = 0; i < w->actor_count; i++) {
@@ -87,9 +96,9 @@ static int make_worker(struct act_runtime *rt, int index, uint32_t *first, bool 
     act_wheel_init(&w->wheel, w->now);
     if (simulated)
         return 0;
-    w->source_ops = w->config.source                      ? w->config.source
+    w->source_ops = w->config.source                  ? w->config.source
                     : w->config.kind == ACT_WORKER_IO ? &act_source_libevent
-                                                          : &act_source_eventfd;
+                                                      : &act_source_eventfd;
     return w->source_ops->open(w->config.source_arg, &w->source, err);
 }
 
@@ -99,7 +108,7 @@ int runtime_make(const struct act_config *config, bool simulated, struct act_run
     int rc = check(config, err);
     if (rc != 0)
         return rc;
-    struct act_runtime *rt = calloc(1, sizeof *rt);
+    struct act_runtime *rt = line_alloc(sizeof *rt);
     if (!rt)
         return cfg_error_set(err, ENOMEM, "no memory for the actor runtime");
     rt->config = *config;
@@ -119,15 +128,10 @@ int runtime_make(const struct act_config *config, bool simulated, struct act_run
         indices += (uint32_t)(c->worker[i].actors_max ? c->worker[i].actors_max : ACTORS_DEFAULT);
     rt->indices = indices;
     size_t lanes = (size_t)c->workers * (size_t)c->workers;
-    /* Workers and lanes have lines of their own. */
-    rt->worker = aligned_alloc(64, (size_t)c->workers * sizeof *rt->worker);
-    rt->lanes = aligned_alloc(64, lanes * sizeof *rt->lanes);
-    rt->worker_of = malloc(indices);
+    rt->worker = line_alloc((size_t)c->workers * sizeof *rt->worker);
+    rt->lanes = line_alloc(lanes * sizeof *rt->lanes);
+    rt->worker_of = line_alloc(indices);
     rt->peer = calloc(ACT_PEERS_MAX, sizeof *rt->peer);
-    if (rt->worker)
-        memset((void *)rt->worker, 0, (size_t)c->workers * sizeof *rt->worker);
-    if (rt->lanes)
-        memset((void *)rt->lanes, 0, lanes * sizeof *rt->lanes);
     rc = rt->worker && rt->lanes && rt->worker_of && rt->peer ? 0 : -ENOMEM;
     if (rc == 0) {
         rt->peer[0].node = c->node;
@@ -135,7 +139,8 @@ int runtime_make(const struct act_config *config, bool simulated, struct act_run
         atomic_init(&rt->peers, 1);
         for (int i = 0; i < c->workers && rc == 0; i++)
             for (int j = 0; j < c->workers && rc == 0; j++) {
-                int64_t sent = i == j ? c->local_slots : c->lane_slots, requests = i == j ? c->local_slots : c->reply_slots;
+                int64_t sent = i == j ? c->local_slots : c->lane_slots,
+                        requests = i == j ? c->local_slots : c->reply_slots;
                 rc = lane_init(&rt->lanes[i * c->workers + j], i, j, sent, requests, sent, requests);
             }
     }
@@ -216,7 +221,8 @@ static void drop_all(struct act_runtime *rt)
             if (w->out && w->out[j])
                 lane_destroy(w->out[j]);
         /* Withdrawals free a watch that lies with a target; all actors have ended, so none does. */
-        struct act_ctl *c = atomic_exchange_explicit(&w->control, NULL, memory_order_acquire); /* partner: worker_control */
+        struct act_ctl *c =
+            atomic_exchange_explicit(&w->control, NULL, memory_order_acquire); /* partner: worker_control */
         while (c) {
             struct act_ctl *next = c->next;
             control_drop(c);
@@ -306,7 +312,7 @@ int64_t act_runtime_now(const struct act_runtime *rt)
     return rt->world->now(rt->world_ctx);
 }
 
-/* ---- boot epochs --------------------------------------------------------------------------------------------------- */
+/* ---- boot epochs ----------------------------------------------------------------------------- */
 
 static int read_epoch(const char *path, uint64_t *out, struct cfg_error *err)
 {
@@ -318,8 +324,8 @@ static int read_epoch(const char *path, uint64_t *out, struct cfg_error *err)
     int got = fscanf(f, "%llu", &n);
     fclose(f);
     if (got != 1)
-        return cfg_error_set(err, EINVAL, "%s does not hold a boot epoch (one number); if the file is damaged, remove it",
-                             path);
+        return cfg_error_set(err, EINVAL,
+                             "%s does not hold a boot epoch (one number); if the file is damaged, remove it", path);
     *out = n;
     return 0;
 }

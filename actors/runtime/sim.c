@@ -31,7 +31,7 @@ struct sim_hold {
     struct act_sim *sim;
     bool active;
     struct act_sim_fault fault;
-    struct held *first; /* in order of due, then sequence */
+    struct held *first;    /* in order of due, then sequence */
     struct sim_hold *next; /* of the simulation */
 };
 
@@ -79,7 +79,7 @@ static void mix(struct act_sim *sim, uint64_t v)
     sim->trace = h ^ h >> 29;
 }
 
-/* ---- the simulated world ---------------------------------------------------------------------------------------------- */
+/* ---- the simulated world --------------------------------------------------------------------- */
 
 static int64_t world_now(void *ctx)
 {
@@ -116,7 +116,7 @@ static const struct act_world_ops world = {
     .busy = world_busy,
 };
 
-/* ---- the trace ----------------------------------------------------------------------------------------------------------- */
+/* ---- the trace ------------------------------------------------------------------------------- */
 
 static void trace_message(struct act_sim *sim, const struct act_msg *m)
 {
@@ -152,7 +152,7 @@ static void on_batch(void *ctx, struct act_self *a, const struct act_msg *m, int
     fputc('\n', sim->config.trace);
 }
 
-/* ---- links ------------------------------------------------------------------------------------------------------------- */
+/* ---- links ----------------------------------------------------------------------------------- */
 
 static bool chance(struct act_sim *sim, uint32_t per_million)
 {
@@ -256,7 +256,7 @@ static void deliver_held(struct act_worker *w, struct sim_hold *h)
     free(x);
 }
 
-/* ---- one step ------------------------------------------------------------------------------------------------------------ */
+/* ---- one step -------------------------------------------------------------------------------- */
 
 static void add_action(struct act_sim *sim, size_t *count, struct action a)
 {
@@ -273,7 +273,7 @@ static size_t worker_actions(struct act_sim *sim, int node, struct act_worker *w
     for (int i = 0; i < w->rt->workers; i++) {
         struct act_lane *l = w->in[i];
         a.from = i;
-        if (l->slots && act_ring_any(&l->ring))
+        if (l->take_slots && act_ring_any(&l->ring))
             add_action(sim, &count, (a.kind = DO_LANE, a));
         if (l->hold && l->hold->first && l->hold->first->due <= sim->now)
             add_action(sim, &count, (a.kind = DO_HELD, a));
@@ -321,7 +321,7 @@ static int64_t next_time(const struct act_sim *sim)
                 at = w->busy_until; /* relaxed: one thread */
             for (int j = 0; j < w->rt->workers; j++) {
                 const struct act_lane *l = w->in[j];
-                if (l->slots && w->busy_until > sim->now && act_ring_any(&w->in[j]->ring))
+                if (l->take_slots && w->busy_until > sim->now && act_ring_any(&w->in[j]->ring))
                     at = w->busy_until;
                 if (l->hold && l->hold->first && l->hold->first->due < at)
                     at = l->hold->first->due;
@@ -371,7 +371,7 @@ static void act(struct act_sim *sim, const struct action *a)
         run_event(sim);
         return;
     }
-    worker_publish(w);
+    worker_publish(w, true);
     worker_flush(w);
 }
 
@@ -427,7 +427,7 @@ int act_sim_at(struct act_sim *sim, int64_t at, void (*fn)(void *ctx), void *ctx
     return 0;
 }
 
-/* ---- making and ending ------------------------------------------------------------------------------------------------------ */
+/* ---- making and ending ----------------------------------------------------------------------- */
 
 int act_sim_new(const struct act_sim_config *config, struct act_sim **out, struct cfg_error *err)
 {

@@ -39,14 +39,14 @@ int act_stats_worker(const struct act_runtime *rt, int worker, struct act_stats_
     out->restarts = READ(c->restarts);
     out->escalations = READ(c->escalations);
     out->actors = READ(c->actors);
-    out->waiting = READ(c->waiting);
     out->runnable = READ(c->runnable);
-    int64_t now = rt->world->now(rt->world_ctx), age = now - READ(c->turn_at);
+    int64_t now = rt->world->now(rt->world_ctx), turn_at = READ(c->turn_at), age = now - turn_at;
     /* Acquire: partner is sleep_until in worker.c. */
     bool asleep = atomic_load_explicit(&w->sleeping, memory_order_acquire) != 0;
-    out->turn_age_ns = !rt->started || asleep || age < 0 ? 0 : age;
+    out->turn_age_ns = turn_at == 0 || asleep || age < 0 ? 0 : age; /* 0: it has not begun */
     for (int i = 0; i < w->actor_count; i++)
         if (READ(w->actors[i].live)) {
+            out->waiting += READ(w->actors[i].shown_waiting);
             age = progress_age(&w->actors[i], now);
             out->progress_age_ns = age > out->progress_age_ns ? age : out->progress_age_ns;
         }
@@ -72,6 +72,7 @@ void act_stats_actors(const struct act_runtime *rt, void (*fn)(void *ctx, const 
                 .messages = READ(a->messages),
                 .waiting = READ(a->shown_waiting),
                 .outbox = READ(a->shown_outbox),
+                .watchers = READ(a->shown_watchers),
                 .progress_age_ns = progress_age(a, now),
             };
             fn(ctx, &s);
@@ -83,7 +84,7 @@ int act_stats_lane(const struct act_runtime *rt, int from, int to, int *messages
     if (from < 0 || from >= rt->workers || to < 0 || to >= rt->workers)
         return -EINVAL;
     const struct act_lane *l = &rt->lanes[from * rt->workers + to];
-    *messages = (int)(l->sent - l->sent_back - READ(l->consumer_sent) - l->taken_sent);
-    *requests = (int)(l->requests - (READ(l->consumer_requests) - l->requests_taken) - l->taken_requests);
+    *messages = (int)(l->sent - l->sent_back - l->taken_sent);
+    *requests = (int)(l->requests - (l->taken_requests - l->requests_taken));
     return 0;
 }

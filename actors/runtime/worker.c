@@ -8,13 +8,15 @@
 #include <string.h>
 
 enum {
-    DRAIN_MAX = 64, /* messages taken from one lane per turn */
-    RUNS_MAX = 16, /* actors called per turn */
+    DRAIN_MAX = 64,   /* messages taken from one lane per turn */
+    RUNS_MAX = 16,    /* actors called per turn */
     TURN_NS = 500000, /* after this long the turn ends, whatever is still runnable */
     SPINS_PER_CLOCK = 32,
+    TURNS_PER_CLOCK = 16,
+    POLL_NS = 50000, /* a busy worker looks at its source this often */
 };
 
-/* ---- run queues ----------------------------------------------------------------------------------------------------- */
+/* ---- run queues ------------------------------------------------------------------------------ */
 
 void worker_ready(struct act_self *a)
 {
@@ -61,7 +63,7 @@ struct act_self *worker_take(struct act_worker *w, struct act_run_queue *q, int 
     return a;
 }
 
-/* ---- control ---------------------------------------------------------------------------------------------------------- */
+/* ---- control --------------------------------------------------------------------------------- */
 
 static void control_message(struct act_worker *w, struct act_ctl *c)
 {
@@ -78,7 +80,6 @@ static void control_message(struct act_worker *w, struct act_ctl *c)
     fifo_push(posted ? &a->mail : &a->control, n);
     a->waiting++;
     COUNT_ADD(a->shown_waiting, 1);
-    COUNT_ADD(w->count.waiting, 1);
     worker_ready(a);
 }
 
@@ -128,7 +129,7 @@ void worker_take_control(struct act_worker *w)
     }
 }
 
-/* ---- timers ------------------------------------------------------------------------------------------------------------ */
+/* ---- timers ---------------------------------------------------------------------------------- */
 
 static void timer_disown(struct act_timer *t)
 {
@@ -203,7 +204,7 @@ bool act_timer_pending(const struct act_timer *t)
     return t->state != ACT_TIMER_IDLE;
 }
 
-/* ---- calling an actor ---------------------------------------------------------------------------------------------------- */
+/* ---- calling an actor ------------------------------------------------------------------------ */
 
 static int gather_timers(struct act_worker *w, struct act_self *a, int n, int max)
 {
@@ -264,11 +265,9 @@ void worker_run_actor(struct act_worker *w, struct act_self *a)
         n = gather_timers(w, a, n, max);
         n = gather_room(w, a, n, max);
         n = gather_mail(w, a, &a->mail, n, max);
-        if (a->waiting != before) {
+        if (a->waiting != before)
             COUNT_ADD(a->shown_waiting, a->waiting - before);
-            COUNT_ADD(w->count.waiting, a->waiting - before);
-        }
-        worker_publish(w);
+        worker_publish(w, false);
         bool again = a->again;
         a->again = false;
         if (n || again) {
@@ -289,7 +288,7 @@ void worker_run_actor(struct act_worker *w, struct act_self *a)
     }
     if (a->ending) {
         actor_end(a, a->reason, true);
-        worker_publish(w);
+        worker_publish(w, false);
     } else if (a->again || a->mail.head || a->control.head || a->due || a->room_given) {
         worker_ready(a);
     }
@@ -307,11 +306,11 @@ void worker_end_actors(struct act_worker *w, int reason)
         if (a->state == ACTOR_ALIVE)
             actor_end(a, reason, false);
     }
-    worker_publish(w);
+    worker_publish(w, false);
     worker_flush(w);
 }
 
-/* ---- the loop -------------------------------------------------------------------------------------------------------------- */
+/* ---- the loop -------------------------------------------------------------------------------- */
 
 static int64_t clock_now(const struct act_worker *w)
 {
@@ -321,38 +320,30 @@ static int64_t clock_now(const struct act_worker *w)
 /* What the worker must see before it sleeps; the flag `sleeping` is set. */
 bool worker_has_input(struct act_worker *w)
 {
-    /* Seq_cst: after the flag was set; partners: worker_control, worker_flush, act_runtime_stop. */
+    /* Seq_cst: after the flag was set; partners: worker_control, act_runtime_stop. */
     if (atomic_load_explicit(&w->control, memory_order_seq_cst) ||
         atomic_load_explicit(&w->rt->stopping, memory_order_seq_cst))
         return true;
     for (int i = 0; i < w->rt->workers; i++)
-        if (i != w->index && atomic_load_explicit(&w->in[i]->doorbell, memory_order_seq_cst) != w->in[i]->seen)
+        if (i != w->index && act_ring_any(&w->in[i]->ring))
             return true;
     return w->starved && worker_room(w, true);
 }
 
-static bool drain_lanes(struct act_worker *w)
+static void drain_lanes(struct act_worker *w)
 {
-    bool any = false;
-    for (int i = 0; i < w->rt->workers; i++) {
-        struct act_lane *l = w->in[i];
-        if (i == w->index)
-            continue;
-        /* Acquire: with the bell come the messages before it; when the ring is empty after this, they were all taken.
-         * Partner: worker_flush. */
-        uint64_t rung = atomic_load_explicit(&l->doorbell, memory_order_acquire);
-        if (act_ring_any(&l->ring))
-            any |= lane_drain(w, l, DRAIN_MAX) > 0;
-        if (!act_ring_any(&l->ring))
-            l->seen = rung;
-    }
-    return any;
+    for (int i = 0; i < w->rt->workers; i++)
+        if (i != w->index && act_ring_any(&w->in[i]->ring))
+            lane_drain(w, w->in[i], DRAIN_MAX);
 }
 
 static void sleep_until(struct act_worker *w, int64_t until)
 {
     /* Seq_cst: before the looks in worker_has_input. Partner: worker_wake. */
     atomic_store_explicit(&w->sleeping, 1, memory_order_seq_cst);
+    /* Also before the looks at the rings. Partner: worker_flush. */
+    ck_pr_fence_memory();
+    worker_publish(w, true);
     if (!worker_has_input(w)) {
         COUNT_ADD(w->count.sleeps, 1);
         int64_t now = clock_now(w);
@@ -365,8 +356,7 @@ static void sleep_until(struct act_worker *w, int64_t until)
 /* Looks for input for a short while. True: there is some. */
 static bool spin(struct act_worker *w, int64_t until)
 {
-    int64_t end = clock_now(w) + w->rt->spin_ns;
-    end = end < until ? end : until;
+    int64_t end = 0; /* the clock is not read as long as messages come quickly */
     for (int i = 1;; i++) {
         for (int j = 0; j < w->rt->workers; j++)
             if (j != w->index && act_ring_any(&w->in[j]->ring))
@@ -378,7 +368,13 @@ static bool spin(struct act_worker *w, int64_t until)
         if (i % SPINS_PER_CLOCK == 0) {
             if (w->starved && worker_room(w, true))
                 return true;
-            if (clock_now(w) >= end)
+            int64_t now = clock_now(w);
+            if (!end) {
+                worker_publish(w, true);
+                end = now + w->rt->spin_ns;
+                end = end < until ? end : until;
+            }
+            if (now >= end)
                 return false;
         }
         ck_pr_stall();
@@ -404,30 +400,40 @@ static void run_some(struct act_worker *w)
 void *worker_main(void *arg)
 {
     struct act_worker *w = arg;
-    bool polls = w->source_ops->event_base(w->source) != NULL || w->config.source != NULL;
+    /* An eventfd says nothing but that there are messages. */
+    bool polls = w->source_ops != &act_source_eventfd;
+    int64_t polled = 0;
+    unsigned turn = 0;
     /* Acquire: partner is act_runtime_stop. */
     while (!atomic_load_explicit(&w->rt->stopping, memory_order_acquire)) {
-        w->now = clock_now(w);
+        /* Without timers and bulk actors nothing depends on the time within a few turns. */
+        if (polls || w->wheel.count || w->run[1].head || turn % TURNS_PER_CLOCK == 0) {
+            w->now = clock_now(w);
+            /* Relaxed: for health only. */
+            atomic_store_explicit(&w->count.turn_at, w->now, memory_order_relaxed);
+        }
+        turn++;
         COUNT_ADD(w->count.turns, 1);
-        /* Relaxed: for health only. */
-        atomic_store_explicit(&w->count.turn_at, w->now, memory_order_relaxed);
+        if (polls && w->now - polled >= POLL_NS) {
+            w->source_ops->wait(w->source, 0);
+            polled = w->now;
+        }
         worker_take_control(w);
         drain_lanes(w);
         worker_timers(w);
         if (w->starved)
             worker_room(w, false);
         run_some(w);
-        worker_publish(w);
+        worker_publish(w, false);
         worker_flush(w);
-        if (w->run[0].head || w->run[1].head) {
-            if (polls)
-                w->source_ops->wait(w->source, 0);
+        if (w->run[0].head || w->run[1].head)
             continue;
-        }
         int64_t next = act_wheel_next(&w->wheel);
         if (w->rt->spin_ns > 0 && spin(w, next))
             continue;
         sleep_until(w, next);
+        polled = w->now;
+        turn = 0;
     }
     worker_end_actors(w, -ESHUTDOWN);
     return NULL;

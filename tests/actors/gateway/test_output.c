@@ -1,10 +1,14 @@
-/* The output machine. Every text is tried whole, byte by byte and cut in two at every place; the events must be equal. */
+/* The output machine. Every text is tried whole, byte by byte and cut in two at every place; the events must be equal.
+ */
 #include <jansson.h>
 
 #include "actors/gateway/output.h"
 #include "tests/harness.h"
 
-#define D "\xef\xbd\x9c" "DSML" "\xef\xbd\x9c"
+#define D                                                                                                              \
+    "\xef\xbd\x9c"                                                                                                     \
+    "DSML"                                                                                                             \
+    "\xef\xbd\x9c"
 #define CALLS "<" D " calls>\n"
 #define END_CALLS "</" D " calls>"
 #define INVOKE(name) "<" D " invoke name=\"" name "\">\n"
@@ -80,9 +84,15 @@ static void run(const struct setup *s, const char *text, size_t cut, struct outc
     size_t lens[4], len = strlen(text);
     memset(out, 0, sizeof *out);
     out->log.kind = -1;
-    struct gw_output_options opt = {.thinking = s->thinking,   .tools = !s->no_tools,       .raw = s->raw,
-                                    .open_text = s->open_text, .max_calls = s->max_calls,   .stop = s->stop,
-                                    .stop_len = lens,          .on_event = on_event,        .ctx = &out->log};
+    struct gw_output_options opt = {.thinking = s->thinking,
+                                    .tools = !s->no_tools,
+                                    .raw = s->raw,
+                                    .open_text = s->open_text,
+                                    .max_calls = s->max_calls,
+                                    .stop = s->stop,
+                                    .stop_len = lens,
+                                    .on_event = on_event,
+                                    .ctx = &out->log};
     while (opt.n_stop < 4 && s->stop[opt.n_stop]) {
         lens[opt.n_stop] = strlen(s->stop[opt.n_stop]);
         opt.n_stop++;
@@ -137,17 +147,23 @@ Test(output, stray_end_of_reasoning_is_dropped)
 
 Test(output, text_keeps_what_only_looks_like_markup)
 {
-    check(&answer, "if (a<b) <think> <<" D " <invoke name=\"x\"> 2>&1", "T[if (a<b) <think> <<" D " <invoke name=\"x\"> 2>&1]",
-          0);
+    check(&answer, "if (a<b) <think> <<" D " <invoke name=\"x\"> 2>&1",
+          "T[if (a<b) <think> <<" D " <invoke name=\"x\"> 2>&1]", 0);
     check(&answer, "<" D " foo>x</" D " calls>", "T[<" D " foo>x</" D " calls>]", 0);
-    check(&answer, "<" D " parameter name=\"a\" string=\"true\">x", "T[<" D " parameter name=\"a\" string=\"true\">x]", 0);
+    check(&answer, "<" D " parameter name=\"a\" string=\"true\">x", "T[<" D " parameter name=\"a\" string=\"true\">x]",
+          0);
     check(&answer, "the end <" D " cal", "T[the end <" D " cal]", 0);
     check(&answer, "caf\xc3\xa9 \xf0\x9f\x98\x80 <\xef\xbd\x9c", "T[caf\xc3\xa9 \xf0\x9f\x98\x80 <\xef\xbd\x9c]", 0);
 }
 
 Test(output, broken_utf8_becomes_replacement)
 {
-    check(&answer, "a\xff" "b\xc3", "T[a\xef\xbf\xbd" "b\xef\xbf\xbd]", 0);
+    check(&answer,
+          "a\xff"
+          "b\xc3",
+          "T[a\xef\xbf\xbd"
+          "b\xef\xbf\xbd]",
+          0);
 }
 
 Test(output, calls_with_every_kind_of_argument)
@@ -155,7 +171,8 @@ Test(output, calls_with_every_kind_of_argument)
     check(&answer,
           "I look.\n\n" CALLS INVOKE("get") STR("city", "Bad \"Ems\"\n\\ \x01 caf\xc3\xa9") RAW("days", "3")
               RAW("o", "{\"a\": [1, null]}") END_INVOKE INVOKE("now") END_INVOKE END_CALLS "\n\nand more",
-          "T[I look.]C0[get]A[{\"city\": \"Bad \\\"Ems\\\"\\n\\\\ \\u0001 caf\xc3\xa9\", \"days\": 3, \"o\": {\"a\": [1, null]}}]E0[]"
+          "T[I look.]C0[get]A[{\"city\": \"Bad \\\"Ems\\\"\\n\\\\ \\u0001 caf\xc3\xa9\", \"days\": 3, \"o\": {\"a\": "
+          "[1, null]}}]E0[]"
           "C1[now]A[{}]E1[]",
           0);
 }
@@ -169,19 +186,21 @@ Test(output, calls_start_inside_reasoning)
 Test(output, spelling_without_space)
 {
     check(&answer,
-          "<" D "tool_calls>\n<" D "invoke name=\"f\">\n<" D "parameter name=\"a\" string=\"true\">x</" D "parameter>\n</" D
-          "invoke>\n</" D "tool_calls>",
+          "<" D "tool_calls>\n<" D "invoke name=\"f\">\n<" D "parameter name=\"a\" string=\"true\">x</" D
+          "parameter>\n</" D "invoke>\n</" D "tool_calls>",
           "C0[f]A[{\"a\": \"x\"}]E0[]", 0);
     check(&answer,
-          CALLS INVOKE("f") "<" D " parameter name=\"a\" string=\"true\">x</" D "parameter>\n</" D "invoke></" D "calls>tail",
+          CALLS INVOKE("f") "<" D " parameter name=\"a\" string=\"true\">x</" D "parameter>\n</" D "invoke></" D
+                            "calls>tail",
           "C0[f]A[{\"a\": \"x\"}]E0[]", 0);
 }
 
 Test(output, values_keep_what_looks_like_tags)
 {
     check(&answer,
-          CALLS INVOKE("run") STR("command", "make 2>&1") STR("b", "</parameter> <invoke name=\"x\"> <\xef\xbd\x9c </" D
-                                                                " para <" D " parameter> </think>\n") END_INVOKE END_CALLS,
+          CALLS INVOKE("run") STR("command", "make 2>&1")
+              STR("b", "</parameter> <invoke name=\"x\"> <\xef\xbd\x9c </" D " para <" D " parameter> </think>\n")
+                  END_INVOKE END_CALLS,
           "C0[run]A[{\"command\": \"make 2>&1\", \"b\": \"</parameter> <invoke name=\\\"x\\\"> <\xef\xbd\x9c </" D
           " para <" D " parameter> </think>\\n\"}]E0[]",
           0);
@@ -206,23 +225,27 @@ Test(output, missing_closers_are_implied)
     check(&answer, CALLS INVOKE("f") "<" D " parameter name=\"a\" string=\"true\">x</" D " par", want, 1);
     check(&answer, CALLS INVOKE("f") STR("a", "x") END_INVOKE, want, 0);
     check(&answer,
-          CALLS INVOKE("f") "<" D " parameter name=\"a\" string=\"true\">x\n" STR("b", "y") INVOKE("g") END_INVOKE END_CALLS,
+          CALLS INVOKE("f") "<" D " parameter name=\"a\" string=\"true\">x\n" STR("b", "y") INVOKE("g")
+              END_INVOKE END_CALLS,
           "C0[f]A[{\"a\": \"x\", \"b\": \"y\"}]E0[]C1[g]A[{}]E1[]", 1);
 }
 
 Test(output, values_that_are_no_json_become_strings)
 {
-    check(&answer, CALLS INVOKE("f") RAW("a", "hello") RAW("b", "{\"x\": ") RAW("c", "") RAW("d", "NaN") END_INVOKE END_CALLS,
+    check(&answer,
+          CALLS INVOKE("f") RAW("a", "hello") RAW("b", "{\"x\": ") RAW("c", "") RAW("d", "NaN") END_INVOKE END_CALLS,
           "C0[f]A[{\"a\": \"hello\", \"b\": \"{\\\"x\\\": \", \"c\": \"\", \"d\": \"NaN\"}]E0[]", 1);
     check(&answer, CALLS INVOKE("f") "<" D " parameter name=\"a\">7</" D " parameter>" END_INVOKE END_CALLS,
           "C0[f]A[{\"a\": \"7\"}]E0[]", 1);
-    check(&answer, CALLS INVOKE("f") "<" D " parameter name=\"a\" string=\"false\">[1, 2", "C0[f]A[{\"a\": \"[1, 2\"}]E0[]", 1);
+    check(&answer, CALLS INVOKE("f") "<" D " parameter name=\"a\" string=\"false\">[1, 2",
+          "C0[f]A[{\"a\": \"[1, 2\"}]E0[]", 1);
 }
 
 Test(output, an_object_in_place_of_parameters)
 {
     check(&answer, CALLS INVOKE("f") "{\"a\": 1}\n" END_INVOKE END_CALLS, "C0[f]A[{\"a\": 1}]E0[]", 1);
-    check(&answer, CALLS INVOKE("f") "what?\n" STR("a", "x") END_INVOKE END_CALLS, "C0[f]A[{\"a\": \"x\"}]E0[]T[what?]", 1);
+    check(&answer, CALLS INVOKE("f") "what?\n" STR("a", "x") END_INVOKE END_CALLS, "C0[f]A[{\"a\": \"x\"}]E0[]T[what?]",
+          1);
 }
 
 Test(output, a_block_without_a_call_is_given_back)
@@ -236,8 +259,9 @@ Test(output, a_block_without_a_call_is_given_back)
 
 Test(output, self_closing_tags)
 {
-    check(&answer, CALLS "<" D " invoke name=\"f\"/>\n<" D " invoke name=\"g\">\n<" D " parameter name=\"a\" string=\"true\" />" END_INVOKE
-                       END_CALLS,
+    check(&answer,
+          CALLS "<" D " invoke name=\"f\"/>\n<" D " invoke name=\"g\">\n<" D
+                " parameter name=\"a\" string=\"true\" />" END_INVOKE END_CALLS,
           "C0[f]A[{}]E0[]C1[g]A[{\"a\": \"\"}]E1[]", 0);
 }
 
@@ -292,12 +316,28 @@ Test(output, stop_strings_end_the_answer)
     check_stop(&s, "a</think>b", "", "ab"); /* what the client would read */
 }
 
+Test(output, the_longest_of_the_stop_strings_that_end_together_counts)
+{
+    const struct setup s = {.stop = {"aab", "b", "ab"}};
+    check_stop(&s, "xaaab", "T[xa]", "aab");
+    check_stop(&s, "xab", "T[x]", "ab");
+    check_stop(&s, "xb", "T[x]", "b");
+}
+
 Test(output, stop_strings_do_not_match_elsewhere)
 {
     const struct setup s = {.thinking = true, .stop = {"STOP", "<", "f"}};
     check_stop(&s, "think STOP</think>go" CALLS INVOKE("f") STR("STOP", "STOP <f") END_INVOKE END_CALLS,
                "R[think STOP]T[go]C0[f]A[{\"STOP\": \"STOP <f\"}]E0[]", NULL);
     check_stop(&s, "x</think>y<z", "R[x]T[y]", "<");
+}
+
+Test(output, stop_strings_reach_into_what_is_given_back)
+{
+    const struct setup s = {.stop = {"a<", "\n\n<\xef", ">x"}};
+    check_stop(&s, "a" CALLS "b", "", "a<");
+    check_stop(&s, "b\n\n" CALLS "b", "T[b]", "\n\n<\xef");
+    check_stop(&s, "b<" D " calls>x", "T[b<" D " calls]", ">x");
 }
 
 Test(output, stop_strings_with_long_borders)
@@ -331,12 +371,69 @@ Test(output, long_arguments_flow)
     gw_output_free(o);
 }
 
+/* A raw value of `pad` bytes of a list, then `text`, cut off or closed. */
+static void run_long(int pad, const char *text, bool closed, struct outcome *o)
+{
+    static char s[8192];
+    size_t n = (size_t)snprintf(s, sizeof s, CALLS INVOKE("f") "<" D " parameter name=\"a\" string=\"false\">[");
+    while (pad-- > 0)
+        s[n++] = ' ';
+    snprintf(s + n, sizeof s - n, "%s%s", text, closed ? "</" D " parameter>" END_INVOKE END_CALLS : "");
+    run(&answer, s, 0, o);
+}
+
+Test(output, long_raw_values_flow_and_are_closed_where_they_end)
+{
+    static struct outcome o;
+    static const struct {
+        const char *text, *tail, *rest;
+    } rows[] = {
+        {"1]", "1]}", ""},
+        {"{\"a\": \"b", "{\"a\": \"b\"}]}", ""},
+        {"{\"a", "{\"a\":null}]}", ""},
+        {"{\"a\"", "{\"a\":null}]}", ""},
+        {"{\"a\": 1,", "{\"a\": 1,\"\":null}]}", ""},
+        {"{", "{}]}", ""},
+        {"[", "[]]}", ""},
+        {"tr", "true]}", ""},
+        {"-", "-0]}", ""},
+        {"1.", "1.0]}", ""},
+        {"2e+", "2e+0]}", ""},
+        {"2,", "2,null]}", ""},
+        {"\"x\\", "\"x\\\\\"]}", ""},
+        {"\"x\\u", "\"x\\u0000\"]}", ""},
+        {"\"x\\ud", "\"x\\ud000\"]}", ""},
+        {"\"x\\ud8", "\"x\\ud800\\udc00\"]}", ""},
+        {"\"x\\ud83d\\", "\"x\\ud83d\\udc00\"]}", ""},
+        {"\"x\\ud83d\\uD", "\"x\\ud83d\\uDc00\"]}", ""},
+        {"1 2 3", "1 ]}", "2 3"},
+        {"\"x\\udc00\"", "\"x\\ud000\"]}", "c00\""},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (int closed = 0; closed < 2; closed++) {
+            char want[128];
+            run_long(2000, rows[i].text, closed, &o);
+            snprintf(want, sizeof want, "%s]E0[]%s%s%s", rows[i].tail, *rows[i].rest ? "T[" : "", rows[i].rest,
+                     *rows[i].rest ? "]" : "");
+            size_t n = strlen(want);
+            cr_assert_gt(o.log.n, n);
+            cr_expect_str_eq(o.log.s + o.log.n - n, want, "%s", rows[i].text);
+            cr_expect_gt(o.log.args_events, 900); /* byte by byte: all behind the part that is held back */
+            cr_expect_eq(o.repaired, i > 0 || !closed, "%s", rows[i].text);
+            char *from = strstr(o.log.s, "A[") + 2, *to = strstr(from, "]E0");
+            json_t *v = json_loadb(from, (size_t)(to - from), JSON_ALLOW_NUL, NULL);
+            cr_expect(json_is_array(json_object_get(v, "a")), "%s", rows[i].text);
+            json_decref(v);
+        }
+}
+
 Test(output, arguments_are_json_whatever_the_value)
 {
     static struct outcome o;
     for (int b = 1; b < 256; b++) {
         char text[512];
-        snprintf(text, sizeof text, CALLS INVOKE("f") "<" D " parameter name=\"a\" string=\"%s\">x%cy", b & 1 ? "true" : "false", b);
+        snprintf(text, sizeof text, CALLS INVOKE("f") "<" D " parameter name=\"a\" string=\"%s\">x%cy",
+                 b & 1 ? "true" : "false", b);
         run(&answer, text, 0, &o);
         char *from = strstr(o.log.s, "A[") + 2, *to = strstr(from, "]E0");
         json_t *v = json_loadb(from, (size_t)(to - from), 0, NULL);

@@ -1,6 +1,7 @@
 /* Requests of four protocols: what they become, and what is refused by name. */
 #include <limits.h>
 
+#include "actors/gateway/bytes.h"
 #include "actors/gateway/request.h"
 #include "model/chat.h"
 #include "tests/harness.h"
@@ -9,7 +10,8 @@
 #define TOOL "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]"
 #define ATOOL "\"tools\":[{\"name\":\"f\",\"input_schema\":{\"type\":\"object\"}}]"
 #define CALLED                                                                                                         \
-    "{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"c1\",\"type\":\"function\"," \
+    "{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"c1\",\"type\":"          \
+    "\"function\","                                                                                                    \
     "\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}]}"
 
 struct row {
@@ -47,26 +49,44 @@ static const struct row hostile[] = {
     {GW_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":7}]}", "messages[0].content"},
     {GW_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":[7]}]}", "messages[0].content[0]"},
     {GW_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]}", "messages[0].content[0].text"},
-    {GW_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\",\"image_url\":{\"url\":\"x\"}}]}]}",
+    {GW_CHAT,
+     "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\",\"image_url\":{\"url\":\"x\"}}]}]}",
      "messages[0].content[0].type"},
-    {GW_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_audio\"}]}]}", "messages[0].content[0].type"},
+    {GW_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_audio\"}]}]}",
+     "messages[0].content[0].type"},
     {GW_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":\"x\",\"wig\":1}]}", "messages[0].wig"},
-    {GW_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\",\"content\":\"y\"}]}", "messages"},
-    {GW_CHAT, "{\"messages\":[{\"role\":\"tool\",\"content\":\"x\",\"tool_call_id\":\"c1\"}]}", "messages[0].tool_call_id"},
+    {GW_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\",\"content\":\"y\"}]}",
+     "messages"},
+    {GW_CHAT, "{\"messages\":[{\"role\":\"tool\",\"content\":\"x\",\"tool_call_id\":\"c1\"}]}",
+     "messages[0].tool_call_id"},
     {GW_CHAT, "{\"messages\":[" CALLED ",{\"role\":\"tool\",\"content\":\"x\"}]}", "messages[2].tool_call_id"},
     {GW_CHAT, "{\"messages\":[" CALLED ",{\"role\":\"tool\",\"content\":\"x\",\"tool_call_id\":\"c2\"}]}",
      "messages[2].tool_call_id"},
+    {GW_CHAT,
+     "{\"messages\":[" CALLED ",{\"role\":\"tool\",\"content\":\"x\",\"tool_call_id\":\"c1\"},"
+     "{\"role\":\"tool\",\"content\":\"x\",\"tool_call_id\":\"c1\"}]}",
+     "messages[3].tool_call_id"},
     {GW_CHAT, "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":{}}]}", "messages[0].tool_calls"},
-    {GW_CHAT, "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"a\"}]}]}", "messages[0].tool_calls[0].function"},
-    {GW_CHAT, "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"a\",\"function\":{\"name\":\"f\",\"arguments\":\"{\"}}]}]}",
+    {GW_CHAT, "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"a\"}]}]}",
+     "messages[0].tool_calls[0].function"},
+    {GW_CHAT,
+     "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"a\",\"function\":{\"name\":\"f\",\"arguments\":"
+     "\"{\"}}]}]}",
      "messages[0].tool_calls[0].function.arguments"},
-    {GW_CHAT, "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"a\",\"function\":{\"name\":\"f\",\"arguments\":\"[]\"}}]}]}",
+    {GW_CHAT,
+     "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"a\",\"function\":{\"name\":\"f\",\"arguments\":"
+     "\"[]\"}}]}]}",
      "messages[0].tool_calls[0].function.arguments"},
-    {GW_CHAT, "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"a\",\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"<\\\":1}\"}}]}]}",
+    {GW_CHAT,
+     "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"a\",\"function\":{\"name\":\"f\",\"arguments\":"
+     "\"{\\\"<\\\":1}\"}}]}]}",
      "messages[0].tool_calls[0].function.arguments"},
-    {GW_CHAT, "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"a\",\"function\":{\"name\":\"f>\"}}]}]}",
+    {GW_CHAT,
+     "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"a\",\"function\":{\"name\":\"f>\"}}]}]}",
      "messages[0].tool_calls[0].function.name"},
-    {GW_CHAT, "{\"messages\":[{\"role\":\"assistant\",\"content\":\"x\",\"prefix\":true}," "{\"role\":\"user\",\"content\":\"x\"}]}",
+    {GW_CHAT,
+     "{\"messages\":[{\"role\":\"assistant\",\"content\":\"x\",\"prefix\":true},"
+     "{\"role\":\"user\",\"content\":\"x\"}]}",
      "messages[0].prefix"},
     {GW_CHAT, "{\"messages\":[{\"role\":\"assistant\",\"content\":\"x\",\"reasoning_content\":1}]}",
      "messages[0].reasoning_content"},
@@ -133,12 +153,15 @@ static const struct row hostile[] = {
     {GW_CHAT, "{" MSG ",\"tools\":[{\"type\":\"custom\"}]}", "tools[0].type"},
     {GW_CHAT, "{" MSG ",\"tools\":[{\"type\":\"function\"}]}", "tools[0].function"},
     {GW_CHAT, "{" MSG ",\"tools\":[{\"type\":\"function\",\"function\":{}}]}", "tools[0].function.name"},
-    {GW_CHAT, "{" MSG ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"a b\"}}]}", "tools[0].function.name"},
+    {GW_CHAT, "{" MSG ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"a b\"}}]}",
+     "tools[0].function.name"},
     {GW_CHAT, "{" MSG ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":\"x\"}}]}",
      "tools[0].function.parameters"},
     {GW_CHAT, "{" MSG ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"strict\":true}}]}",
      "tools[0].function.strict"},
-    {GW_CHAT, "{" MSG ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}},{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]}",
+    {GW_CHAT,
+     "{" MSG ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}},{\"type\":\"function\",\"function\":{"
+     "\"name\":\"f\"}}]}",
      "tools[1].function.name"},
     {GW_CHAT, "{" MSG "," TOOL ",\"tool_choice\":\"maybe\"}", "tool_choice"},
     {GW_CHAT, "{" MSG "," TOOL ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"g\"}}}",
@@ -170,10 +193,17 @@ static const struct row hostile[] = {
     {GW_RESPONSES, "{\"input\":[4]}", "input[0]"},
     {GW_RESPONSES, "{\"input\":[{\"type\":\"item_reference\",\"id\":\"x\"}]}", "input[0].type"},
     {GW_RESPONSES, "{\"input\":[{\"role\":\"user\"}]}", "input[0].content"},
-    {GW_RESPONSES, "{\"input\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_image\"}]}]}", "input[0].content[0].type"},
-    {GW_RESPONSES, "{\"input\":[{\"type\":\"function_call_output\",\"call_id\":\"x\",\"output\":\"\"}]}", "input[0].call_id"},
+    {GW_RESPONSES, "{\"input\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_image\"}]}]}",
+     "input[0].content[0].type"},
+    {GW_RESPONSES, "{\"input\":[{\"type\":\"function_call_output\",\"call_id\":\"x\",\"output\":\"\"}]}",
+     "input[0].call_id"},
     {GW_RESPONSES, "{\"input\":[{\"type\":\"function_call\",\"call_id\":\"x\",\"name\":\"f\",\"arguments\":\"7\"}]}",
      "input[0].arguments"},
+    {GW_RESPONSES,
+     "{\"input\":[{\"type\":\"function_call\",\"call_id\":\"x\",\"name\":\"f\",\"arguments\":\"{}\"},"
+     "{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"a\"},"
+     "{\"type\":\"function_call_output\",\"call_id\":\"x\",\"output\":\"1\"}]}",
+     "input[3].call_id"},
     {GW_RESPONSES, "{\"input\":\"a\",\"instructions\":[]}", "instructions"},
     {GW_RESPONSES, "{\"input\":\"a\",\"previous_response_id\":\"resp_1\"}", "previous_response_id"},
     {GW_RESPONSES, "{\"input\":\"a\",\"store\":true}", "store"},
@@ -193,13 +223,20 @@ static const struct row hostile[] = {
     {GW_MESSAGES, "{\"max_tokens\":5,\"messages\":[{\"role\":\"user\"}]}", "messages[0].content"},
     {GW_MESSAGES, "{\"max_tokens\":5,\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image\"}]}]}",
      "messages[0].content[0].type"},
-    {GW_MESSAGES, "{\"max_tokens\":5,\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"a\"}]}]}",
+    {GW_MESSAGES,
+     "{\"max_tokens\":5,\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"a\"}]"
+     "}]}",
      "messages[0].content[0].tool_use_id"},
-    {GW_MESSAGES, "{\"max_tokens\":5,\"messages\":[{\"role\":\"assistant\",\"content\":[{\"type\":\"tool_use\",\"id\":\"a\",\"name\":\"f\",\"input\":\"x\"}]}]}",
+    {GW_MESSAGES,
+     "{\"max_tokens\":5,\"messages\":[{\"role\":\"assistant\",\"content\":[{\"type\":\"tool_use\",\"id\":\"a\","
+     "\"name\":\"f\",\"input\":\"x\"}]}]}",
      "messages[0].content[0].input"},
-    {GW_MESSAGES, "{\"max_tokens\":5,\"messages\":[{\"role\":\"assistant\",\"content\":[{\"type\":\"tool_use\",\"id\":\"a\",\"name\":\"f\",\"input\":{}}]}]}",
+    {GW_MESSAGES,
+     "{\"max_tokens\":5,\"messages\":[{\"role\":\"assistant\",\"content\":[{\"type\":\"tool_use\",\"id\":\"a\","
+     "\"name\":\"f\",\"input\":{}}]}]}",
      "messages[0]"},
-    {GW_MESSAGES, "{\"max_tokens\":5,\"messages\":[{\"role\":\"assistant\",\"content\":[{\"type\":\"redacted_thinking\"}]}]}",
+    {GW_MESSAGES,
+     "{\"max_tokens\":5,\"messages\":[{\"role\":\"assistant\",\"content\":[{\"type\":\"redacted_thinking\"}]}]}",
      "messages[0].content[0].type"},
     {GW_MESSAGES, "{\"max_tokens\":5," MSG ",\"system\":7}", "system"},
     {GW_MESSAGES, "{\"max_tokens\":5," MSG ",\"temperature\":1.5}", "temperature"},
@@ -207,8 +244,10 @@ static const struct row hostile[] = {
     {GW_MESSAGES, "{\"max_tokens\":5," MSG ",\"thinking\":{\"type\":\"enabled\"}}", "thinking.budget_tokens"},
     {GW_MESSAGES, "{\"max_tokens\":5," MSG ",\"thinking\":true}", "thinking"},
     {GW_MESSAGES, "{\"max_tokens\":5," MSG ",\"tool_choice\":\"auto\"}", "tool_choice"},
-    {GW_MESSAGES, "{\"max_tokens\":5," MSG "," ATOOL ",\"tool_choice\":{\"type\":\"tool\",\"name\":\"g\"}}", "tool_choice.name"},
-    {GW_MESSAGES, "{\"max_tokens\":5," MSG ",\"tools\":[{\"type\":\"bash_20250124\",\"name\":\"bash\"}]}", "tools[0].type"},
+    {GW_MESSAGES, "{\"max_tokens\":5," MSG "," ATOOL ",\"tool_choice\":{\"type\":\"tool\",\"name\":\"g\"}}",
+     "tool_choice.name"},
+    {GW_MESSAGES, "{\"max_tokens\":5," MSG ",\"tools\":[{\"type\":\"bash_20250124\",\"name\":\"bash\"}]}",
+     "tools[0].type"},
     {GW_MESSAGES, "{\"max_tokens\":5," MSG ",\"tools\":[{\"name\":\"f\"}]}", "tools[0].input_schema"},
     {GW_MESSAGES, "{\"max_tokens\":5," MSG ",\"container\":\"x\"}", "container"},
     {GW_MESSAGES, "{\"max_tokens\":5," MSG ",\"metadata\":{\"user_id\":5}}", "metadata.user_id"},
@@ -273,7 +312,8 @@ Test(request, deep_nesting_is_refused)
     cr_assert_str_eq(e.param, "messages");
     free(body);
     /* in the text of arguments, too */
-    char deep[2048] = "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"a\",\"function\":{\"name\":\"f\",\"arguments\":\"";
+    char deep[2048] = "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"a\",\"function\":{\"name\":"
+                      "\"f\",\"arguments\":\"";
     for (int i = 0; i < 200; i++)
         strcat(deep, "[");
     strcat(deep, "\"}}]}]}");
@@ -286,6 +326,47 @@ Test(request, deep_nesting_is_refused)
     strcat(flat, "\"}]}");
     cr_assert(parse(GW_CHAT, flat, strlen(flat), &r, &e), "%s", e.message);
     gw_request_free(&r);
+}
+
+Test(request, calls_of_one_message_are_limited)
+{
+    for (int n = 512; n <= 513; n++) {
+        struct gw_bytes b = {0};
+        struct gw_request r;
+        struct gw_error e;
+        gw_bytes_puts(&b, "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[");
+        for (int i = 0; i < n; i++)
+            gw_bytes_printf(&b, "%s{\"id\":\"%d\",\"function\":{\"name\":\"f\"}}", i ? "," : "", i);
+        gw_bytes_puts(&b, "]},{\"role\":\"user\",\"content\":\"x\"}]}");
+        bool ok = parse(GW_CHAT, b.p, b.n, &r, &e);
+        cr_expect_eq(ok, n == 512, "%s", e.message);
+        if (ok)
+            gw_request_free(&r);
+        else
+            cr_expect_str_eq(e.param, "messages[0].tool_calls[512].id");
+        gw_bytes_free(&b);
+    }
+}
+
+Test(request, sixty_four_levels_are_the_limit)
+{
+    for (int levels = 60; levels <= 61; levels++) { /* the schema stands in the fourth */
+        char body[1024] = "{" MSG ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":";
+        for (int i = 0; i < levels; i++)
+            strcat(body, "{\"a\":");
+        strcat(body, "1");
+        for (int i = 0; i < levels; i++)
+            strcat(body, "}");
+        strcat(body, "}}]}");
+        struct gw_request r;
+        struct gw_error e;
+        bool ok = parse(GW_CHAT, body, strlen(body), &r, &e);
+        cr_expect_eq(ok, levels == 60, "%d", levels);
+        if (ok)
+            gw_request_free(&r);
+        else
+            cr_expect_str_eq(e.param, "tools");
+    }
 }
 
 static void take(enum gw_protocol protocol, const char *body, struct gw_request *r)
@@ -313,16 +394,17 @@ static void want_conversation(enum gw_protocol protocol, const char *body, const
 Test(request, chat_conversations)
 {
     want_conversation(GW_CHAT, "{" MSG "}", "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}");
-    want_conversation(GW_CHAT,
-                      "{\"messages\":[{\"role\":\"developer\",\"content\":[{\"type\":\"text\",\"text\":\"be\"}]}," CALLED
-                      ",{\"role\":\"tool\",\"tool_call_id\":\"c1\",\"content\":\"42\"}]," TOOL
-                      ",\"thinking\":{\"type\":\"disabled\"},\"reasoning_effort\":\"low\"}",
-                      "{\"messages\":[{\"role\":\"developer\",\"content\":[{\"type\":\"text\",\"text\":\"be\"}]},"
-                      "{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"c1\","
-                      "\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":{}}}]},"
-                      "{\"role\":\"tool\",\"content\":\"42\",\"tool_call_id\":\"c1\"}],"
-                      "\"thinking\":{\"type\":\"disabled\"},\"reasoning_effort\":\"low\","
-                      "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]}");
+    want_conversation(
+        GW_CHAT,
+        "{\"messages\":[{\"role\":\"developer\",\"content\":[{\"type\":\"text\",\"text\":\"be\"}]}," CALLED
+        ",{\"role\":\"tool\",\"tool_call_id\":\"c1\",\"content\":\"42\"}]," TOOL
+        ",\"thinking\":{\"type\":\"disabled\"},\"reasoning_effort\":\"low\"}",
+        "{\"messages\":[{\"role\":\"developer\",\"content\":[{\"type\":\"text\",\"text\":\"be\"}]},"
+        "{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"c1\","
+        "\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":{}}}]},"
+        "{\"role\":\"tool\",\"content\":\"42\",\"tool_call_id\":\"c1\"}],"
+        "\"thinking\":{\"type\":\"disabled\"},\"reasoning_effort\":\"low\","
+        "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]}");
     want_conversation(GW_CHAT,
                       "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":null,"
                       "\"reasoning_content\":\"hm\",\"refusal\":null,\"annotations\":[],\"audio\":null,"
@@ -337,27 +419,32 @@ Test(request, chat_conversations)
 
 Test(request, responses_conversations)
 {
-    want_conversation(GW_RESPONSES, "{\"input\":\"hi\",\"instructions\":\"be\",\"reasoning\":{\"effort\":\"high\",\"summary\":\"auto\"}}",
-                      "{\"messages\":[{\"role\":\"system\",\"content\":\"be\"},{\"role\":\"user\",\"content\":\"hi\"}],"
-                      "\"reasoning_effort\":\"high\"}");
+    want_conversation(
+        GW_RESPONSES,
+        "{\"input\":\"hi\",\"instructions\":\"be\",\"reasoning\":{\"effort\":\"high\",\"summary\":\"auto\"}}",
+        "{\"messages\":[{\"role\":\"system\",\"content\":\"be\"},{\"role\":\"user\",\"content\":\"hi\"}],"
+        "\"reasoning_effort\":\"high\"}");
     want_conversation(
         GW_RESPONSES,
         "{\"input\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_text\",\"text\":\"q\"}]},"
-        "{\"type\":\"reasoning\",\"id\":\"rs\",\"summary\":[],\"content\":[{\"type\":\"reasoning_text\",\"text\":\"hm\"}]},"
+        "{\"type\":\"reasoning\",\"id\":\"rs\",\"summary\":[],\"content\":[{\"type\":\"reasoning_text\",\"text\":"
+        "\"hm\"}]},"
         "{\"type\":\"message\",\"role\":\"assistant\",\"status\":\"completed\",\"id\":\"m\",\"content\":[{\"type\":"
         "\"output_text\",\"text\":\"ok\",\"annotations\":[],\"logprobs\":[]}]},"
         "{\"type\":\"function_call\",\"call_id\":\"a\",\"name\":\"f\",\"arguments\":\"{\\\"x\\\":1}\"},"
         "{\"type\":\"function_call\",\"call_id\":\"b\",\"name\":\"f\",\"arguments\":\"\"},"
         "{\"type\":\"function_call_output\",\"call_id\":\"b\",\"output\":\"2\"},"
         "{\"type\":\"function_call_output\",\"call_id\":\"a\",\"output\":[{\"type\":\"input_text\",\"text\":\"1\"}]}],"
-        "\"tools\":[{\"type\":\"function\",\"name\":\"f\",\"description\":\"d\",\"parameters\":{\"type\":\"object\"},\"strict\":false}]}",
+        "\"tools\":[{\"type\":\"function\",\"name\":\"f\",\"description\":\"d\",\"parameters\":{\"type\":\"object\"},"
+        "\"strict\":false}]}",
         "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"q\"}]},"
         "{\"role\":\"assistant\",\"reasoning_content\":\"hm\",\"content\":[{\"type\":\"text\",\"text\":\"ok\"}],"
         "\"tool_calls\":[{\"id\":\"a\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":{\"x\":1}}},"
         "{\"id\":\"b\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":{}}}]},"
         "{\"role\":\"tool\",\"tool_call_id\":\"b\",\"content\":\"2\"},"
         "{\"role\":\"tool\",\"tool_call_id\":\"a\",\"content\":[{\"type\":\"text\",\"text\":\"1\"}]}],"
-        "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"description\":\"d\",\"parameters\":{\"type\":\"object\"}}}]}");
+        "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"description\":\"d\",\"parameters\":{\"type\":"
+        "\"object\"}}}]}");
 }
 
 Test(request, messages_conversations)
@@ -367,11 +454,13 @@ Test(request, messages_conversations)
                       "{\"type\":\"text\",\"text\":\"hi\"}]}],\"thinking\":false}");
     want_conversation(
         GW_MESSAGES,
-        "{\"max_tokens\":9,\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":2000},\"system\":[{\"type\":\"text\",\"text\":\"s\","
+        "{\"max_tokens\":9,\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":2000},\"system\":[{\"type\":\"text\","
+        "\"text\":\"s\","
         "\"cache_control\":{\"type\":\"ephemeral\"}}],\"messages\":[{\"role\":\"user\",\"content\":\"q\"},"
         "{\"role\":\"assistant\",\"content\":[{\"type\":\"thinking\",\"thinking\":\"hm\",\"signature\":\"x\"},"
         "{\"type\":\"text\",\"text\":\"ok\"},{\"type\":\"tool_use\",\"id\":\"a\",\"name\":\"f\",\"input\":{\"x\":1}}]},"
-        "{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"a\",\"is_error\":true,\"content\":\"no\"},"
+        "{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"a\",\"is_error\":true,\"content\":"
+        "\"no\"},"
         "{\"type\":\"text\",\"text\":\"go on\"}]}]," ATOOL "}",
         "{\"messages\":[{\"role\":\"system\",\"content\":[{\"type\":\"text\",\"text\":\"s\"}]},"
         "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"q\"}]},"
@@ -382,9 +471,11 @@ Test(request, messages_conversations)
         "\"reasoning_effort\":50,\"thinking\":true,"
         "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\"}}}]}");
     want_conversation(GW_MESSAGES,
-                      "{\"max_tokens\":9,\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"So\"}]}",
+                      "{\"max_tokens\":9,\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\","
+                      "\"content\":\"So\"}]}",
                       "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"q\"}]},"
-                      "{\"role\":\"assistant\",\"content\":[{\"type\":\"text\",\"text\":\"So\"}],\"prefix\":true}],\"thinking\":false}");
+                      "{\"role\":\"assistant\",\"content\":[{\"type\":\"text\",\"text\":\"So\"}],\"prefix\":true}],"
+                      "\"thinking\":false}");
 }
 
 Test(request, thinking_budgets_become_effort)
@@ -396,8 +487,8 @@ Test(request, thinking_budgets_become_effort)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char body[256];
         struct gw_request r;
-        snprintf(body, sizeof body, "{\"max_tokens\":9," MSG ",\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":%s}}",
-                 rows[i].budget);
+        snprintf(body, sizeof body,
+                 "{\"max_tokens\":9," MSG ",\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":%s}}", rows[i].budget);
         take(GW_MESSAGES, body, &r);
         cr_expect_eq(json_integer_value(json_object_get(r.conversation, "reasoning_effort")), rows[i].effort);
         gw_request_free(&r);
@@ -440,13 +531,17 @@ Test(request, every_sampling_field_arrives)
 Test(request, null_is_absent_and_large_limits_are_fine)
 {
     struct gw_request r;
-    take(GW_CHAT, "{" MSG ",\"max_tokens\":null,\"max_completion_tokens\":null,\"stop\":null,\"tools\":null,\"tool_choice\":null,"
-                  "\"logit_bias\":null,\"n\":null,\"response_format\":null,\"temperature\":null,\"audio\":null,\"unknown\":null}", &r);
+    take(
+        GW_CHAT,
+        "{" MSG ",\"max_tokens\":null,\"max_completion_tokens\":null,\"stop\":null,\"tools\":null,\"tool_choice\":null,"
+        "\"logit_bias\":null,\"n\":null,\"response_format\":null,\"temperature\":null,\"audio\":null,\"unknown\":null}",
+        &r);
     cr_expect_eq(r.max_tokens, 0);
     cr_expect_not(r.has_temperature || r.has_top_p || r.has_seed || r.has_tools);
     cr_expect(r.temperature == 1 && r.top_p == 1 && r.repetition_penalty == 1 && r.parallel_tools);
     gw_request_free(&r);
-    static const char *const large[] = {"2147483648", "9223372036854775808", "1e30", "1e999", "100000000000000000000000"};
+    static const char *const large[] = {"2147483648", "9223372036854775808", "1e30", "1e999",
+                                        "100000000000000000000000"};
     for (size_t i = 0; i < sizeof large / sizeof *large; i++) {
         char body[256];
         snprintf(body, sizeof body, "{" MSG ",\"max_completion_tokens\":%s}", large[i]);
@@ -454,6 +549,20 @@ Test(request, null_is_absent_and_large_limits_are_fine)
         cr_expect_eq(r.max_tokens, INT_MAX, "%s", large[i]);
         gw_request_free(&r);
     }
+}
+
+Test(request, numbers_beyond_the_parser_are_taken_in_schemas_and_arguments)
+{
+    want_conversation(
+        GW_CHAT,
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"a\","
+        "\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"id\\\":18446744073709551615}\"}}]},"
+        "{\"role\":\"tool\",\"tool_call_id\":\"a\",\"content\":\"\"}],\"tools\":[{\"type\":\"function\",\"function\":"
+        "{\"name\":\"f\",\"parameters\":{\"maximum\":18446744073709551615}}}]}",
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"a\","
+        "\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":{\"id\":1.8446744073709552e19}}}]},"
+        "{\"role\":\"tool\",\"content\":\"\",\"tool_call_id\":\"a\"}],\"tools\":[{\"type\":\"function\",\"function\":"
+        "{\"name\":\"f\",\"parameters\":{\"maximum\":1.8446744073709552e19}}}]}");
 }
 
 Test(request, completions_prompts)
@@ -494,11 +603,13 @@ Test(request, tool_choices_of_each_protocol)
         {GW_MESSAGES, "{\"max_tokens\":5," MSG "," ATOOL ",\"tool_choice\":{\"type\":\"any\"}}", GW_TOOLS_REQUIRED},
         {GW_MESSAGES, "{\"max_tokens\":5," MSG "," ATOOL ",\"tool_choice\":{\"type\":\"auto\"}}", GW_TOOLS_AUTO},
         {GW_MESSAGES, "{\"max_tokens\":5," MSG "," ATOOL ",\"tool_choice\":{\"type\":\"none\"}}", GW_TOOLS_NONE},
-        {GW_MESSAGES, "{\"max_tokens\":5," MSG "," ATOOL ",\"tool_choice\":{\"type\":\"tool\",\"name\":\"f\","
-                      "\"disable_parallel_tool_use\":true}}",
+        {GW_MESSAGES,
+         "{\"max_tokens\":5," MSG "," ATOOL ",\"tool_choice\":{\"type\":\"tool\",\"name\":\"f\","
+         "\"disable_parallel_tool_use\":true}}",
          GW_TOOLS_NAMED},
-        {GW_RESPONSES, "{\"input\":\"a\",\"tools\":[{\"type\":\"function\",\"name\":\"f\"}],"
-                       "\"tool_choice\":{\"type\":\"function\",\"name\":\"f\"}}",
+        {GW_RESPONSES,
+         "{\"input\":\"a\",\"tools\":[{\"type\":\"function\",\"name\":\"f\"}],"
+         "\"tool_choice\":{\"type\":\"function\",\"name\":\"f\"}}",
          GW_TOOLS_NAMED},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -546,14 +657,20 @@ Test(request, errors_in_each_shape)
         int status;
         const char *body, *event;
     } rows[] = {
-        {GW_CHAT, 400, "{\"error\":{\"message\":\"n: no\",\"type\":\"invalid_request_error\",\"param\":\"n\",\"code\":null}}",
-         "data: {\"error\":{\"message\":\"n: no\",\"type\":\"invalid_request_error\",\"param\":\"n\",\"code\":null}}\n\n"},
-        {GW_COMPLETIONS, 429, "{\"error\":{\"message\":\"n: no\",\"type\":\"rate_limit_error\",\"param\":\"n\",\"code\":null}}",
+        {GW_CHAT, 400,
+         "{\"error\":{\"message\":\"n: no\",\"type\":\"invalid_request_error\",\"param\":\"n\",\"code\":null}}",
+         "data: {\"error\":{\"message\":\"n: "
+         "no\",\"type\":\"invalid_request_error\",\"param\":\"n\",\"code\":null}}\n\n"},
+        {GW_COMPLETIONS, 429,
+         "{\"error\":{\"message\":\"n: no\",\"type\":\"rate_limit_error\",\"param\":\"n\",\"code\":null}}",
          "data: {\"error\":{\"message\":\"n: no\",\"type\":\"rate_limit_error\",\"param\":\"n\",\"code\":null}}\n\n"},
-        {GW_RESPONSES, 500, "{\"error\":{\"message\":\"n: no\",\"type\":\"server_error\",\"param\":\"n\",\"code\":null}}",
-         "event: error\ndata: {\"type\":\"error\",\"sequence_number\":0,\"code\":\"server_error\",\"message\":\"n: no\",\"param\":\"n\"}\n\n"},
+        {GW_RESPONSES, 500,
+         "{\"error\":{\"message\":\"n: no\",\"type\":\"server_error\",\"param\":\"n\",\"code\":null}}",
+         "event: error\ndata: {\"type\":\"error\",\"sequence_number\":0,\"code\":\"server_error\",\"message\":\"n: "
+         "no\",\"param\":\"n\"}\n\n"},
         {GW_MESSAGES, 503, "{\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"n: no\"}}",
-         "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"n: no\"}}\n\n"},
+         "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"n: "
+         "no\"}}\n\n"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct gw_error e;
