@@ -6,7 +6,7 @@
 
 #include "actors/decode_impl.h"
 
-enum { TAG_PAUSE = 1, TAG_RETRY = 2, RETRY_NS = 5000000 };
+enum { TAG_PAUSE = 1, TAG_RETRY = 2, RETRY_NS = 5000000, REPORT_NS = 250000000 };
 
 /* ---- places ---- */
 
@@ -188,6 +188,25 @@ static void take_messages(struct decode *d, struct act_msg *m, int count)
 
 /* ---- rounds ---- */
 
+/* Tells the observer how many sequences the last round had and how long it took, now and then and when work ends. */
+static void report(struct decode *d, int batch)
+{
+    int64_t now = act_now(d->self);
+    struct act_msg m;
+    if (act_addr_is_nobody(d->e->observer) || (batch ? now - d->reported < REPORT_NS : !d->reported_batch) ||
+        act_msg_new(ACT_LOAD, d->e->observer, 0, &m))
+        return;
+    *act_p_load(&m) = (struct act_p_load){.who = act_self_addr(d->self), .sequence = (uint32_t)d->stats.rounds};
+    act_b_load(&m)->running = (uint32_t)batch;
+    act_b_load(&m)->step_us = (uint32_t)((now - d->round_began) / 1000);
+    if (act_send(d->self, &m)) {
+        act_msg_drop(&m);
+        return;
+    }
+    d->reported = now;
+    d->reported_batch = batch;
+}
+
 static void begin_round(struct decode *d)
 {
     d->n_round = 0;
@@ -216,6 +235,7 @@ static void begin_round(struct decode *d)
     }
     if (!d->n_round)
         return;
+    d->round_began = act_now(d->self);
     d->running = mdl_decoder_begin(d->decoder, d->round, d->n_round, &d->exchange.providers, &d->err) == 0;
     d->waiting = false;
     if (!d->running)
@@ -233,6 +253,7 @@ static void end_round(struct decode *d, int status)
 {
     d->running = false;
     d->stats.rounds++;
+    report(d, d->n_round);
     for (int i = 0; i < d->n_round; i++) {
         struct dec_stream *s = d->round[i]->pick_ctx;
         s->in_round = false;
@@ -290,6 +311,8 @@ static int decode_receive(struct act_self *self, void *state, struct act_msg *m,
         act_timer_after(d->self, &d->retry, RETRY_NS, TAG_RETRY);
     bool busy = running_streams(d) > 0;
     act_working(d->self, busy);
+    if (!busy)
+        report(d, 0);
     if (busy && ((d->running && !d->waiting) || (!d->running && !d->paused && d->n_round)))
         act_yield(d->self);
     return 0;

@@ -65,6 +65,8 @@ struct decode {
     int asked;                 /* pages asked for and not yet answered */
     bool tier_empty;           /* the last answer was: none */
     bool draining;
+    int64_t round_began, reported; /* ns */
+    int reported_batch;
     struct act_decode_stats stats;
     struct cfg_error err;
 };

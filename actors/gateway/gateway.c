@@ -468,6 +468,11 @@ static int gateway_receive(struct act_self *self, void *state, struct act_msg *m
             g->metrics.kv.cached = b->cached;
             g->metrics.kv.evicted = b->evicted;
         }
+        if (m[i].type == ACT_LOAD) {
+            g->metrics.batch = (int)act_b_load(&m[i])->running;
+            g->metrics.step_us = act_b_load(&m[i])->step_us;
+            g->metrics.steps += act_p_load(&m[i])->sequence - (uint32_t)g->metrics.steps; /* the counter wraps */
+        }
         g->draining |= m[i].type == ACT_DRAIN;
     }
     go_on_draining(self, s);

@@ -28,6 +28,9 @@ enum gw_refusal { GW_REF_BAD_REQUEST, GW_REF_KEY, GW_REF_BUSY, GW_REF_DRAINING, 
 struct gw_metrics {
     int running, waiting;  /* requests with a first token, and before it */
     uint64_t prompt_tokens, cached_tokens, generated_tokens, drafted, accepted, preempted;
+    int batch;             /* sequences of the last reported decode step; 0 at rest */
+    uint32_t step_us;      /* how long it took */
+    uint64_t steps;
     uint64_t outcome[GW_OUTCOMES], refused[GW_REFUSALS];
     struct {
         uint64_t capacity, held, cached, evicted; /* bytes; pages; pages; pages */

@@ -60,6 +60,9 @@ int gw_metrics_text(const struct gw_context *g, struct gw_bytes *b)
     const struct gw_metrics *m = &g->metrics;
     single(b, "num_requests_running", "gauge", "Requests that have produced a token.", m->running);
     single(b, "num_requests_waiting", "gauge", "Requests before their first token.", m->waiting);
+    single(b, "decode_batch_size", "gauge", "Sequences in the last decode step that was reported, 0 at rest.", m->batch);
+    single(b, "decode_step_seconds", "gauge", "Time of the last decode step that was reported.", 1e-6 * m->step_us);
+    single(b, "decode_steps_total", "counter", "Decode steps, as far as reported.", (double)m->steps);
     single(b, "prompt_tokens_total", "counter", "Prompt tokens of requests whose prompt was computed.", (double)m->prompt_tokens);
     single(b, "prefix_cache_queries_total", "counter", "Prompt tokens that were looked up in the prefix cache.", (double)m->prompt_tokens);
     single(b, "prefix_cache_hits_total", "counter", "Prompt tokens that came from the prefix cache.", (double)m->cached_tokens);

@@ -443,7 +443,7 @@ Test(serve, every_series_is_there_from_the_start)
         "weft_e2e_request_latency_seconds_count", "weft_request_prefill_time_seconds_count",
         "weft_request_decode_time_seconds_count", "weft_request_success_total{finished_reason=\"stop\"}",
         "weft_request_success_total{finished_reason=\"cancelled\"}", "weft_requests_refused_total{cause=\"busy\"}",
-        "weft_disconnected_clients_total",
+        "weft_disconnected_clients_total", "weft_decode_batch_size", "weft_decode_steps_total",
     };
     ts_server_start(&server, NULL, GREEDY);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -454,5 +454,7 @@ Test(serve, every_series_is_there_from_the_start)
     cr_expect_eq(ts_metric(&server, "weft_request_success_total{finished_reason=\"length\"}"), 1.0);
     cr_expect_eq(ts_metric(&server, "weft_time_to_first_token_seconds_count"), 1.0);
     cr_expect_eq(ts_metric(&server, "weft_inter_token_latency_seconds_count"), 8.0);
+    ts_until_metric(&server, "weft_decode_batch_size", 0);
+    cr_expect_gt(ts_metric(&server, "weft_decode_steps_total"), 1.0);
     ts_answer_free(&a);
 }
