@@ -138,7 +138,7 @@ Test(lifecycle, sigterm_lets_streams_finish_and_refuses_new_ones)
 {
     enum { N = 4 };
     int fd[N];
-    ts_server_start(&server, NULL, SLOW);
+    ts_server_start(&server, NULL, SLOW "limits = { drain = \"10min\"; };\n");
     for (int i = 0; i < N; i++)
         fd[i] = open_request(i % 2, 12, PROMPT);
     ts_until_metric(&server, RUNNING, N);
