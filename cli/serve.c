@@ -130,6 +130,8 @@ static int serve(const struct cfg_config *c, const struct arguments *a, struct c
         }
     }
     act_server_free(s);
+    if (r && log && c->log.file[0])
+        act_log_write(log, ACT_LOG_ERROR, "serve", 0, "%s", err->msg);
     if (!r)
         act_log_event(log, ACT_LOG_INFO, "serve", 0, "ended", "%s", "");
     act_log_close(log);

@@ -523,7 +523,6 @@ static int gateway_start(struct act_self *self, void *state, const void *arg)
     if (!r)
         r = gw_http_listen(g->http, g->settings.host, g->settings.port, g->tls, &g->bound_port, &err);
     if (r) {
-        act_log_write(g->log, ACT_LOG_ERROR, "gateway", 0, "%s", err.msg);
         if (g->start_error)
             *g->start_error = err;
         gw_http_free(g->http);
