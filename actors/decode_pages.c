@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "actors/decode_impl.h"
-#include "actors/tier_device.h"
+#include "actors/history.h"
 
 static uint8_t *page_bytes(const struct decode *d, uint32_t page)
 {
@@ -89,40 +89,13 @@ bool dec_pages_ensure(struct decode *d, struct dec_stream *s)
     return !s->waits_for_page;
 }
 
-static void publish_blocks(struct decode *d, struct dec_stream *s)
-{
-    int per = d->e->layout.block_tokens, full = s->seq->len / per;
-    struct act_msg m;
-    size_t bytes;
-    if (full > s->n_pages)
-        full = s->n_pages;
-    if (full < 1 || s->recipe.n_chain < 1)
-        return;
-    if (act_msg_new(ACT_KV_STORE, d->e->tier, (size_t)full * sizeof(struct act_tier_block), &m))
-        return;
-    struct act_tier_block *b = act_msg_tail(&m, &bytes);
-    /* chain[0] is the root, chain[i] the chain behind block i-1; what the output filled is added here. */
-    struct kv_key chain;
-    for (int i = 0; i < full; i++) {
-        if (i + 1 < s->recipe.n_chain)
-            memcpy(&chain, &s->recipe.chain[i + 1], sizeof chain);
-        else {
-            if (i == 0)
-                memcpy(&chain, &s->recipe.chain[0], sizeof chain);
-            kv_key_extend(&chain, s->ids + i * per, per, &chain);
-        }
-        b[i] = (struct act_tier_block){.page = s->pages[i], .taint = s->taint, .hit = s->hit};
-        memcpy(&b[i].chain, &chain, sizeof chain);
-    }
-    act_p_kv_store(&m)->blocks = (uint32_t)full;
-    if (act_send(d->self, &m))
-        act_msg_drop(&m);
-}
-
 void dec_pages_end(struct decode *d, struct dec_stream *s)
 {
-    if (s->state == DEC_RUNNING && s->finish != ACT_FINISH_ERROR && s->seq)
-        publish_blocks(d, s);
+    if (s->state == DEC_RUNNING && s->finish != ACT_FINISH_ERROR && s->seq) {
+        act_history_publish(d->self, d->e, &s->recipe, s->ids, s->seq, s->pages, s->n_pages, (enum kv_taint)s->taint, s->hit);
+        if (s->taint == KV_CLEAN)
+            act_history_snapshot(d->self, d->e, &s->recipe, s->ids, s->seq);
+    }
     if (s->state == DEC_RUNNING)
         dec_pages_return(d, s->pages, s->n_pages);
     s->n_pages = 0;

@@ -27,6 +27,7 @@ struct act_engine {
     struct act_engine_limits limits;
     struct mdl_kv_layout layout;
     struct kv_device *device; /* owned by the tier actor alone; others use only the bytes of pages that they hold */
+    bool snapshots;           /* sequences keep the window rows that snapshots need */
     int vocab;                /* ids that may be picked */
     struct act_shard shard[ACT_SHARDS_MAX];
     int n_shards;

@@ -4,8 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "actors/recipe.h"
-#include "actors/tier_device.h"
+#include "actors/history.h"
 
 enum { RETRY_NS = 5000000, TAG_RETRY = 1 };
 
@@ -29,7 +28,9 @@ struct job {
     struct act_recipe recipe;
     int max_tokens;      /* of the sequence */
     uint32_t ticket;
-    int hit;             /* tokens whose blocks came from the tier */
+    int hit;             /* tokens whose rows came from the tier */
+    struct act_buf *snapshot; /* of KV_FOUND; the bytes are at snapshot_at */
+    size_t snapshot_at;
     uint32_t *pages;
     int n_pages, n_blocks;
     struct mdl_seq *seq;
@@ -83,6 +84,7 @@ static void job_remove(struct prefill *p, struct job *j)
     p->active -= j->state != JOB_QUEUED;
     mdl_seq_free(j->seq);
     act_buf_free(j->buf);
+    act_buf_free(j->snapshot);
     free(j->pages);
     free(j);
 }
@@ -167,20 +169,24 @@ static void reserve(struct prefill *p, struct job *j)
 /* At least one token is left to compute, so that there are logits. */
 static void look_up(struct prefill *p, struct job *j)
 {
-    int blocks = j->recipe.n_chain - 1, most = (j->recipe.n_ids - 1) / p->e->layout.block_tokens;
+    int blocks = j->recipe.n_chain - 1, most = (j->recipe.n_ids - 1) / p->e->layout.block_tokens, n = j->recipe.n_ids;
     struct act_msg m;
     size_t bytes;
     blocks = blocks < most ? blocks : most;
-    if (blocks < 1) {
+    if (blocks < 0) {
         j->state = JOB_PAGES;
         return;
     }
-    if (act_msg_new(ACT_KV_LOOKUP, p->e->tier, (size_t)blocks * sizeof(struct act_key), &m))
+    size_t keys = ((size_t)blocks + 1) * sizeof(struct act_key);
+    if (act_msg_new(ACT_KV_LOOKUP, p->e->tier, keys + (size_t)n * sizeof(int32_t), &m))
         return;
-    memcpy(act_msg_tail(&m, &bytes), j->recipe.chain + 1, (size_t)blocks * sizeof(struct act_key));
+    uint8_t *at = act_msg_tail(&m, &bytes);
+    memcpy(at, j->recipe.chain, keys);
+    memcpy(at + keys, j->recipe.ids, (size_t)n * sizeof(int32_t));
     m.request = j->request;
     /* A hit without window rows is replayed; rows behind a second replay are not allowed to come about. */
-    *act_p_kv_lookup(&m) = (struct act_p_kv_lookup){.blocks = (uint32_t)blocks, .flags = ACT_LOOKUP_CLEAN_ONLY};
+    *act_p_kv_lookup(&m) = (struct act_p_kv_lookup){.blocks = (uint32_t)blocks, .flags = ACT_LOOKUP_CLEAN_ONLY,
+                                                    .ids = p->e->snapshots ? (uint32_t)n : 0};
     if (act_request(p->self, &m))
         act_msg_drop(&m);
     else
@@ -202,16 +208,26 @@ static int begin_plan(struct prefill *p, struct job *j)
     bool exact = !l->replay || j->recipe.body->flags & ACT_RECIPE_EXACT;
     struct mdl_seq_params params = {.max_tokens = j->max_tokens, .block_tokens = p->e->layout.block_tokens,
                                     .rollback = l->rollback, .replay = l->replay, .full_bridge = l->full_bridge,
-                                    .external_blocks = true};
+                                    .window_extra = p->e->snapshots ? l->replay : 0, .external_blocks = true};
     int r = mdl_seq_new(p->e->m->cfg, &params, &j->seq, &p->err);
     if (r)
         return r;
     for (int b = 0; b < j->n_pages; b++)
         mdl_seq_attach(j->seq, b, kv_device_bytes(p->e->device, (int)j->pages[b]));
-    mdl_seq_adopt(j->seq, j->recipe.ids, j->hit);
-    return mdl_prefill_begin(&j->plan, j->seq, j->recipe.ids, j->recipe.n_ids,
-                             &(struct mdl_prefill_params){.exact = exact, .replay = l->replay, .full_bridge = l->full_bridge,
-                                                          .hit = j->hit}, &p->err);
+    struct mdl_prefill_params plan = {.exact = exact, .replay = l->replay, .full_bridge = l->full_bridge};
+    if (j->snapshot && !exact && !mdl_seq_snapshot_load(j->seq, j->recipe.ids, j->hit, j->snapshot->data + j->snapshot_at,
+                                                        j->snapshot->size - j->snapshot_at)) {
+        plan.hit_window = true;
+        plan.hit_extra = params.window_extra;
+    } else {
+        if (j->snapshot) /* only its full blocks can be used */
+            j->hit = j->hit / p->e->layout.block_tokens * p->e->layout.block_tokens;
+        mdl_seq_adopt(j->seq, j->recipe.ids, j->hit);
+    }
+    plan.hit = j->hit;
+    act_buf_free(j->snapshot);
+    j->snapshot = NULL;
+    return mdl_prefill_begin(&j->plan, j->seq, j->recipe.ids, j->recipe.n_ids, &plan, &p->err);
 }
 
 /* What the job's state asks for next; nothing while an answer is outstanding. */
@@ -277,6 +293,11 @@ static void take_found(struct prefill *p, struct job *j, struct act_msg *m)
     for (uint32_t i = 0; i < n && (i + 1) * sizeof *b <= bytes && j->n_pages < j->n_blocks; i++)
         j->pages[j->n_pages++] = b[i].page;
     j->hit = j->n_pages * p->e->layout.block_tokens;
+    if (act_p_kv_found(m)->snapshot && n == (uint32_t)j->n_pages) {
+        j->hit = (int)act_p_kv_found(m)->snapshot;
+        j->snapshot = act_msg_take(m);
+        j->snapshot_at = (size_t)((const uint8_t *)(b + n) - j->snapshot->data);
+    }
     j->state = JOB_PAGES;
 }
 
@@ -398,9 +419,7 @@ static void report_prefilled(struct prefill *p, const struct job *j)
     m.attempt = j->attempt;
     *act_p_prefilled(&m) = (struct act_p_prefilled){.ids = (uint32_t)j->recipe.n_ids, .cached = (uint32_t)j->plan.hit,
                                                     .replayed = (uint32_t)(j->plan.hit - j->plan.encoder_start),
-                                                    .provenance = (uint32_t)j->plan.hit};
-    if (j->plan.hit < j->plan.encoder_start)
-        act_p_prefilled(&m)->replayed = 0;
+                                                    .provenance = j->plan.continued ? 0 : (uint32_t)j->plan.hit};
     if (act_send(p->self, &m))
         act_msg_drop(&m);
 }
@@ -414,7 +433,7 @@ static void hand_off(struct prefill *p, struct job *j, const float *logits)
         job_fail(p, j, -ENOMEM, "out of memory");
         return;
     }
-    bool replayed = j->plan.hit && j->plan.two_passes;
+    bool replayed = j->plan.hit && !j->plan.continued;
     m.request = j->request;
     m.attempt = j->attempt;
     *act_p_handoff(&m) = (struct act_p_handoff){(uint64_t)(uintptr_t)j->seq, j->ticket, (uint32_t)j->n_pages};
@@ -425,6 +444,8 @@ static void hand_off(struct prefill *p, struct job *j, const float *logits)
     memcpy(tail, logits, vocab);
     memcpy(tail + vocab, j->pages, (size_t)j->n_pages * sizeof *j->pages);
     report_prefilled(p, j);
+    if (!replayed)
+        act_history_snapshot(p->self, p->e, &j->recipe, j->recipe.ids, j->seq);
     if (act_send(p->self, &m)) {
         act_msg_drop(&m);
         job_fail(p, j, -EAGAIN, "the decoder takes nothing");

@@ -124,7 +124,8 @@ static int plan_engine(struct act_server *s, struct cfg_error *err)
         .lease = pages > 64 ? 8 : 1, .prefill_share_ns = c->engine.prefill_share_us * 1000};
     if (!m->n_draft)
         e->limits.draft = 0;
-    return kv_device_new((int)pages, e->layout.block_bytes, 0, &e->device, err);
+    e->snapshots = c->kv.snapshots > 0 && e->limits.replay > 0 && e->limits.rollback > 0;
+    return kv_device_new((int)pages, e->layout.block_bytes, (size_t)c->kv.snapshots, &e->device, err);
 }
 
 static int split_address(const char *listen, char host[256], int *port)

@@ -99,14 +99,26 @@ static struct dump_tensor *add_tensor(struct cli_dump *d, const char *name, enum
     return t;
 }
 
-void cli_dump_row(struct cli_dump *d, const char *name, enum mdl_dtype dtype, int pos, int ndim, const int64_t *shape,
-                  const void *data)
+/* The tensor of that name; a new one has no row yet. */
+static struct dump_tensor *need_tensor(struct cli_dump *d, const char *name, enum mdl_dtype dtype, int pos, int ndim,
+                                       const int64_t *shape)
 {
     struct dump_tensor *t = find_tensor(d, name);
     if (!t)
         t = add_tensor(d, name, dtype, pos, ndim, shape);
-    if (!t || pos < t->first) {
-        d->status = t ? -EINVAL : -ENOMEM;
+    if (!t)
+        d->status = -ENOMEM;
+    return t;
+}
+
+void cli_dump_row(struct cli_dump *d, const char *name, enum mdl_dtype dtype, int pos, int ndim, const int64_t *shape,
+                  const void *data)
+{
+    struct dump_tensor *t = need_tensor(d, name, dtype, pos, ndim, shape);
+    if (!t)
+        return;
+    if (pos < t->first) {
+        d->status = -EINVAL;
         return;
     }
     size_t row = (size_t)(pos - t->first);
@@ -236,14 +248,17 @@ static void dump_engram(struct cli_dump *d, const struct mdl_step *s, int layer)
     const struct mdl_engram_fetch *f = &s->fetch[d->cfg->layer[layer].engram];
     int64_t columns = f->columns;
     char name[64];
-    for (int i = 0; i < s->n_active; i++) {
-        int32_t ids[MDL_MAX_TOPK];
+    int32_t *ids = malloc((size_t)columns * sizeof *ids);
+    if (!ids)
+        d->status = -ENOMEM;
+    for (int i = 0; i < s->n_active && ids; i++) {
         int r = s->active[i];
-        for (int64_t k = 0; k < columns && k < MDL_MAX_TOPK; k++)
+        for (int64_t k = 0; k < columns; k++)
             ids[k] = (int32_t)f->row_ids[(size_t)r * (size_t)columns + (size_t)k];
         layer_name(d, is_encoder_row(d, s, r) ? "enc.engram_rows" : "engram_rows", layer, name);
         cli_dump_row(d, name, MDL_I32, s->row_pos[r], 1, &columns, ids);
     }
+    free(ids);
 }
 
 static void dump_taps(struct cli_dump *d, const struct mdl_step *s, int layer)
@@ -311,22 +326,27 @@ struct mdl_hooks cli_dump_hooks(struct cli_dump *d)
 
 /* ---- caches ---- */
 
+/* The rows of a source are there even when there are none: a prompt may end before the first pair does. */
 static void dump_global(struct cli_dump *d, const struct mdl_seq *seq, int source, int from)
 {
     const struct mdl_config *cfg = d->cfg;
-    int ratio = cfg->kv_source_ratio[source], layer = cfg->kv_sources[source];
-    int64_t codes = cfg->head_dim / 2, scales = cfg->head_dim / 16, icodes = cfg->index_dim / 2, iscales = cfg->index_dim / 32;
+    int ratio = cfg->kv_source_ratio[source], layer = cfg->kv_sources[source], first = from / ratio;
+    const struct {
+        const char *what;
+        enum mdl_dtype dtype;
+        int64_t width;
+    } part[] = {{"main.codes", MDL_U8, cfg->head_dim / 2}, {"main.scales", MDL_F8_E4M3, cfg->head_dim / 16},
+                {"index.codes", MDL_U8, cfg->index_dim / 2}, {"index.scales", MDL_F8_E8M0, cfg->index_dim / 32}};
     char name[64];
-    for (int j = from / ratio; j < seq->encoded / ratio; j++) {
-        const uint8_t *main = mdl_seq_main_row(seq, source, j);
-        snprintf(name, sizeof name, "kv.main.codes.%d", layer);
-        cli_dump_row(d, name, MDL_U8, j, 1, &codes, main);
-        snprintf(name, sizeof name, "kv.main.scales.%d", layer);
-        cli_dump_row(d, name, MDL_F8_E4M3, j, 1, &scales, main + codes);
-        snprintf(name, sizeof name, "kv.index.codes.%d", layer);
-        cli_dump_row(d, name, MDL_U8, j, 1, &icodes, mdl_seq_index_codes(seq, source, j));
-        snprintf(name, sizeof name, "kv.index.scales.%d", layer);
-        cli_dump_row(d, name, MDL_F8_E8M0, j, 1, &iscales, mdl_seq_index_scales(seq, source, j));
+    for (int k = 0; k < 4; k++) {
+        snprintf(name, sizeof name, "kv.%s.%d", part[k].what, layer);
+        need_tensor(d, name, part[k].dtype, first, 1, &part[k].width);
+        for (int j = first; j < seq->encoded / ratio; j++) {
+            const uint8_t *main = mdl_seq_main_row(seq, source, j);
+            const uint8_t *row[] = {main, main + part[0].width, mdl_seq_index_codes(seq, source, j),
+                                    mdl_seq_index_scales(seq, source, j)};
+            cli_dump_row(d, name, part[k].dtype, j, 1, &part[k].width, row[k]);
+        }
     }
     if (ratio > 1 && seq->encoded % ratio) {
         const float *tail = mdl_seq_tail(seq, source, seq->encoded - 1);

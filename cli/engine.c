@@ -98,6 +98,13 @@ static int32_t pick(void *ctx, int pos, float *logits, bool draft)
     return id;
 }
 
+static void on_chunk(void *ctx, struct mdl_step *step, const struct mdl_segment *seg)
+{
+    struct cli_job *job = ctx;
+    if (job->on_prompt)
+        job->on_prompt(job->ctx, job, seg->start + seg->n);
+}
+
 static int start_job(struct cli_engine *e, struct cli_job *job)
 {
     const struct cli_engine_options *o = &e->options;
@@ -115,7 +122,7 @@ static int start_job(struct cli_engine *e, struct cli_job *job)
                               &(struct mdl_prefill_params){.exact = o->exact, .replay = o->replay,
                                                            .full_bridge = o->full_bridge}, &job->err);
     if (!r)
-        r = mdl_prefill_run(&plan, e->prefill, 0, NULL, NULL, &job->err);
+        r = mdl_prefill_run(&plan, e->prefill, 0, on_chunk, job, &job->err);
     if (r)
         return r;
     job->decoder_start = plan.decoder_start;

@@ -34,6 +34,8 @@ struct cli_job {
     bool ignore_eos;
     /* Sees every token as it is final (never the end token). Returns false to finish the job (stop string). */
     bool (*on_token)(void *ctx, struct cli_job *job, int32_t id, const struct mdl_logprobs *lp);
+    /* When given, hears after each step of the prompt which of its tokens is done; with bounded replay its tail comes twice. */
+    void (*on_prompt)(void *ctx, struct cli_job *job, int done);
     void *ctx;
     /* Results. */
     enum cli_finish finish;

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cli/cli.h"
@@ -41,6 +42,7 @@ struct request {
     struct mdl_text piece;
     json_t *logprobs;          /* list, when asked for */
     bool chat, thinking, print;
+    bool begun;                /* printing: the prompt is out, the progress display gone */
     int64_t index;             /* line of the batch */
     json_t *id;                /* its own name, borrowed from the line; owned */
 };
@@ -52,6 +54,18 @@ static bool text_failed(struct request *q, int r)
         q->job.finish = CLI_FINISH_ERROR;
     }
     return r != 0;
+}
+
+/* The prompt waits for the first token, because the progress display clears the line it is drawn on. */
+static void begin_text(struct request *q)
+{
+    const struct generate *g = q->g;
+    if (q->begun)
+        return;
+    q->begun = true;
+    cli_progress_end(&q->g->progress);
+    if (!q->chat && g->prompt)
+        fwrite(g->prompt, 1, strlen(g->prompt), stdout);
 }
 
 static void record_logprobs(struct request *q, int32_t id, const struct mdl_logprobs *lp)
@@ -74,12 +88,19 @@ static bool on_token(void *ctx, struct cli_job *job, int32_t id, const struct md
     if (text_failed(q, cli_stops_push(&q->stops, q->piece.s, q->piece.n)))
         return false;
     if (q->print) {
+        begin_text(q);
         cli_stops_print(&q->stops, stdout);
         fflush(stdout);
     } else if (!q->g->batch_file) {
         cli_progress_update(&q->g->progress, q->job.n_new);
     }
     return !q->stops.hit;
+}
+
+static void on_prompt(void *ctx, struct cli_job *job, int done)
+{
+    struct request *q = ctx;
+    cli_progress_update(&q->g->progress, done);
 }
 
 static void finish_text(struct request *q)
@@ -89,6 +110,7 @@ static void finish_text(struct request *q)
         text_failed(q, cli_stops_push(&q->stops, q->piece.s, q->piece.n));
     cli_stops_end(&q->stops);
     if (q->print) {
+        begin_text(q);
         cli_stops_print(&q->stops, stdout);
         putchar('\n');
         fflush(stdout);
@@ -300,10 +322,11 @@ static int run_single(struct generate *g)
         r = cli_engine_prepare(&g->e, q.job.n_prompt + q.job.max_new, q.job.n_prompt, &g->err);
     if (!r) {
         struct cli_job *job = &q.job;
-        if (q.print && !q.chat)
-            fwrite(g->from_stdin ? "" : g->prompt, 1, g->from_stdin ? 0 : strlen(g->prompt), stdout);
-        cli_progress_start(&g->progress, "generating", "tokens", q.job.max_new);
+        cli_progress_start(&g->progress, "reading the prompt", "tokens", q.job.n_prompt);
+        job->on_prompt = on_prompt;
         cli_job_start(&g->e, job);
+        cli_progress_end(&g->progress);
+        cli_progress_start(&g->progress, "generating", "tokens", q.job.max_new);
         while (!r && job->finish == CLI_FINISH_NONE)
             r = cli_jobs_round(&g->e, &job, 1, &g->err);
         cli_progress_end(&g->progress);
@@ -334,10 +357,12 @@ struct batch {
 };
 
 /* Lines of an earlier run: results come out in input order, so counting them says where to go on. A last line without
- * its end was being written when that run died and is cut off. */
+ * its end was being written when that run died and is cut off; a file that begins otherwise is somebody else's. */
 static int open_output(struct batch *b)
 {
+    static const char head[] = "{\"index\":0,";
     struct generate *g = b->g;
+    struct stat st;
     if (!g->out_file) {
         b->out = stdout;
         return 0;
@@ -345,16 +370,25 @@ static int open_output(struct batch *b)
     b->out = fopen(g->out_file, "a+b");
     if (!b->out)
         return cfg_error_set(&g->err, errno, "%s: %s", g->out_file, strerror(errno));
+    if (fstat(fileno(b->out), &st) || !S_ISREG(st.st_mode))
+        return cfg_error_set(&g->err, EINVAL, "%s is no regular file, which --out needs to go on after an interruption; "
+                             "redirect standard output instead", g->out_file);
     int c;
     long end = 0, at = 0;
     rewind(b->out);
     while ((c = getc(b->out)) != EOF) {
+        if (at < (long)sizeof head - 1 && c != head[at])
+            return cfg_error_set(&g->err, EEXIST, "%s holds something else than results of an earlier run; name another "
+                                 "file or remove this one", g->out_file);
         at++;
         if (c == '\n') {
             b->skip++;
             end = at;
         }
     }
+    if (b->skip > b->total)
+        return cfg_error_set(&g->err, EEXIST, "%s holds %lld results, more than the %lld prompts of %s; name another file",
+                             g->out_file, (long long)b->skip, (long long)b->total, g->batch_file);
     if (ftruncate(fileno(b->out), end))
         return cfg_error_set(&g->err, errno, "%s: %s", g->out_file, strerror(errno));
     fseek(b->out, 0, SEEK_END);
@@ -437,15 +471,20 @@ static void add_counters(struct mdl_counters *sum, const struct mdl_counters *c)
     }
 }
 
-static void put_result(struct batch *b, struct request *q)
+static int put_result(struct batch *b, struct request *q)
 {
+    struct generate *g = b->g;
     if (q->job.finish != CLI_FINISH_ERROR)
         finish_text(q);
+    errno = 0;
     print_json(result_json(q), b->out);
+    int e = ferror(b->out) ? errno ? errno : EIO : 0;
     add_counters(&b->counters, &q->job.counters);
     b->tokens += q->job.n_new;
     request_free(q);
     free(q);
+    return e ? cfg_error_set(&g->err, e, "%s could not be written completely: %s",
+                             g->out_file ? g->out_file : "standard output", strerror(e)) : 0;
 }
 
 /* A window of requests in input order: finished ones leave at the front only, so that the output keeps the order and an
@@ -470,11 +509,11 @@ static int run_window(struct batch *b)
         for (int i = 0; i < n; i++)
             if (window[i]->job.finish != CLI_FINISH_NONE)
                 cli_job_end(&window[i]->job);
-        while (done < n && window[done]->job.finish != CLI_FINISH_NONE)
-            put_result(b, window[done++]);
+        while (!r && done < n && window[done]->job.finish != CLI_FINISH_NONE)
+            r = put_result(b, window[done++]);
         memmove(window, window + done, (size_t)(n - done) * sizeof *window);
         n -= done;
-        cli_progress_update(&g->progress, (double)(b->line - n));
+        cli_progress_update(&g->progress, (double)(b->line - b->skip - n));
     }
     for (int i = 0; i < n; i++) {
         request_free(window[i]);
@@ -489,13 +528,13 @@ static int run_batch(struct generate *g)
 {
     struct batch b = {.g = g};
     int r = cli_file_read(g->batch_file, &b.text, &b.len, &g->err);
+    size_t len;
+    while (!r && next_line(&b, &len))
+        b.total++;
+    b.at = 0;
     if (!r)
         r = open_output(&b);
-    size_t len;
     if (!r) {
-        while (next_line(&b, &len))
-            b.total++;
-        b.at = 0;
         while (b.line < b.skip && next_line(&b, &len))
             b.line++;
         int context = g->e.options.max_tokens ? g->e.options.max_tokens : 4096;
@@ -504,7 +543,7 @@ static int run_batch(struct generate *g)
         r = cli_engine_prepare(&g->e, context, context, &g->err);
     }
     if (!r) {
-        cli_progress_start(&g->progress, "generating", "prompts", (double)b.total);
+        cli_progress_start(&g->progress, "generating", "prompts", (double)(b.total - b.skip));
         b.seconds = -cli_seconds();
         r = run_window(&b);
         b.seconds += cli_seconds();
@@ -548,6 +587,9 @@ static int check_options(struct generate *g, int first, int argc, char **argv)
     for (int i = 0; i < g->stops.count; i++)
         if (!*g->stops.item[i] || !mdl_utf8_valid(g->stops.item[i], strlen(g->stops.item[i])))
             return cli_error(CLI_USAGE, "--stop: give some text in UTF-8; \"%s\" is none", g->stops.item[i]);
+    if (g->sampling.seed > INT64_MAX)
+        return cli_error(CLI_USAGE, "--seed: %llu is above %lld, the largest number that results can name",
+                         (unsigned long long)g->sampling.seed, (long long)INT64_MAX);
     if (g->no_spec)
         g->engine_options.draft = 0;
     g->engine_options.full_bridge = g->bridge == 1;

@@ -126,7 +126,7 @@ static int serve(const struct cfg_config *c, const struct arguments *a, struct c
             act_log_event(log, ACT_LOG_INFO, "serve", 0, "draining", "signal=%d limit_ms=%lld", sig,
                           (long long)(c->limits.drain_us / 1000));
             if (drain(s, &set, c->limits.drain_us / 1000))
-                act_log_write(log, ACT_LOG_WARNING, "serve", 0, "requests were cut off");
+                r = cfg_error_set(err, EINTR, "requests were cut off");
         }
     }
     act_server_free(s);

@@ -85,7 +85,7 @@ struct cfg_config {
         int64_t keepalive_us, drain_us;
     } limits;
     struct {
-        int64_t memory; /* bytes of KV pages */
+        int64_t memory, snapshots; /* bytes of KV pages, of snapshots */
         int block_tokens;
     } kv;
     struct {

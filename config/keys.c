@@ -95,6 +95,9 @@ const struct cfg_key cfg_keys[] = {
     {"kv.memory", CFG_SIZE, "B", 1 << 20, INT64_C(1) << 44, AT(kv.memory), .fallback = "1GiB",
      .help = "Size of the pages that sequences compute on. Finished blocks stay there as prefix cache until the room is "
              "wanted."},
+    {"kv.snapshots", CFG_SIZE, "B", 0, INT64_C(1) << 44, AT(kv.snapshots), .fallback = "256MiB",
+     .help = "Memory for snapshots: what a later prompt with the same beginning needs to go on exactly. 0: none; hits are "
+             "then replayed."},
     {"kv.block_tokens", CFG_INT, "tokens", 2, 65536, AT(kv.block_tokens), .fallback = "256",
      .help = "Tokens of one page and of one unit of the prefix cache. Even."},
 

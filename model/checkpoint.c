@@ -20,7 +20,7 @@ enum {
     SPARSE_READS = 2 << 20, /* tables from this size on are read row by row, so reading ahead is waste */
 };
 
-static const char sidecar_hint[] = "derive it with tools/engram_sidecar.py, which needs the model's tokenizer.json";
+static const char sidecar_hint[] = "derive it with tools/train/engram_sidecar.py, which needs the model's tokenizer.json";
 
 struct copy {
     struct copy *next;

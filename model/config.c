@@ -526,6 +526,13 @@ static void derive_cut(struct mdl_config *c)
             return;
         }
     }
+    for (int t = 0; c->n_draft && t < c->n_taps; t++)
+        if (c->tap_layers[t] < cut) {
+            snprintf(c->cut_reason, sizeof c->cut_reason,
+                     "the drafter reads layer %d, which a replay does not run: it starts at the last KV source (%d)",
+                     c->tap_layers[t], cut);
+            return;
+        }
     c->cut = cut;
 }
 

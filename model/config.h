@@ -59,7 +59,7 @@ struct mdl_config {
     int kv_source_ratio[MDL_MAX_SOURCES];
     struct mdl_layer_role layer[MDL_MAX_LAYERS];
     /* Layers cut..n_layers-1 form the decoder: cut is the last KV source, no Engram lies at or after it, ratio 1 from
-     * there on. -1 when the lists have no such point: then only exact mode exists (cut_reason says why). */
+     * there on, and the drafter taps none of the layers before it. -1 when the lists have no such point: then only exact mode exists (cut_reason says why). */
     int cut;
     char cut_reason[160];
     /* mixture of experts */

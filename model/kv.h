@@ -87,6 +87,15 @@ int mdl_seq_copy_prefix(struct mdl_seq *dst, const struct mdl_seq *src, int hit,
 /* An empty sequence whose blocks hold the global rows of the first `hit` (even) tokens already: takes their ids [hit]. */
 void mdl_seq_adopt(struct mdl_seq *seq, const int32_t *ids, int hit);
 
+/* A snapshot: what a sequence needs beside its full blocks to go on exactly at an even position: the global rows of the
+ * unfinished block, and the encoder's window rows of the last window + window_extra positions. Possible for positions
+ * whose rows the rings still hold; 0 bytes when not. Layout: docs/FORMATS.md. */
+size_t mdl_seq_snapshot_bytes(const struct mdl_seq *seq, int pos);
+void mdl_seq_snapshot_save(const struct mdl_seq *seq, int pos, uint8_t *out);
+/* Into an empty sequence whose blocks are there (full ones with their rows, the unfinished one to be filled); takes
+ * ids [pos]. -EINVAL when the bytes do not fit this sequence and position. */
+int mdl_seq_snapshot_load(struct mdl_seq *seq, const int32_t *ids, int pos, const uint8_t *bytes, size_t len);
+
 uint8_t *mdl_seq_main_row(const struct mdl_seq *seq, int source, int row);
 uint8_t *mdl_seq_index_codes(const struct mdl_seq *seq, int source, int row);
 uint8_t *mdl_seq_index_scales(const struct mdl_seq *seq, int source, int row);

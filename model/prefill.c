@@ -20,6 +20,7 @@ static void begin_exact(struct mdl_prefill *p)
     p->hit = p->params.hit >= reach ? p->params.hit : 0;
     p->encoder_start = p->hit ? p->hit - reach : 0;
     p->decoder_start = p->encoder_start;
+    p->continued = true;
     for (int l = 0; l < cfg->n_layers; l++)
         p->seq->window_lo[l] = p->encoder_start ? p->encoder_start + l * (cfg->window - 1) : 0;
     p->seq->draft_lo = p->encoder_start ? p->encoder_start + (cfg->n_layers - 1) * (cfg->window - 1) : 0;
@@ -31,9 +32,11 @@ static void begin_replay(struct mdl_prefill *p)
     int hit = p->params.hit, r = p->params.replay;
     p->two_passes = true;
     p->hit = hit;
-    bool go_on = hit && p->params.hit_window && p->n - hit >= r;
-    p->encoder_start = go_on ? hit : max_int(0, hit - max_int(cfg->window, r));
+    int restart = p->n - hit >= r ? hit : max_int(0, p->n - r);
+    bool go_on = hit && p->params.hit_window && hit - restart <= p->params.hit_extra;
+    p->encoder_start = go_on ? restart : max_int(0, hit - max_int(cfg->window, r));
     p->decoder_start = max_int(0, p->n - r);
+    p->continued = go_on || !p->encoder_start;
     for (int l = 0; l < cfg->cut; l++)
         if (!go_on)
             p->seq->window_lo[l] = p->encoder_start;

@@ -374,12 +374,6 @@ static int phase_start(struct mdl_step *s)
         s->layer = s->segment[i].layer_begin < s->layer ? s->segment[i].layer_begin : s->layer;
     for (int row = 0; row < s->n_rows; row++)
         enter_row(s, row);
-    if (s->hooks.want_scores && !s->score_dump) {
-        s->score_stride = s->max_tokens;
-        s->score_dump = malloc((size_t)s->capacity * (size_t)s->score_stride * sizeof *s->score_dump);
-        if (!s->score_dump)
-            return -ENOMEM;
-    }
     int r = request_engram(s);
     if (r)
         return r;

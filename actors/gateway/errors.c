@@ -69,8 +69,7 @@ void gw_error_set(struct gw_error *err, enum gw_protocol protocol, int status, c
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
     *err = (struct gw_error){.status = status};
-    snprintf(err->type, sizeof err->type, "%s",
-             protocol == GW_MESSAGES ? anthropic_type(status) : openai_type(status));
+    snprintf(err->type, sizeof err->type, "%s", protocol == GW_MESSAGES ? anthropic_type(status) : openai_type(status));
     snprintf(err->param, sizeof err->param, "%s", param ? param : "");
     int n = *err->param ? snprintf(err->message, sizeof err->message, "%s: ", err->param) : 0;
     size_t room = sizeof err->message - (size_t)n;

@@ -14,8 +14,12 @@
 #include "config/version.h"
 #include "model/chat.h"
 
+enum { TAG_CLOSING = 1, CLOSING_NS = 10000000 };
+
 struct gateway {
     struct gw_context *g;
+    bool closing; /* every request has ended: connections are let go of */
+    struct act_timer look;
 };
 
 /* ---- answers ---- */
@@ -270,6 +274,21 @@ static void show_metrics(struct gw_context *g, struct gw_exchange *x)
     gw_bytes_free(&b);
 }
 
+static bool detokenize(struct gw_context *g, const json_t *list, struct mdl_text *out)
+{
+    struct mdl_tok_stream s;
+    size_t i;
+    json_t *v;
+    mdl_tok_stream_init(&s, g->tok, 0);
+    json_array_foreach (list, i, v) {
+        json_int_t id = json_integer_value(v);
+        if (!json_is_integer(v) || id < 0 || id >= mdl_tokenizer_vocab_size(g->tok) ||
+            mdl_tok_stream_push(&s, (int32_t)id, out))
+            return false;
+    }
+    return !mdl_tok_stream_end(&s, out);
+}
+
 static void tokenize(struct gw_context *g, struct gw_exchange *x, bool back)
 {
     const struct gw_http_request *h = gw_exchange_request(x);
@@ -289,12 +308,11 @@ static void tokenize(struct gw_context *g, struct gw_exchange *x, bool back)
         mdl_ids_free(&ids);
     } else if (back && json_is_array(in)) {
         struct mdl_text text = {0};
-        struct mdl_tok_stream s;
-        mdl_tok_stream_init(&s, g->tok, 0);
-        for (size_t i = 0; i < json_array_size(in); i++)
-            mdl_tok_stream_push(&s, (int32_t)json_integer_value(json_array_get(in, i)), &text);
-        mdl_tok_stream_end(&s, &text);
-        answer_json(x, 200, json_pack("{s:o}", "prompt", json_stringn(text.s ? text.s : "", text.n)));
+        if (detokenize(g, in, &text))
+            answer_json(x, 200, json_pack("{s:o}", "prompt", json_stringn(text.s ? text.s : "", text.n)));
+        else
+            refuse(g, x, GW_CHAT, GW_REF_BAD_REQUEST, 400, "invalid_request_error", "",
+                   "tokens: must be ids of this model's tokenizer");
         mdl_text_free(&text);
     } else {
         refuse(g, x, GW_CHAT, GW_REF_BAD_REQUEST, 400, "invalid_request_error", "",
@@ -535,10 +553,28 @@ static int gateway_start(struct act_self *self, void *state, const void *arg)
     return 0;
 }
 
+/* While requests run, new ones are answered with 503. After the last one the port is closed, and the server is drained
+ * once every answer has left. */
+static void go_on_draining(struct act_self *self, struct gateway *s)
+{
+    struct gw_context *g = s->g;
+    struct gw_http_stats stats;
+    if (!g->draining || g->requests)
+        return;
+    if (!s->closing)
+        gw_http_stop_listening(g->http);
+    s->closing = true;
+    gw_http_stat(g->http, &stats);
+    if (stats.connections)
+        act_timer_after(self, &s->look, CLOSING_NS, TAG_CLOSING);
+    else if (g->drained)
+        g->drained(g->ready_ctx);
+}
+
 static int gateway_receive(struct act_self *self, void *state, struct act_msg *m, int count)
 {
-    struct gw_context *g = ((struct gateway *)state)->g;
-    (void)self;
+    struct gateway *s = state;
+    struct gw_context *g = s->g;
     for (int i = 0; i < count; i++) {
         if (m[i].type == ACT_KV_STATS) {
             const struct act_b_kv_stats *b = act_b_kv_stats(&m[i]);
@@ -553,13 +589,9 @@ static int gateway_receive(struct act_self *self, void *state, struct act_msg *m
             take_down(g, &m[i]);
         if (m[i].type == ACT_RELOAD)
             read_keys(g);
-        if (m[i].type != ACT_DRAIN || g->draining)
-            continue;
-        g->draining = true;
-        gw_http_stop_listening(g->http);
-        if (!g->requests && g->drained)
-            g->drained(g->ready_ctx);
+        g->draining |= m[i].type == ACT_DRAIN;
     }
+    go_on_draining(self, s);
     return 0;
 }
 
@@ -569,6 +601,7 @@ static void gateway_stop(struct act_self *self, void *state, int reason)
     (void)self;
     gw_http_free(g->http);
     g->http = NULL;
+    g->self = NULL;
     if (reason != -ESHUTDOWN && g->failed)
         g->failed(g->ready_ctx);
 }

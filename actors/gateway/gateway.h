@@ -80,13 +80,13 @@ struct gw_context {
     const char *lost;            /* the part of the engine that has ended; NULL: all are there */
     struct cfg_error *start_error; /* why the gateway could not start; may be NULL */
     struct gw_http *http;
-    struct act_self *self;       /* of the gateway actor */
+    struct act_self *self;       /* of the gateway actor; NULL once it has stopped */
     struct gw_metrics metrics;
     bool draining;
     int requests;                /* Request actors alive */
     int bound_port;
     void (*ready)(void *ctx, int port); /* called once it accepts; thread of the io worker */
-    void (*drained)(void *ctx);         /* DRAIN was asked for and the last request has ended */
+    void (*drained)(void *ctx);         /* DRAIN was asked for, the last request has ended and its answer has left */
     void (*failed)(void *ctx);          /* it has ended, or a part of the engine has: nothing more can be served */
     void *ready_ctx;
 };

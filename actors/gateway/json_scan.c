@@ -60,13 +60,9 @@ void gw_json_field_at(const char *text, size_t len, size_t at, char *out, size_t
             i = end;
             continue;
         }
-        if (c == '{' || c == '[')
-            depth++;
-        else if (c == '}' || c == ']')
-            depth--;
-        else if (c == ',' && depth == 1)
-            key = true;
-        if (depth == 1 && key && c == ',')
+        depth += c == '{' || c == '[' ? 1 : c == '}' || c == ']' ? -1 : 0;
+        key |= c == ',' && depth == 1;
+        if (depth < 1 || (depth == 1 && c == ','))
             *out = 0;
         i++;
     }
@@ -111,30 +107,28 @@ static void widen_number(struct gw_bytes *b, const char *s, size_t n)
     gw_bytes_add(b, s, n);
 }
 
-char *gw_json_widen(const char *text, size_t len, size_t *out_len)
+/* A copy of the text in which whole numbers of more than 18 digits, and numbers beyond a double's range, are written as
+ * reals that the parser takes. NULL: out of memory. */
+static char *widen(const char *text, size_t len, size_t *out_len)
 {
     struct gw_bytes b = {0};
-    int depth = 0;
-    gw_bytes_add(&b, "", 0);
+    gw_bytes_puts(&b, "");
     for (size_t i = 0; i < len;) {
         size_t end = i + 1;
         if (text[i] == '"') {
             end = skip_string(text, len, i);
             gw_bytes_add(&b, text + i, end - i);
-        } else if (depth <= 2 && ((text[i] >= '0' && text[i] <= '9') || text[i] == '-')) {
+        } else if ((text[i] >= '0' && text[i] <= '9') || text[i] == '-') {
             while (end < len && number_byte(text[end]))
                 end++;
             widen_number(&b, text + i, end - i);
         } else {
-            depth += text[i] == '{' || text[i] == '[' ? 1 : text[i] == '}' || text[i] == ']' ? -1 : 0;
             gw_bytes_add(&b, text + i, 1);
         }
         i = end;
     }
-    if (b.failed) {
+    if (b.failed)
         gw_bytes_free(&b);
-        return NULL;
-    }
     *out_len = b.n;
     return b.p;
 }
@@ -146,7 +140,17 @@ json_t *gw_json_load(const char *text, size_t len, size_t flags, json_error_t *e
     if (gw_json_too_deep(text, len, GW_JSON_DEPTH, &at)) {
         snprintf(err->text, sizeof err->text, "nested deeper than %d levels", GW_JSON_DEPTH);
         err->position = (int)at;
+        err->line = 1;
         return NULL;
     }
-    return json_loadb(text, len, flags | JSON_DECODE_ANY, err);
+    json_t *v = json_loadb(text, len, flags | JSON_DECODE_ANY, err);
+    if (v || json_error_code(err) != json_error_numeric_overflow)
+        return v;
+    json_error_t again; /* the first one has the places of the client's text */
+    size_t n;
+    char *wide = widen(text, len, &n);
+    if (wide)
+        v = json_loadb(wide, n, flags | JSON_DECODE_ANY, &again);
+    free(wide);
+    return v;
 }

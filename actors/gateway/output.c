@@ -1,5 +1,5 @@
-/* Sections and stop strings. Each byte passes: UTF-8 decoder, tag recognition, then the current element: a section's text
- * (newline rules, stop strings) or a call (tool_calls.c). Events of one kind are joined per push. */
+/* Sections and stop strings. Each byte passes: UTF-8 decoder, tag recognition, then the current element: a section's
+ * text (newline rules, stop strings) or a call (tool_calls.c). Events of one kind are joined per push. */
 #include "actors/gateway/output.h"
 
 #include <errno.h>
@@ -110,19 +110,12 @@ void gw_out_section_text(struct gw_output *o, const char *s, size_t n)
     }
 }
 
-void gw_out_section_break(struct gw_output *o, size_t *newlines)
+void gw_out_answer(struct gw_output *o)
 {
     release_held(o, o->n_held);
     for (int i = 0; i < o->opt.n_stop; i++)
         o->stop[i].at = 0;
-    if (newlines)
-        *newlines = o->newlines;
     o->newlines = 0;
-}
-
-void gw_out_answer(struct gw_output *o)
-{
-    gw_out_section_break(o, NULL);
     o->reasoning = false;
     o->at_start = true;
 }
@@ -228,9 +221,7 @@ int gw_output_end(struct gw_output *o)
     o->tag_len = 0;
     gw_calls_end(o);
     if (o->stopped < 0) {
-        size_t newlines;
-        gw_out_section_break(o, &newlines);
-        o->newlines = newlines;
+        release_held(o, o->n_held);
         emit_newlines(o, o->reasoning ? GW_EV_REASONING : GW_EV_TEXT);
     }
     o->state = GW_OUT_DONE;

@@ -1,19 +1,20 @@
 /* From tokens' text to what a client sees: reasoning, answer, tool calls, stop strings; a byte state machine.
  *
- * Text comes in pieces of any size, cut anywhere; the events are the same for every cut. Bytes that may begin a marker or
- * a stop string are held back until they cannot. Rules:
+ * Text comes in pieces of any size, cut anywhere; the events are the same for every cut. Bytes that may begin a marker
+ * or a stop string are held back until they cannot. Rules:
  *   - reasoning ends at </think>; newlines before it, before a tool block and at the start of a section are dropped; a
  *     stray </think> in the answer is dropped
  *   - a tool block may start inside reasoning or answer; after it closes everything is discarded
  *   - stop strings are looked for in the answer only, never in reasoning or in tool markup, and never partly emitted.
  *     Where several end at one byte, the longest counts
  *   - string="true" arguments become JSON strings and flow as their bytes arrive; others pass as raw JSON once they are
- *     complete (what is no valid JSON becomes a string, and the call is marked repaired); a call without arguments has {}
+ *     complete (what is no valid JSON becomes a string, and the call is marked repaired); a call without arguments has
+ * {}
  *   - malformed markup is recovered and the call marked repaired: a missing wrapper; tags with or without the space
  *     behind the DSML token; any tag of the markup inside a value ends that value, so missing closing tags are implied;
- *     a JSON object in place of parameters; an unfinished call at the end is closed. What cannot be a call is given back
- *     as text of the section it stood in, loose text inside a call as answer text behind it. Never a silent drop.
- * The markers arrive as text (the decoder is told not to skip them). Bytes that are no UTF-8 become U+FFFD; no event cuts
+ *     a JSON object in place of parameters; an unfinished call at the end is closed. What cannot be a call is given
+ * back as text of the section it stood in, loose text inside a call as answer text behind it. Never a silent drop. The
+ * markers arrive as text (the decoder is told not to skip them). Bytes that are no UTF-8 become U+FFFD; no event cuts
  * a character. One owner. */
 #ifndef WEFT_GATEWAY_OUTPUT_H
 #define WEFT_GATEWAY_OUTPUT_H
@@ -41,11 +42,11 @@ typedef void gw_event_fn(void *ctx, const struct gw_event *ev);
 struct gw_output;
 
 struct gw_output_options {
-    bool thinking;   /* the text begins inside reasoning */
-    bool tools;      /* tool markup is looked for; else it is text */
-    bool raw;        /* no reasoning and no markup: all is answer text as it comes, only stop strings are looked for */
-    bool open_text;  /* the text continues a given beginning: newlines at its start belong to it */
-    int max_calls;   /* the output is done when so many calls are complete; 0: any number */
+    bool thinking;  /* the text begins inside reasoning */
+    bool tools;     /* tool markup is looked for; else it is text */
+    bool raw;       /* no reasoning and no markup: all is answer text as it comes, only stop strings are looked for */
+    bool open_text; /* the text continues a given beginning: newlines at its start belong to it */
+    int max_calls;  /* the output is done when so many calls are complete; 0: any number */
     const char *const *stop; /* [n_stop] borrowed */
     const size_t *stop_len;
     int n_stop;
@@ -65,7 +66,7 @@ bool gw_output_stopped(const struct gw_output *o);     /* a stop string was foun
 const char *gw_output_stop(const struct gw_output *o); /* which one, NULL when none */
 bool gw_output_done(const struct gw_output *o);        /* the tool block is closed, or max_calls: generate no more */
 int gw_output_calls(const struct gw_output *o);
-int gw_output_repaired(const struct gw_output *o);     /* calls that were malformed and recovered */
+int gw_output_repaired(const struct gw_output *o);      /* calls that were malformed and recovered */
 bool gw_output_in_reasoning(const struct gw_output *o); /* for counting reasoning tokens */
 
 #endif

@@ -3,11 +3,12 @@
 #define WEFT_GATEWAY_OUTPUT_IMPL_H
 
 #include "actors/gateway/bytes.h"
+#include "actors/gateway/json_check.h"
 #include "actors/gateway/output.h"
 #include "actors/gateway/request.h"
 #include "model/utf8.h"
 
-enum { GW_TAG_MAX = 512, GW_NAME_MAX = 256, GW_BLOCK_SPACE = 256 };
+enum { GW_TAG_MAX = 512, GW_NAME_MAX = 256, GW_BLOCK_SPACE = 256, GW_VALUE_HELD = 1024 };
 
 enum gw_output_state {
     GW_OUT_TEXT,  /* reasoning or answer; also between the calls of a block */
@@ -31,8 +32,8 @@ struct gw_output {
     size_t newlines; /* held back at the end of the section's text */
 
     struct mdl_utf8 utf8;
-    struct mdl_text chars;      /* complete characters of one push */
-    char tag[GW_TAG_MAX];       /* bytes that may become a marker or a tag; the first is '<' */
+    struct mdl_text chars; /* complete characters of one push */
+    char tag[GW_TAG_MAX];  /* bytes that may become a marker or a tag; the first is '<' */
     size_t tag_len;
 
     struct gw_stop_match stop[GW_MAX_STOPS];
@@ -47,11 +48,13 @@ struct gw_output {
     /* Tool markup. */
     bool in_block;          /* behind an opening wrapper */
     bool skip_space;        /* between elements of a block */
-    struct gw_bytes opener; /* the wrapper and the space behind it until a call begins: given back when none does */
+    struct gw_bytes opener; /* the wrapper and the space behind it until a call begins; given back when none does */
     int calls, repaired;
     bool call_repaired, has_args, string_value, value_newline;
     struct gw_bytes loose; /* text inside a call that belongs to no parameter */
-    struct gw_bytes value; /* a value that is not a string, until it is complete */
+    struct gw_bytes value; /* a value that is not a string: its first GW_VALUE_HELD bytes, then it flows */
+    struct gw_json_check json;
+    bool value_flows, value_bad; /* bad: it is no JSON from here on */
 };
 
 /* output.c */
@@ -59,8 +62,7 @@ void gw_out_flush(struct gw_output *o);
 void gw_out_emit(struct gw_output *o, enum gw_event_kind kind, const char *s, size_t n);
 /* Text of the current section, through newline rules and (answer) stop strings. */
 void gw_out_section_text(struct gw_output *o, const char *s, size_t n);
-/* A marker follows: what might have begun a stop string is text; trailing newlines are dropped, or kept in *newlines. */
-void gw_out_section_break(struct gw_output *o, size_t *newlines);
+/* The section ends: what might have begun a stop string is text, newlines behind it are dropped. The answer begins. */
 void gw_out_answer(struct gw_output *o);
 
 /* tool_calls.c */

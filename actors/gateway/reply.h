@@ -1,7 +1,7 @@
 /* Replies of every protocol: a stream of events (SSE) or one JSON body, from the neutral events of gateway/output.h.
  *
- * A reply collects or emits: in streaming mode every call appends complete SSE frames to the byte buffer that the caller
- * sends and empties (out->n = 0); otherwise gw_reply_finish produces the whole body. One owner. */
+ * A reply collects or emits: in streaming mode every call appends complete SSE frames to the byte buffer that the
+ * caller sends and empties (out->n = 0); otherwise gw_reply_finish produces the whole body. One owner. */
 #ifndef WEFT_GATEWAY_REPLY_H
 #define WEFT_GATEWAY_REPLY_H
 
@@ -39,7 +39,8 @@ void gw_reply_free(struct gw_reply *r);
 const char *gw_reply_type(const struct gw_reply *r);
 
 /* Each returns 0 or -ENOMEM and, when streaming, appends frames to out. Order: begin, events, then finish or fail.
- * A completion with echo begins with the prompt's text (request->prompt; a caller that got ids puts their text there). */
+ * A completion with echo begins with the prompt's text (request->prompt; a caller that got ids puts their text there).
+ */
 int gw_reply_begin(struct gw_reply *r, const struct gw_usage *prompt_usage, struct gw_bytes *out);
 int gw_reply_event(struct gw_reply *r, const struct gw_event *ev, struct gw_bytes *out);
 /* Log-probabilities of the tokens whose text the following event carries; what no event follows goes with the end. */

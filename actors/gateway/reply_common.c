@@ -41,9 +41,9 @@ void gw_reply_free(struct gw_reply *r)
 {
     if (!r)
         return;
-    struct gw_bytes *const all[] = {&r->model,    &r->head,          &r->tail,      &r->part,      &r->name,
-                                    &r->text,     &r->reasoning,     &r->items,     &r->logprobs,  &r->part_logprobs,
-                                    &r->lp_tokens, &r->lp_values,    &r->lp_offsets, &r->lp_tops};
+    struct gw_bytes *const all[] = {&r->model,     &r->head,      &r->tail,       &r->part,     &r->name,
+                                    &r->text,      &r->reasoning, &r->items,      &r->logprobs, &r->part_logprobs,
+                                    &r->lp_tokens, &r->lp_values, &r->lp_offsets, &r->lp_tops};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         gw_bytes_free(all[i]);
     free(r->id);

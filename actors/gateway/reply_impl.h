@@ -31,16 +31,16 @@ struct gw_reply {
     struct gw_bytes head;  /* what every chunk or response object begins with */
     struct gw_bytes tail;  /* Responses: the fields that its object repeats */
     enum gw_part open;
-    struct gw_bytes part;  /* text of the open part, or a call's arguments */
-    struct gw_bytes name;  /* of the open call */
+    struct gw_bytes part;            /* text of the open part, or a call's arguments */
+    struct gw_bytes name;            /* of the open call */
     struct gw_bytes text, reasoning; /* Chat, Completions: everything so far, when not streaming */
-    struct gw_bytes items; /* finished parts (of Chat: calls), separated by commas */
+    struct gw_bytes items;           /* finished parts (of Chat: calls), separated by commas */
     int n_items, n_calls;
-    uint64_t sequence;     /* Responses: number of the next event */
-    struct gw_bytes logprobs;        /* entries that no event has taken yet, separated by commas */
-    struct gw_bytes part_logprobs;   /* Responses: those of the open part */
+    uint64_t sequence;             /* Responses: number of the next event */
+    struct gw_bytes logprobs;      /* entries that no event has taken yet, separated by commas */
+    struct gw_bytes part_logprobs; /* Responses: those of the open part */
     struct gw_bytes lp_tokens, lp_values, lp_offsets, lp_tops; /* Completions: the same in four lists */
-    size_t offset;                   /* Completions: characters before the next token */
+    size_t offset;                                             /* Completions: characters before the next token */
 };
 
 /* A comma unless b is empty. */

@@ -77,7 +77,8 @@ static void keep_block(struct gw_reply *r)
 static void delta_begin(struct gw_reply *r, const char *type, struct gw_bytes *out)
 {
     gw_frame(out, "content_block_delta");
-    gw_bytes_printf(out, "{\"type\":\"content_block_delta\",\"index\":%d,\"delta\":{\"type\":\"%s\",", r->n_items, type);
+    gw_bytes_printf(out, "{\"type\":\"content_block_delta\",\"index\":%d,\"delta\":{\"type\":\"%s\",", r->n_items,
+                    type);
 }
 
 static void delta_end(struct gw_bytes *out)

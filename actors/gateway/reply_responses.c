@@ -36,8 +36,9 @@ static void fixed_parts(struct gw_reply *r)
     setting(r, "tools", "[]");
     setting(r, "top_p", "null");
     setting(r, "user", "null");
-    gw_bytes_printf(&r->tail, ",\"previous_response_id\":null,\"store\":false,\"top_logprobs\":%d,"
-                              "\"truncation\":\"disabled\"}",
+    gw_bytes_printf(&r->tail,
+                    ",\"previous_response_id\":null,\"store\":false,\"top_logprobs\":%d,"
+                    "\"truncation\":\"disabled\"}",
                     r->request->top_logprobs);
 }
 

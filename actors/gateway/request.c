@@ -27,24 +27,7 @@ static json_t *load_body(struct gw_parse *p, const char *body, size_t len)
 {
     json_error_t je;
     char field[sizeof p->path];
-    size_t at;
-    if (gw_json_too_deep(body, len, GW_JSON_DEPTH, &at)) {
-        gw_json_field_at(body, len, at, field, sizeof field);
-        gw_fail(p, field, "JSON is nested deeper than %d levels", GW_JSON_DEPTH);
-        return NULL;
-    }
-    json_t *root = json_loadb(body, len, JSON_REJECT_DUPLICATES, &je);
-    if (!root && json_error_code(&je) == json_error_numeric_overflow) {
-        size_t n;
-        char *wide = gw_json_widen(body, len, &n);
-        if (!wide) {
-            gw_fail_memory(p);
-            return NULL;
-        }
-        json_error_t again;
-        root = json_loadb(wide, n, JSON_REJECT_DUPLICATES, &again);
-        free(wide);
-    }
+    json_t *root = gw_json_load(body, len, JSON_REJECT_DUPLICATES, &je);
     if (root && json_is_object(root))
         return root;
     if (root) {
@@ -97,8 +80,10 @@ static bool parse(struct gw_parse *p, const char *body, size_t len)
     r->temperature = r->top_p = r->repetition_penalty = 1;
     r->parallel_tools = true;
     json_t *root = load_body(p, body, len);
-    if (!root)
+    if (!root) {
+        gw_request_free(r);
         return false;
+    }
     p->root = root;
     p->messages = json_array();
     p->conversation = json_object();
@@ -113,7 +98,8 @@ static bool parse(struct gw_parse *p, const char *body, size_t len)
     return ok;
 }
 
-bool gw_request_parse(enum gw_protocol protocol, const char *body, size_t len, struct gw_request *out, struct gw_error *err)
+bool gw_request_parse(enum gw_protocol protocol, const char *body, size_t len, struct gw_request *out,
+                      struct gw_error *err)
 {
     struct gw_parse p = {.protocol = protocol, .out = out, .err = err};
     return parse(&p, body, len);

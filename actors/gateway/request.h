@@ -17,11 +17,11 @@ enum gw_tool_choice { GW_TOOLS_AUTO, GW_TOOLS_NONE, GW_TOOLS_REQUIRED, GW_TOOLS_
 /* What went wrong, for the client. status is an HTTP status; param the field at fault ("" when none). */
 struct gw_error {
     int status;
-    char type[40];    /* invalid_request_error, rate_limit_error, ... as the protocol calls it */
-    char code[48];    /* short machine name, may be "" */
+    char type[40]; /* invalid_request_error, rate_limit_error, ... as the protocol calls it */
+    char code[48]; /* short machine name, may be "" */
     char param[96];
     char message[512];
-    int retry_after;  /* seconds, 0: no header */
+    int retry_after; /* seconds, 0: no header */
 };
 
 struct gw_logit_bias {
@@ -31,15 +31,15 @@ struct gw_logit_bias {
 
 struct gw_request {
     enum gw_protocol protocol;
-    char model[128];           /* "" when the client named none */
+    char model[128]; /* "" when the client named none */
     /* The prompt: a conversation for chat, responses and messages; for completions text or token ids. All owned. */
-    json_t *conversation;      /* object with "messages", "tools", "thinking", "reasoning_effort" as mdl_chat_render reads */
+    json_t *conversation; /* object with "messages", "tools", "thinking", "reasoning_effort" as mdl_chat_render reads */
     char *prompt;
     size_t prompt_len;
     int32_t *prompt_ids;
     int n_prompt_ids;
     /* Output. */
-    int max_tokens;            /* 0: as many as fit */
+    int max_tokens; /* 0: as many as fit */
     bool stream, include_usage, echo;
     struct {
         char *text;
@@ -57,22 +57,23 @@ struct gw_request {
     int n_bias;
     bool ignore_eos;
     /* Tools. */
-    bool has_tools;            /* at least one; also with GW_TOOLS_NONE: they are in the prompt, the model may not call */
-    bool parallel_tools;       /* false: one call at most */
-    json_t *tools;             /* array of function declarations in the chat form, or NULL */
+    bool has_tools;      /* at least one; also with GW_TOOLS_NONE: they are in the prompt, the model may not call */
+    bool parallel_tools; /* false: one call at most */
+    json_t *tools;       /* array of function declarations in the chat form, or NULL */
     enum gw_tool_choice tool_choice;
-    char tool_name[128];       /* GW_TOOLS_NAMED */
-    bool thinking;             /* the answer begins inside <think>; set when the prompt is rendered */
+    char tool_name[128]; /* GW_TOOLS_NAMED */
+    bool thinking;       /* the answer begins inside <think>; set when the prompt is rendered */
     char cache_salt[128];
-    char user[128];            /* for logs; cut off when longer */
-    json_t *settings;          /* Responses: the fields that its reply repeats, else NULL */
+    char user[128];   /* for logs; cut off when longer */
+    json_t *settings; /* Responses: the fields that its reply repeats, else NULL */
 };
 
-/* Parses a body. false: *err is filled and *out is empty. A field that is known and not supported is refused by name, an
- * unknown one too unless it is in the list of harmless ones (metadata, user, store, ...). null is the same as absent.
- * max_tokens may be any positive number; beyond INT_MAX it is INT_MAX, the caller clamps it to the context. A
+/* Parses a body. false: *err is filled and *out is empty. A field that is known and not supported is refused by name,
+ * an unknown one too unless it is in the list of harmless ones (metadata, user, store, ...). null is the same as
+ * absent. max_tokens may be any positive number; beyond INT_MAX it is INT_MAX, the caller clamps it to the context. A
  * conversation that passes here is one that mdl_chat_render takes. */
-bool gw_request_parse(enum gw_protocol protocol, const char *body, size_t len, struct gw_request *out, struct gw_error *err);
+bool gw_request_parse(enum gw_protocol protocol, const char *body, size_t len, struct gw_request *out,
+                      struct gw_error *err);
 /* A body of /v1/messages/count_tokens: as GW_MESSAGES, but max_tokens may be absent. */
 bool gw_request_parse_count(const char *body, size_t len, struct gw_request *out, struct gw_error *err);
 void gw_request_free(struct gw_request *r);

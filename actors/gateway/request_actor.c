@@ -252,6 +252,7 @@ static void start_work(struct request *r)
         char text[200];
         snprintf(text, sizeof text, "the prompt has %zu tokens; this model's context is %d tokens, output included", r->ids.n,
                  r->g->settings.context);
+        r->g->metrics.refused[GW_REF_TOO_LONG]++;
         fail_text(r, 400, "context_length_exceeded", text);
         return;
     }
@@ -262,7 +263,9 @@ static void start_work(struct request *r)
     r->usage.prompt_tokens = (int)r->ids.n;
     snprintf(id, sizeof id, "%016llx", (unsigned long long)r->job->id);
     r->reply = gw_reply_new(in, id, r->g->settings.model_name, act_wall(r->self) / 1000000000);
-    r->output = gw_output_new(&(struct gw_output_options){.thinking = in->thinking, .tools = in->has_tools, .stop = stop,
+    r->output = gw_output_new(&(struct gw_output_options){.thinking = in->thinking, .tools = in->has_tools,
+                                                          .raw = in->protocol == GW_COMPLETIONS,
+                                                          .max_calls = in->has_tools && !in->parallel_tools, .stop = stop,
                                                           .stop_len = stop_len, .n_stop = in->n_stop, .on_event = on_event,
                                                           .ctx = r});
     mdl_tok_stream_init(&r->decode, r->g->tok, 0);
@@ -379,9 +382,10 @@ static void take_failed(struct request *r, struct act_msg *m)
     char message[256];
     int status = act_p_failed(m)->status;
     snprintf(message, sizeof message, "%.*s", (int)bytes, bytes ? text : "");
-    if (status == -E2BIG)
+    if (status == -E2BIG) {
+        r->g->metrics.refused[GW_REF_TOO_LONG]++;
         fail_text(r, 400, "context_length_exceeded", message);
-    else if (status == -EAGAIN)
+    } else if (status == -EAGAIN)
         fail_text(r, 429, "overloaded", message);
     else
         fail_text(r, 500, "internal_error", message);
@@ -480,8 +484,8 @@ static void request_stop(struct act_self *self, void *state, int reason)
     gw_request_free(&r->job->request);
     if (r->job->key)
         gw_key_leave(&r->g->keys, r->job->key);
-    if (--r->g->requests == 0 && r->g->draining && r->g->drained)
-        r->g->drained(r->g->ready_ctx);
+    if (--r->g->requests == 0 && r->g->draining && r->g->self)
+        act_yield(r->g->self);
     free(r->job);
 }
 

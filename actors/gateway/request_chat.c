@@ -20,8 +20,7 @@ static bool read_call(struct gw_parse *p, json_t *out, const char *path, const j
     const json_t *type = gw_member(call, "type"), *f = json_object_get(call, "function");
     char base[sizeof p->path];
     snprintf(base, sizeof base, "%s", path);
-    if (!gw_only(p, call, known, base) ||
-        (type && !gw_want_word(p, gw_path(p, "%s.type", base), type, types)) ||
+    if (!gw_only(p, call, known, base) || (type && !gw_want_word(p, gw_path(p, "%s.type", base), type, types)) ||
         !gw_want_string(p, gw_path(p, "%s.id", base), json_object_get(call, "id"), &id))
         return false;
     if (!json_is_object(f))
@@ -171,8 +170,8 @@ static bool choose(struct gw_parse *p, const json_t *v)
     if (!json_is_object(v))
         return gw_fail(p, "tool_choice", "must be a string or an object, not %s", gw_json_kind(v));
     return gw_want_word(p, "tool_choice.type", json_object_get(v, "type"), types) &&
-           gw_want_string(p, "tool_choice.function.name",
-                          json_object_get(json_object_get(v, "function"), "name"), &name) &&
+           gw_want_string(p, "tool_choice.function.name", json_object_get(json_object_get(v, "function"), "name"),
+                          &name) &&
            gw_choose_tool(p, "tool_choice.function.name", name);
 }
 

@@ -32,8 +32,8 @@ static json_t *text_part(json_t *text)
 
 static bool read_part(struct gw_parse *p, const char *path, const json_t *part, const char *const *types, json_t *list)
 {
-    static const char *const known[] = {"type",   "text", "refusal", "cache_control", "annotations", "citations",
-                                        "logprobs", NULL};
+    static const char *const known[] = {"type",        "text",      "refusal",  "cache_control",
+                                        "annotations", "citations", "logprobs", NULL};
     if (!json_is_object(part))
         return gw_fail(p, path, "must be an object, not %s", gw_json_kind(part));
     const char *type = json_string_value(json_object_get(part, "type"));

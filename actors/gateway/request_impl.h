@@ -1,7 +1,7 @@
 /* Inside of request parsing: one table of fields per protocol, and what the protocols share.
  *
- * Every reader returns false after it has filled the error. Paths of fields ("messages[2].content") are written into the
- * parser's own buffer by gw_path. */
+ * Every reader returns false after it has filled the error. Paths of fields ("messages[2].content") are written into
+ * the parser's own buffer by gw_path. */
 #ifndef WEFT_GATEWAY_REQUEST_IMPL_H
 #define WEFT_GATEWAY_REQUEST_IMPL_H
 
@@ -13,7 +13,7 @@ enum { GW_MAX_TOOLS = 1024, GW_MAX_TOOL_NAME = 127 };
 
 struct gw_parse {
     enum gw_protocol protocol;
-    bool count;         /* count_tokens */
+    bool count; /* count_tokens */
     const json_t *root;
     struct gw_request *out;
     struct gw_error *err;
@@ -30,7 +30,7 @@ struct gw_field {
 };
 
 struct gw_codec {
-    const struct gw_field *field; /* ends with a NULL name */
+    const struct gw_field *field;       /* ends with a NULL name */
     bool (*finish)(struct gw_parse *p); /* what spans several fields; the conversation */
 };
 
@@ -71,11 +71,11 @@ bool gw_read_logit_bias(struct gw_parse *p, const char *name, const json_t *v);
 bool gw_read_ignore_eos(struct gw_parse *p, const char *name, const json_t *v);
 bool gw_read_cache_salt(struct gw_parse *p, const char *name, const json_t *v);
 bool gw_read_user(struct gw_parse *p, const char *name, const json_t *v);
-bool gw_read_one(struct gw_parse *p, const char *name, const json_t *v);     /* 1, or refused */
-bool gw_read_false(struct gw_parse *p, const char *name, const json_t *v);   /* false, or refused */
-bool gw_read_medium(struct gw_parse *p, const char *name, const json_t *v);  /* "medium", or refused */
+bool gw_read_one(struct gw_parse *p, const char *name, const json_t *v);    /* 1, or refused */
+bool gw_read_false(struct gw_parse *p, const char *name, const json_t *v);  /* false, or refused */
+bool gw_read_medium(struct gw_parse *p, const char *name, const json_t *v); /* "medium", or refused */
 bool gw_read_parallel(struct gw_parse *p, const char *name, const json_t *v);
-bool gw_read_effort(struct gw_parse *p, const char *name, const json_t *v);  /* none, low ... max, 1..100 */
+bool gw_read_effort(struct gw_parse *p, const char *name, const json_t *v);    /* none, low ... max, 1..100 */
 bool gw_read_reasoning(struct gw_parse *p, const char *name, const json_t *v); /* {"effort": ...} */
 /* A text format: {"type":"text"} or refused, with the path of its type. */
 bool gw_check_format(struct gw_parse *p, const char *path, const json_t *v);

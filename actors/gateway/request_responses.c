@@ -272,9 +272,12 @@ static bool read_metadata(struct gw_parse *p, const char *name, const json_t *v)
 /* What the reply repeats. */
 static bool keep_settings(struct gw_parse *p)
 {
-    static const char *const names[] = {"instructions", "max_output_tokens", "metadata", "parallel_tool_calls",
-                                        "reasoning",    "temperature",       "text",     "tool_choice",
-                                        "tools",        "top_p",             "user",     NULL};
+    static const char *const names[] = {"instructions", "max_output_tokens",
+                                        "metadata",     "parallel_tool_calls",
+                                        "reasoning",    "temperature",
+                                        "text",         "tool_choice",
+                                        "tools",        "top_p",
+                                        "user",         NULL};
     p->out->settings = json_object();
     for (const char *const *n = names; *n; n++) {
         json_t *v = gw_member(p->root, *n);

@@ -1,5 +1,5 @@
-/* Tool markup: the tags and what stands between them. A tag is recognised by output.c when its '>' arrives; here it moves
- * the machine between text, call and value.
+/* Tool markup: the tags and what stands between them. A tag is recognised by output.c when its '>' arrives; here it
+ * moves the machine between text, call and value.
  *
  *   <DSML calls> <DSML invoke name="F"> <DSML parameter name="K" string="true|false">V</DSML parameter>
  *   </DSML invoke> </DSML calls>
@@ -72,8 +72,8 @@ static bool take_element(const char **p, enum element *e)
         const char *word;
         enum element element;
     } words[] = {
-        {"calls", WRAPPER},  {"tool_calls", WRAPPER},  {"function_calls", WRAPPER},
-        {"invoke", INVOKE},  {"parameter", PARAMETER},
+        {"calls", WRAPPER}, {"tool_calls", WRAPPER},  {"function_calls", WRAPPER},
+        {"invoke", INVOKE}, {"parameter", PARAMETER},
     };
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (take_word(p, words[i].word)) {
@@ -175,9 +175,31 @@ static void begin_value(struct gw_output *o, const struct tag *t)
     o->string_value = !t->has_string || t->string;
     o->value_newline = false;
     o->value.n = 0;
+    o->value_flows = o->value_bad = false;
+    o->json = (struct gw_json_check){0};
     if (o->string_value)
         args(o, "\"", 1);
     o->state = GW_OUT_VALUE;
+}
+
+/* A short value is held back until it is known to be JSON. A long one flows; when it then turns out to be broken, it is
+ * closed where it broke and the rest is loose text. */
+static void raw_byte(struct gw_output *o, char c)
+{
+    if (!o->value_bad && !gw_json_check_byte(&o->json, c))
+        o->value_bad = true;
+    if (o->value_flows) {
+        if (o->value_bad)
+            gw_bytes_add(&o->loose, &c, 1);
+        else
+            args(o, &c, 1);
+        return;
+    }
+    gw_bytes_add(&o->value, &c, 1);
+    if (!o->value_bad && o->value.n >= GW_VALUE_HELD) {
+        args(o, o->value.p, o->value.n);
+        o->value_flows = true;
+    }
 }
 
 static void value_bytes(struct gw_output *o, char c)
@@ -185,7 +207,23 @@ static void value_bytes(struct gw_output *o, char c)
     if (o->string_value)
         args_char(o, c);
     else
-        gw_bytes_add(&o->value, &c, 1);
+        raw_byte(o, c);
+}
+
+static void end_raw(struct gw_output *o)
+{
+    bool whole = !o->value_bad && gw_json_check_done(&o->json);
+    o->call_repaired |= !whole;
+    if (o->value_flows && !whole) {
+        args(o, "", 0);
+        gw_json_check_close(&o->json, &o->text);
+    } else if (!o->value_flows && whole) {
+        args(o, o->value.p, o->value.n);
+    } else if (!o->value_flows) {
+        args(o, "\"", 1);
+        args_escaped(o, o->value.p ? o->value.p : "", o->value.n);
+        args(o, "\"", 1);
+    }
 }
 
 static void end_value(struct gw_output *o, bool implied)
@@ -195,21 +233,10 @@ static void end_value(struct gw_output *o, bool implied)
     o->value_newline = false;
     o->call_repaired |= implied;
     o->state = GW_OUT_CALL;
-    if (o->string_value) {
+    if (o->string_value)
         args(o, "\"", 1);
-        return;
-    }
-    json_error_t je;
-    json_t *v = gw_json_load(o->value.p ? o->value.p : "", o->value.n, JSON_ALLOW_NUL, &je);
-    if (v) {
-        args(o, o->value.p, o->value.n);
-    } else {
-        args(o, "\"", 1);
-        args_escaped(o, o->value.p ? o->value.p : "", o->value.n);
-        args(o, "\"", 1);
-        o->call_repaired = true;
-    }
-    json_decref(v);
+    else
+        end_raw(o);
 }
 
 /* Text inside the call that is in no parameter: the arguments as one JSON object, or text to give back. */
@@ -269,16 +296,12 @@ static void give_back_opener(struct gw_output *o)
     gw_bytes_free(&text);
 }
 
+/* The text before it stays as it is, stop strings half seen included, until it is known that a call follows. */
 static void open_wrapper(struct gw_output *o, const char *tag, size_t n)
 {
-    size_t newlines;
     close_open(o);
     if (o->state != GW_OUT_TEXT)
         return;
-    gw_out_section_break(o, &newlines);
-    if (!o->in_block && !o->calls)
-        for (; newlines; newlines--)
-            gw_bytes_add(&o->opener, "\n", 1);
     if (!o->calls)
         gw_bytes_add(&o->opener, tag, n);
     o->in_block = true;

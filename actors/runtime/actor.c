@@ -42,7 +42,7 @@ struct act_self *actor_find(struct act_worker *w, struct act_addr addr)
     return a->state == ACTOR_ALIVE && a->generation == addr.generation ? a : NULL;
 }
 
-/* ---- promises ----------------------------------------------------------------------------------------------------- */
+/* ---- promises -------------------------------------------------------------------------------- */
 
 uint16_t actor_owe(struct act_self *a, const struct act_msg *m, int worker)
 {
@@ -93,7 +93,7 @@ static void break_promises(struct act_self *a)
     a->owed_size = a->owed_free = 0;
 }
 
-/* ---- beginning ----------------------------------------------------------------------------------------------------- */
+/* ---- beginning ------------------------------------------------------------------------------- */
 
 static void *state_new(size_t size)
 {
@@ -190,7 +190,7 @@ int act_spawn(struct act_self *self, const struct act_spawn *spec, struct act_ad
     return actor_spawn(self->worker, spec, out, err);
 }
 
-/* ---- ending ----------------------------------------------------------------------------------------------------------- */
+/* ---- ending ---------------------------------------------------------------------------------- */
 
 void actor_fail_later(struct act_self *a, int reason)
 {
@@ -251,8 +251,8 @@ static bool may_restart(struct act_self *a, int64_t *delay)
 static void escalated(struct act_self *a, struct act_addr who, int reason)
 {
     COUNT_ADD(a->worker->count.escalations, 1);
-    act_log_write(a->rt->config.log, ACT_LOG_ERROR, a->spec.behaviour->name, 0,
-                  "failed and nobody supervises it: %s", strerror(-reason));
+    act_log_write(a->rt->config.log, ACT_LOG_ERROR, a->spec.behaviour->name, 0, "failed and nobody supervises it: %s",
+                  strerror(-reason));
     if (a->rt->config.escalated)
         a->rt->config.escalated(a->rt->config.escalated_ctx, who, reason);
 }
@@ -282,7 +282,6 @@ void actor_end(struct act_self *a, int reason, bool restart)
     break_promises(a);
     return_mail(a, &a->control);
     return_mail(a, &a->mail);
-    COUNT_ADD(w->count.waiting, -atomic_load_explicit(&a->shown_waiting, memory_order_relaxed));
     /* Relaxed: one writer; see COUNT_ADD. */
     atomic_store_explicit(&a->shown_waiting, 0, memory_order_relaxed);
     disown_outbox(a);
@@ -316,7 +315,7 @@ void actor_restart(struct act_self *a)
         actor_fail_later(a, rc); /* counts as one more failure */
 }
 
-/* ---- what an actor asks and says about itself --------------------------------------------------------------------------- */
+/* ---- what an actor asks and says about itself ------------------------------------------------ */
 
 void act_yield(struct act_self *self)
 {

@@ -16,8 +16,8 @@ enum { ACT_BUF_ALIGN = 64 };
 typedef void act_buf_release_fn(void *ctx, void *data, size_t capacity);
 
 struct act_buf {
-    uint8_t *data;    /* aligned to ACT_BUF_ALIGN unless wrapped */
-    size_t size;      /* bytes in use; the owner changes it, up to capacity */
+    uint8_t *data; /* aligned to ACT_BUF_ALIGN unless wrapped */
+    size_t size;   /* bytes in use; the owner changes it, up to capacity */
     size_t capacity;
     _Atomic uint32_t refs;  /* private to buffer.c */
     _Atomic uint32_t state; /* private to buffer.c */

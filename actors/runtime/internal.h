@@ -32,7 +32,7 @@ struct act_fifo {
     struct act_node *head, *tail;
 };
 
-/* ---- control: past the lanes, one list per worker that anybody may push to -------------------------------------------- */
+/* ---- control: past the lanes, one list per worker that anybody may push to ------------------- */
 
 enum act_ctl_kind {
     CTL_MESSAGE, /* msg goes to the actor's control mailbox (or, posted, to its mailbox) */
@@ -55,8 +55,8 @@ enum act_watch_kind {
     WATCH_SUPERVISOR, /* the watcher supervises the target: DOWN, or escalation */
 };
 
-/* One side of a watch: in the target's list until the target ends or the watch is withdrawn. It carries its own DOWN, so
- * that an end can always be reported. */
+/* One side of a watch: in the target's list until the target ends or the watch is withdrawn. It carries its own DOWN,
+ * so that an end can always be reported. */
 struct act_watch {
     struct act_ctl ctl; /* first */
     struct act_watch *next, **link;
@@ -79,7 +79,7 @@ struct act_watching {
     uint32_t tag;
 };
 
-/* ---- lanes ------------------------------------------------------------------------------------------------------------ */
+/* ---- lanes ----------------------------------------------------------------------------------- */
 
 /* One direction between two workers. Room: every message that is on its way uses one of two accounts of some lane.
  *
@@ -88,20 +88,20 @@ struct act_watching {
  *   act_reply               the requester's `requests`; the lane back has a slot for each
  *   coming back             what the original message used; each lane has slots for that too
  *
- * So a lane from A to B never holds more than A's sends + B's sends that come back + B's requests (replies to them) + A's
- * requests (replies that come back), which is its size: putting a reply or a return into it cannot fail. */
+ * So a lane from A to B never holds more than A's sends + B's sends that come back + B's requests (replies to them) +
+ * A's requests (replies that come back), which is its size: putting a reply or a return into it cannot fail. */
 struct act_lane {
     /* the producer's */
     int from, to;
     int64_t limit_sent, limit_requests;
-    int64_t sent;          /* ever */
-    int64_t sent_back;     /* of these, came back and were taken here */
-    int64_t sent_taken;    /* the consumer's count, as last read */
-    int64_t requests;      /* without end */
+    int64_t sent;           /* ever */
+    int64_t sent_back;      /* of these, came back and were taken here */
+    int64_t sent_taken;     /* the consumer's count, as last read */
+    int64_t requests;       /* without end */
     int64_t requests_taken; /* of consumer_requests, how many were subtracted */
     struct act_fifo outbox; /* waits for room, in order */
-    uint64_t rung;         /* last value of doorbell */
-    bool send_wanted;      /* an actor waits for more than the room of a request */
+    uint64_t rung;          /* last value of doorbell */
+    bool send_wanted;       /* an actor waits for more than the room of a request */
     /* Written by the producer: counts flushes. Read by the consumer before it sleeps. */
     alignas(64) _Atomic uint64_t doorbell;
     /* Set by the producer when it has found no room, taken back by the consumer when it wakes the producer for it. */
@@ -117,7 +117,7 @@ struct act_lane {
     ck_ring_t ring;
 };
 
-/* ---- actors ------------------------------------------------------------------------------------------------------------- */
+/* ---- actors ---------------------------------------------------------------------------------- */
 
 struct act_owed {
     bool used;
@@ -141,7 +141,7 @@ struct act_self {
     void *memory;
     /* what waits */
     struct act_fifo mail, control;
-    struct act_timer *due, *timers; /* fired and not delivered; pending (by own_next) */
+    struct act_timer *due, *timers;                   /* fired and not delivered; pending (by own_next) */
     uint64_t send_wanted, request_wanted, room_given; /* bit per worker: refused for want of which room; has room now */
     int waiting, outbox;
     bool queued, again, ending, begun; /* begun: start has returned 0 and stop was not called */
@@ -149,7 +149,7 @@ struct act_self {
     struct act_self *run_next;
     int64_t run_since;
     /* duties */
-    struct act_owed *owed; /* index = number of the promise - 1 */
+    struct act_owed *owed;         /* index = number of the promise - 1 */
     uint16_t owed_size, owed_free; /* 0: none free */
     struct act_watch *watchers;
     struct act_watching *watching;
@@ -170,7 +170,7 @@ struct act_self {
 struct act_counters {
     _Atomic uint64_t turns, batches, messages, sent, refused, returned, timers, sleeps, wakes, failures, restarts,
         escalations;
-    _Atomic int actors, waiting, runnable;
+    _Atomic int actors, runnable;
     _Atomic int64_t turn_at;
 };
 
@@ -188,7 +188,7 @@ struct act_worker {
     pthread_t thread;
     bool started;
     uint64_t random[2];
-    int64_t now; /* as of this turn */
+    int64_t now;                 /* as of this turn */
     struct act_lane **in, **out; /* by worker */
     uint64_t touched;            /* workers to which something went since the last flush */
     uint64_t starved;            /* lanes out that somebody waits for */

@@ -1,10 +1,11 @@
-/* Messages between workers: lanes, their accounts of room, outboxes, wake-ups, and the sending functions of runtime.h. */
+/* Messages between workers: lanes, their accounts of room, outboxes, wake-ups, and the sending functions of runtime.h.
+ */
 #include "actors/runtime/internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-/* ---- nodes ------------------------------------------------------------------------------------------------------ */
+/* ---- nodes ----------------------------------------------------------------------------------- */
 
 enum { SLAB_NODES = 128 };
 
@@ -68,7 +69,7 @@ struct act_node *fifo_pop(struct act_fifo *f)
     return n;
 }
 
-/* ---- lanes ------------------------------------------------------------------------------------------------------ */
+/* ---- lanes ----------------------------------------------------------------------------------- */
 
 int lane_init(struct act_lane *l, int from, int to, int64_t sent, int64_t requests, int64_t back_sent,
               int64_t back_requests)
@@ -181,8 +182,8 @@ void worker_publish(struct act_worker *w)
         int from = __builtin_ctzll(w->taken);
         w->taken &= w->taken - 1;
         struct act_lane *l = w->in[from];
-        /* Seq_cst: first the counts, then the look at the flag, so that either the producer sees the room or this worker
-         * sees that somebody waits for it. Partner: has_room and want_room. */
+        /* Seq_cst: first the counts, then the look at the flag, so that either the producer sees the room or this
+         * worker sees that somebody waits for it. Partner: has_room and want_room. */
         if (l->taken_sent)
             atomic_store_explicit(&l->consumer_sent,
                                   atomic_load_explicit(&l->consumer_sent, memory_order_relaxed) + l->taken_sent,
@@ -258,8 +259,7 @@ bool worker_room(struct act_worker *w, bool look_only)
         struct act_lane *l = w->out[__builtin_ctzll(rest)];
         /* The flag may have been taken back for room of the kind that nobody waits for: set it before looking. */
         want_room(w, l);
-        bool room = l->outbox.head ? has_room(l, is_request(l->outbox.head))
-                                   : has_room(l, !l->send_wanted);
+        bool room = l->outbox.head ? has_room(l, is_request(l->outbox.head)) : has_room(l, !l->send_wanted);
         if (!room)
             continue;
         if (look_only)
@@ -307,7 +307,6 @@ void worker_deliver(struct act_worker *w, struct act_node *n)
     fifo_push(&a->mail, n);
     a->waiting++;
     COUNT_ADD(a->shown_waiting, 1);
-    COUNT_ADD(w->count.waiting, 1);
     worker_ready(a);
 }
 
@@ -334,11 +333,12 @@ void worker_bounce(struct act_worker *w, struct act_msg *m, int from)
     worker_put(w, from, &r);
 }
 
-/* ---- waking ------------------------------------------------------------------------------------------------------- */
+/* ---- waking ---------------------------------------------------------------------------------- */
 
 void worker_wake(struct act_worker *w)
 {
-    /* Seq_cst: after what there is to see was written. Partner: worker_sleep, which sets the flag first and looks then. */
+    /* Seq_cst: after what there is to see was written. Partner: worker_sleep, which sets the flag first and looks then.
+     */
     if (atomic_load_explicit(&w->sleeping, memory_order_seq_cst) &&
         atomic_exchange_explicit(&w->sleeping, 0, memory_order_seq_cst))
         w->source_ops->wake(w->source);
@@ -371,7 +371,7 @@ void worker_control(struct act_worker *w, struct act_ctl *c)
     worker_wake(w);
 }
 
-/* ---- sending ---------------------------------------------------------------------------------------------------- */
+/* ---- sending --------------------------------------------------------------------------------- */
 
 static int refuse(struct act_self *self, const struct act_msg *m, const char *what)
 {
@@ -453,7 +453,7 @@ static void settle(struct act_self *self, struct act_owed *o)
     self->owed_free = (uint16_t)(o - self->owed + 1);
 }
 
-int act_reply(struct act_self *self, struct act_promise *p, struct act_msg *m)
+static int reply(struct act_self *self, struct act_promise *p, struct act_msg *m, struct act_addr src)
 {
     struct act_owed *o = find_owed(self, p);
     if (!o)
@@ -461,7 +461,7 @@ int act_reply(struct act_self *self, struct act_promise *p, struct act_msg *m)
     const char *wrong = m->type == ACT_UNDELIVERABLE ? "it is the runtime's" : act_msg_check(m);
     if (wrong)
         return refuse(self, m, wrong);
-    m->src = actor_addr(self);
+    m->src = src;
     m->dst = o->to;
     m->request = o->request;
     m->attempt = o->attempt;
@@ -473,6 +473,16 @@ int act_reply(struct act_self *self, struct act_promise *p, struct act_msg *m)
     worker_put(self->worker, to, m);
     m->buf = NULL;
     return 0;
+}
+
+int act_reply(struct act_self *self, struct act_promise *p, struct act_msg *m)
+{
+    return reply(self, p, m, actor_addr(self));
+}
+
+int act_forward_reply(struct act_self *self, struct act_promise *p, struct act_msg *m)
+{
+    return reply(self, p, m, m->src);
 }
 
 void act_return(struct act_self *self, struct act_msg *m)

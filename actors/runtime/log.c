@@ -145,7 +145,7 @@ static void print(const struct act_log *log, const struct record *r)
     fputs("}\n", f);
 }
 
-/* ---- the writer -------------------------------------------------------------------------------------------------------- */
+/* ---- the writer ------------------------------------------------------------------------------ */
 
 static void drain(struct act_log *log)
 {
@@ -209,7 +209,7 @@ static void *writer(void *arg)
     return NULL;
 }
 
-/* ---- writing a record --------------------------------------------------------------------------------------------------- */
+/* ---- writing a record ------------------------------------------------------------------------ */
 
 /* This thread's ring; NULL: it has none, the shared one is to be used. */
 static struct ring *own_ring(struct act_log *log)
@@ -220,8 +220,8 @@ static struct ring *own_ring(struct act_log *log)
     mine.ring = NULL;
     /* Relaxed: only numbers are given out. */
     int i = atomic_load_explicit(&log->rings, memory_order_relaxed);
-    while (i < RINGS - 1 && !atomic_compare_exchange_weak_explicit(&log->rings, &i, i + 1, memory_order_relaxed,
-                                                                   memory_order_relaxed))
+    while (i < RINGS - 1 &&
+           !atomic_compare_exchange_weak_explicit(&log->rings, &i, i + 1, memory_order_relaxed, memory_order_relaxed))
         ;
     if (i < RINGS - 1 && (mine.ring = calloc(1, sizeof *mine.ring)))
         /* Release: the ring is zeroed. Partner: drain. */
@@ -295,7 +295,7 @@ void act_log_event(struct act_log *log, enum act_log_level level, const char *wh
     put(log, &x);
 }
 
-/* ---- opening and closing -------------------------------------------------------------------------------------------------- */
+/* ---- opening and closing --------------------------------------------------------------------- */
 
 int act_log_open(const struct act_log_config *config, struct act_log **out, struct cfg_error *err)
 {

@@ -1,7 +1,8 @@
 /* The log: records go through rings to one writer thread, so that no worker waits for a file.
  *
  * Each thread that logs takes a ring of its own on its first record (64 threads can; later ones share one
- * under a lock). A full ring drops records and counts them; the next one that fits says how many were lost. Any thread. */
+ * under a lock). A full ring drops records and counts them; the next one that fits says how many were lost. Any thread.
+ */
 #ifndef WEFT_ACTORS_RUNTIME_LOG_H
 #define WEFT_ACTORS_RUNTIME_LOG_H
 
@@ -16,7 +17,7 @@ enum { ACT_LOG_TEXT_MAX = 472 };
 struct act_log_config {
     const char *path; /* appended to; NULL: standard error */
     enum act_log_level level;
-    bool json;        /* one JSON object per line; else text */
+    bool json;                  /* one JSON object per line; else text */
     int64_t (*wall)(void *ctx); /* time of the records; NULL: CLOCK_REALTIME */
     void *wall_ctx;
     bool direct; /* write in the caller's thread, at once: simulation, tests, short programs */
@@ -33,8 +34,8 @@ void act_log_reopen(struct act_log *log);
 bool act_log_on(const struct act_log *log, enum act_log_level level);
 /* One record: who (an actor's or thread's name, a literal), request (0: none), and a text, cut at ACT_LOG_TEXT_MAX - 1
  * bytes. log may be NULL. */
-void act_log_write(struct act_log *log, enum act_log_level level, const char *who, uint64_t request, const char *fmt, ...)
-    __attribute__((format(printf, 5, 6)));
+void act_log_write(struct act_log *log, enum act_log_level level, const char *who, uint64_t request, const char *fmt,
+                   ...) __attribute__((format(printf, 5, 6)));
 /* The same for an event with fields: what it is called (a literal), then "key=value key=value" with values without blanks.
  * A text line is "EVENT key=value ..."; a JSON line has "event" and one member per field, numbers as numbers. */
 void act_log_event(struct act_log *log, enum act_log_level level, const char *who, uint64_t request, const char *event,

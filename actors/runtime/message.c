@@ -12,7 +12,7 @@ enum { TAIL_ALIGN = 16 };
 
 static const struct act_type_info table[ACT_TYPES] = {
 #define ACT_F(type, name)
-#define ACT_MESSAGE(number, NAME, name, scope, body, fields, body_fields)                                             \
+#define ACT_MESSAGE(number, NAME, name, scope, body, fields, body_fields)                                              \
     [number] = {#NAME, ACT_SCOPE_##scope, ACT_BODY_##body, sizeof(struct act_p_##name),                                \
                 ALIGNED(sizeof(struct act_b_##name))},
 #include "actors/runtime/messages.def"

@@ -89,7 +89,7 @@ struct act_msg {
     struct act_addr src; /* set by the runtime */
     struct act_addr dst;
     uint64_t request;    /* id of the request it belongs to; chosen by its owner, 0: none */
-    int64_t deadline;    /* ns on the runtime's clock; ACT_NEVER; crosses nodes as the time that remains */
+    int64_t deadline;    /* ns on the runtime's clock, for actors to look at; ACT_NEVER; crosses as what remains */
     struct act_buf *buf; /* NULL: none; moves with the message */
     union {
         uint8_t data[ACT_INLINE_MAX];
@@ -100,7 +100,7 @@ struct act_msg {
 _Static_assert(sizeof(struct act_addr) == 8, "two addresses leave room for a payload");
 _Static_assert(sizeof(struct act_msg) == 64, "a message is one cache line");
 
-/* ---- payload structs, from the list ------------------------------------------------------------------------------ */
+/* ---- payload structs, from the list ---------------------------------------------------------- */
 
 typedef uint8_t act_t_u8;
 typedef uint16_t act_t_u16;
@@ -116,7 +116,7 @@ typedef struct act_key act_t_key;
 /* struct act_p_NAME: the inline payload. struct act_b_NAME: the start of the buffer; the tail follows at act_b_NAME's
  * size rounded up to 16. */
 #define ACT_F(type, name) act_t_##type name;
-#define ACT_MESSAGE(number, NAME, name, scope, body, fields, body_fields)                                             \
+#define ACT_MESSAGE(number, NAME, name, scope, body, fields, body_fields)                                              \
     struct act_p_##name {                                                                                              \
         fields                                                                                                         \
     };                                                                                                                 \
@@ -137,7 +137,7 @@ static inline void *act_msg_body(const struct act_msg *m, size_t bytes)
 /* act_p_NAME(m): the inline payload of m. act_b_NAME(m): the body fields, NULL when there is no buffer or it is too
  * short (a buffer that a decoder accepted is never too short). Both point into m and its buffer. */
 #define ACT_F(type, name)
-#define ACT_MESSAGE(number, NAME, name, scope, body, fields, body_fields)                                             \
+#define ACT_MESSAGE(number, NAME, name, scope, body, fields, body_fields)                                              \
     static inline struct act_p_##name *act_p_##name(struct act_msg *m)                                                 \
     {                                                                                                                  \
         return (struct act_p_##name *)(void *)m->data;                                                                 \
@@ -150,14 +150,14 @@ static inline void *act_msg_body(const struct act_msg *m, size_t bytes)
 #undef ACT_MESSAGE
 #undef ACT_F
 
-/* ---- the table ------------------------------------------------------------------------------------------------------ */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 struct act_type_info {
-    const char *name;     /* "KV_READ"; NULL: there is no such type */
+    const char *name; /* "KV_READ"; NULL: there is no such type */
     enum act_scope scope;
     enum act_body body;
-    uint8_t inline_size;  /* sizeof(struct act_p_NAME) */
-    uint16_t body_size;   /* sizeof(struct act_b_NAME), rounded up to 16: where the tail starts */
+    uint8_t inline_size; /* sizeof(struct act_p_NAME) */
+    uint16_t body_size;  /* sizeof(struct act_b_NAME), rounded up to 16: where the tail starts */
 };
 
 /* Never NULL; an unknown type has the name NULL. */
@@ -165,7 +165,7 @@ const struct act_type_info *act_type_info(unsigned type);
 /* "KV_READ", or "?" */
 const char *act_type_name(unsigned type);
 
-/* ---- making and taking apart ------------------------------------------------------------------------------------------ */
+/* ---- making and taking apart ----------------------------------------------------------------- */
 
 /* A message of this type to dst: payload zeroed, no deadline, no buffer. */
 struct act_msg act_msg_make(enum act_type type, struct act_addr dst);

@@ -1,5 +1,5 @@
-/* Implementation of peers.h. Owns the entries 1.. of act_runtime.peer; an entry never changes once it is counted, except
- * for its route. */
+/* Implementation of peers.h. Owns the entries 1.. of act_runtime.peer; an entry never changes once it is counted,
+ * except for its route. */
 #include "actors/runtime/peers.h"
 
 #include <errno.h>

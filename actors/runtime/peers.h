@@ -1,4 +1,5 @@
-/* Incarnations of processes: the small numbers that stand for (node, boot epoch) in addresses. Number 0 is this process.
+/* Incarnations of processes: the small numbers that stand for (node, boot epoch) in addresses. Number 0 is this
+ * process.
  *
  * A node that comes back has a new epoch and so a new number; addresses with the old number are dead. Any thread; a
  * lookup takes a lock, so hot paths keep the number. */
@@ -14,8 +15,8 @@ int act_peer_number(struct act_runtime *rt, uint16_t node, uint64_t epoch, uint1
 int act_peer_identity(const struct act_runtime *rt, uint16_t number, uint16_t *node, uint64_t *epoch);
 /* The newest incarnation of a node that is known; -ENOENT: none. */
 int act_peer_latest(const struct act_runtime *rt, uint16_t node, uint16_t *out);
-/* Messages to actors of this peer go to `by`, an actor of this process (the transport), unchanged; nobody: they come back
- * undeliverable, as before the first call. Takes effect for messages sent afterwards. -ENOENT. */
+/* Messages to actors of this peer go to `by`, an actor of this process (the transport), unchanged; nobody: they come
+ * back undeliverable, as before the first call. Takes effect for messages sent afterwards. -ENOENT. */
 int act_peer_route(struct act_runtime *rt, uint16_t number, struct act_addr by);
 
 #endif

@@ -1,11 +1,11 @@
-/* Concurrency Kit's single-producer single-consumer ring of messages, so that ThreadSanitizer understands it. Only lane.c
- * and the benchmark of lanes include this.
+/* Concurrency Kit's single-producer single-consumer ring of messages, so that ThreadSanitizer understands it. Only
+ * lane.c and the benchmark of lanes include this.
  *
- * ck orders its accesses with inline assembly, which ThreadSanitizer does not see. Its fences stand exactly where the two
- * sides hand a slot over, so in a sanitizer build they also tell it: the producer releases p_tail after it has written a
- * slot and the consumer acquires it before it reads one; the consumer releases c_head after it has read a slot and the
- * producer acquires it before it writes there again. Nothing is suppressed: an access to a slot outside of that order is
- * still reported. */
+ * ck orders its accesses with inline assembly, which ThreadSanitizer does not see. Its fences stand exactly where the
+ * two sides hand a slot over, so in a sanitizer build they also tell it: the producer releases p_tail after it has
+ * written a slot and the consumer acquires it before it reads one; the consumer releases c_head after it has read a
+ * slot and the producer acquires it before it writes there again. Nothing is suppressed: an access to a slot outside of
+ * that order is still reported. */
 #ifndef WEFT_ACTORS_RUNTIME_RING_H
 #define WEFT_ACTORS_RUNTIME_RING_H
 
@@ -27,7 +27,8 @@
 #ifdef ACT_TSAN
 #include <sanitizer/tsan_interface.h>
 /* `ring` is the parameter of every ck function that these two stand in. The enqueue path has the store fence between
- * slot and p_tail; the dequeue path has the load fence between p_tail and slot, the store fence between slot and c_head. */
+ * slot and p_tail; the dequeue path has the load fence between p_tail and slot, the store fence between slot and
+ * c_head. */
 #define ck_pr_fence_load() (__tsan_acquire(&((struct ck_ring *)(uintptr_t)ring)->p_tail), (ck_pr_fence_load)())
 #define ck_pr_fence_store()                                                                                            \
     (__tsan_release(&((struct ck_ring *)(uintptr_t)ring)->p_tail),                                                     \

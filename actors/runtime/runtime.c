@@ -87,9 +87,9 @@ static int make_worker(struct act_runtime *rt, int index, uint32_t *first, bool 
     act_wheel_init(&w->wheel, w->now);
     if (simulated)
         return 0;
-    w->source_ops = w->config.source                      ? w->config.source
+    w->source_ops = w->config.source                  ? w->config.source
                     : w->config.kind == ACT_WORKER_IO ? &act_source_libevent
-                                                          : &act_source_eventfd;
+                                                      : &act_source_eventfd;
     return w->source_ops->open(w->config.source_arg, &w->source, err);
 }
 
@@ -135,7 +135,8 @@ int runtime_make(const struct act_config *config, bool simulated, struct act_run
         atomic_init(&rt->peers, 1);
         for (int i = 0; i < c->workers && rc == 0; i++)
             for (int j = 0; j < c->workers && rc == 0; j++) {
-                int64_t sent = i == j ? c->local_slots : c->lane_slots, requests = i == j ? c->local_slots : c->reply_slots;
+                int64_t sent = i == j ? c->local_slots : c->lane_slots,
+                        requests = i == j ? c->local_slots : c->reply_slots;
                 rc = lane_init(&rt->lanes[i * c->workers + j], i, j, sent, requests, sent, requests);
             }
     }
@@ -216,7 +217,8 @@ static void drop_all(struct act_runtime *rt)
             if (w->out && w->out[j])
                 lane_destroy(w->out[j]);
         /* Withdrawals free a watch that lies with a target; all actors have ended, so none does. */
-        struct act_ctl *c = atomic_exchange_explicit(&w->control, NULL, memory_order_acquire); /* partner: worker_control */
+        struct act_ctl *c =
+            atomic_exchange_explicit(&w->control, NULL, memory_order_acquire); /* partner: worker_control */
         while (c) {
             struct act_ctl *next = c->next;
             control_drop(c);
@@ -306,7 +308,7 @@ int64_t act_runtime_now(const struct act_runtime *rt)
     return rt->world->now(rt->world_ctx);
 }
 
-/* ---- boot epochs --------------------------------------------------------------------------------------------------- */
+/* ---- boot epochs ----------------------------------------------------------------------------- */
 
 static int read_epoch(const char *path, uint64_t *out, struct cfg_error *err)
 {
@@ -318,8 +320,8 @@ static int read_epoch(const char *path, uint64_t *out, struct cfg_error *err)
     int got = fscanf(f, "%llu", &n);
     fclose(f);
     if (got != 1)
-        return cfg_error_set(err, EINVAL, "%s does not hold a boot epoch (one number); if the file is damaged, remove it",
-                             path);
+        return cfg_error_set(err, EINVAL,
+                             "%s does not hold a boot epoch (one number); if the file is damaged, remove it", path);
     *out = n;
     return 0;
 }

@@ -1,7 +1,7 @@
 /* The actor runtime: workers, actors, sending, timers, supervision.
  *
- * A worker is a thread; an actor lives on one worker, is called there by one thread at a time, and owns its state. Actors
- * exchange messages and nothing else. The same actors run in the simulation (sim.h).
+ * A worker is a thread; an actor lives on one worker, is called there by one thread at a time, and owns its state.
+ * Actors exchange messages and nothing else. The same actors run in the simulation (sim.h).
  *
  *     static int echo(struct act_self *self, void *state, struct act_msg *m, int count)
  *     {
@@ -35,7 +35,7 @@ struct act_self; /* an actor, as it sees itself; valid from start to stop */
 struct act_log;  /* log.h */
 struct act_stats_actor;
 
-/* ---- the runtime -------------------------------------------------------------------------------------------------- */
+/* ---- the runtime ----------------------------------------------------------------------------- */
 
 enum { ACT_WORKERS_MAX = 64, ACT_NAME_TEXT = 32, ACT_BATCH_LIMIT = 1024 };
 
@@ -84,15 +84,15 @@ struct act_config {
 int act_runtime_new(const struct act_config *config, struct act_runtime **out, struct cfg_error *err);
 /* Starts the threads. Actors that were spawned before begin now. Main thread. */
 int act_runtime_start(struct act_runtime *rt, struct cfg_error *err);
-/* Ends every actor (stop callback with -ESHUTDOWN), then the threads. Nothing is drained: who wants that asks the actors
- * first. Main thread; no effect when not started. */
+/* Ends every actor (stop callback with -ESHUTDOWN), then the threads. Nothing is drained: who wants that asks the
+ * actors first. Main thread; no effect when not started. */
 void act_runtime_stop(struct act_runtime *rt);
 /* Stops if needed and frees all, including messages and buffers on the way. NULL is allowed. */
 void act_runtime_free(struct act_runtime *rt);
 
-/* Any thread: sends a message from outside (m->src becomes nobody). It needs no room and takes m's buffer when it returns
- * 0; -ENOMEM, or -ESHUTDOWN when the runtime has stopped, leave it. For the main program, signal handling and tests;
- * actors use act_send. */
+/* Any thread: sends a message from outside (m->src becomes nobody). It needs no room and takes m's buffer when it
+ * returns 0; -ENOMEM, or -ESHUTDOWN when the runtime has stopped, leave it. For the main program, signal handling and
+ * tests; actors use act_send. */
 int act_runtime_post(struct act_runtime *rt, struct act_msg *m);
 int act_runtime_workers(const struct act_runtime *rt);
 uint16_t act_runtime_node(const struct act_runtime *rt);
@@ -103,7 +103,7 @@ int64_t act_runtime_now(const struct act_runtime *rt);
  * Any thread. */
 int act_epoch_next(const char *path, int64_t wall_ns, uint64_t *out, struct cfg_error *err);
 
-/* ---- actors ------------------------------------------------------------------------------------------------------- */
+/* ---- actors ---------------------------------------------------------------------------------- */
 
 enum act_class {
     ACT_CLASS_URGENT, /* decode; everything that is short */
@@ -122,9 +122,9 @@ struct act_behaviour {
     /* Makes the state. A negative errno: the actor never was. May be NULL. arg is the one of struct act_spawn. */
     int (*start)(struct act_self *self, void *state, const void *arg);
     /* Everything that waits, up to the batch limit, in order of arrival per sender; CANCEL, DOWN and TIMER come first.
-     * count is 0 when act_yield or an event callback asked for the call. The messages are the callee's until it returns;
-     * buffers that it did not take are freed then. It returns soon (about 10 ms at most) and asks for more with
-     * act_yield. 0, or a negative errno: the actor has failed and its policy applies. */
+     * count is 0 when act_yield or an event callback asked for the call. The messages are the callee's until it
+     * returns; buffers that it did not take are freed then. It returns soon (about 10 ms at most) and asks for more
+     * with act_yield. 0, or a negative errno: the actor has failed and its policy applies. */
     int (*receive)(struct act_self *self, void *state, struct act_msg *m, int count);
     /* Gives everything back that start and receive took: memory, event registrations. Sends are possible. reason: 0 for
      * a normal end, a negative errno otherwise. May be NULL. */
@@ -137,7 +137,8 @@ struct act_spawn {
     const void *arg;                       /* outlives the actor, because of restarts */
     enum act_class run_class;
     int batch;  /* messages per call at most; 0: 64; up to ACT_BATCH_LIMIT */
-    int outbox; /* messages that act_send may keep while there is no room, per actor; 0: none, act_send returns -EAGAIN */
+    int outbox; /* messages that act_send may keep while there is no room, per actor; 0: none, act_send returns -EAGAIN
+                 */
     enum act_policy policy;
     struct act_addr supervisor; /* gets DOWN, receives escalations; when it ends, so does this actor. Nobody: none */
     int restarts;               /* more than this within restart_window_ns: escalate. 0: 3 */
@@ -147,7 +148,8 @@ struct act_spawn {
 
 /* Before act_runtime_start, main thread: an actor on spec->worker. Its start callback runs in this call.
  * -EINVAL; -EAGAIN: all slots are taken; -ENOMEM; or what start returned. */
-int act_runtime_spawn(struct act_runtime *rt, const struct act_spawn *spec, struct act_addr *out, struct cfg_error *err);
+int act_runtime_spawn(struct act_runtime *rt, const struct act_spawn *spec, struct act_addr *out,
+                      struct cfg_error *err);
 /* A new actor on the worker of self, from a slot of that worker's pool. Errors as above. */
 int act_spawn(struct act_self *self, const struct act_spawn *spec, struct act_addr *out, struct cfg_error *err);
 /* self ends when its callback has returned; waiting messages go back to their senders. reason 0: a normal end, no
@@ -178,20 +180,22 @@ uint64_t act_random(struct act_self *self);
 /* What the callback just did counts as ns of work in virtual time. Nothing in real time. */
 void act_busy(struct act_self *self, int64_t ns);
 
-/* ---- sending ---------------------------------------------------------------------------------------------------------
- *
- * Order: from one actor to another, messages of act_send, act_request and act_reply arrive in the order in which they
- * were sent. CANCEL and DOWN may overtake them.
+/* ---- sending -------------------------------------------------------------------------------- */
+
+/* Order: from one actor to another, messages of act_send, act_request and act_reply arrive in the order in which they
+ * were sent, except that a reply goes past what is still in an outbox. CANCEL, DOWN and what act_return sends back may
+ * overtake others.
  *
  * Room: there is a limited number of messages on their way between two workers. act_send and act_request need room and
  * return -EAGAIN when there is none; m is then unchanged and still the caller's, and a ROOM message comes when it is
  * worth trying again. Wait for it without holding up anything else: an actor goes on receiving, so two workers that
- * flood each other never wait for each other. An actor with an outbox has messages kept for it first (in order) and gets
- * -EAGAIN when that is full. A reply uses room that was held since its request was sent, and never waits. Neither do
- * CANCEL, DOWN and messages that come back.
+ * flood each other never wait for each other. An actor with an outbox has messages kept for it first (in order) and
+ * gets -EAGAIN when that is full. A reply uses room that was held since its request was sent, and never waits. Neither
+ * do CANCEL, DOWN and messages that come back.
  *
- * On success the buffer has moved and m->buf is NULL. m->src is set. Errors other than -EAGAIN: -EINVAL, type and buffer
- * do not fit the list (a defect of the caller; logged). An address that is dead is no error: the message comes back. */
+ * On success the buffer has moved and m->buf is NULL. m->src is set. Errors other than -EAGAIN: -EINVAL, type and
+ * buffer do not fit the list (a defect of the caller; logged). An address that is dead is no error: the message comes
+ * back. */
 
 /* Sends m to m->dst. */
 int act_send(struct act_self *self, struct act_msg *m);
@@ -212,19 +216,21 @@ struct act_promise {
 static inline struct act_promise act_promise_of(const struct act_msg *m)
 {
     bool wanted = (m->flags & ACT_MSG_WANTS_REPLY) != 0;
-    return (struct act_promise){.to = m->src, .request = m->request, .attempt = m->attempt,
-                                .number = wanted ? m->promise : (uint16_t)0};
+    return (struct act_promise){
+        .to = m->src, .request = m->request, .attempt = m->attempt, .number = wanted ? m->promise : (uint16_t)0};
 }
 
-/* Answers p with m: dst, request and attempt are filled in from p, p->number becomes 0. Never waits. -ENOENT: no reply is
- * wanted, or p was used before; m is unchanged. */
+/* Answers p with m: dst, request and attempt are filled in from p, p->number becomes 0. Never waits. -ENOENT: no reply
+ * is wanted, or p was used before; m is unchanged. */
 int act_reply(struct act_self *self, struct act_promise *p, struct act_msg *m);
-/* Sends m back where it came from as UNDELIVERABLE, with its buffer, as if this actor were not there. Ends the promise of
- * m, if any. Never waits. */
+/* Sends m back where it came from as UNDELIVERABLE, with its buffer, as if this actor were not there. Ends the promise
+ * of m, if any. Never waits. */
 void act_return(struct act_self *self, struct act_msg *m);
-/* Sends m on with its source (a transport that delivers for another node); otherwise as act_send, or as act_request when
- * the flag ACT_MSG_WANTS_REPLY is set: then the reply goes to m->src by way of its peer's route. */
+/* Sends m on with its source (a transport that delivers for another node); otherwise as act_send, or as act_request
+ * when the flag ACT_MSG_WANTS_REPLY is set: then the reply goes to m->src by way of its peer's route. */
 int act_forward(struct act_self *self, struct act_msg *m);
+/* As act_reply, with m->src as it is: a transport answers with what came from another node. */
+int act_forward_reply(struct act_self *self, struct act_promise *p, struct act_msg *m);
 /* CANCEL{reason} for request and attempt to dst. Never waits; may overtake. -ENOMEM: try again later. */
 int act_cancel(struct act_self *self, struct act_addr dst, uint64_t request, uint16_t attempt, int reason);
 /* Wakes the workers to which messages went in this call, now and not when it returns: before long work. */
@@ -232,10 +238,10 @@ void act_flush(struct act_self *self);
 /* Messages that self has in its outbox. */
 int act_outbox(const struct act_self *self);
 
-/* ---- timers ---------------------------------------------------------------------------------------------------------- */
+/* ---- timers ---------------------------------------------------------------------------------- */
 
-/* Lives in the actor's state, zeroed before first use; a pending timer must not move. The runtime cancels what is pending
- * when the actor ends. */
+/* Lives in the actor's state, zeroed before first use; a pending timer must not move. The runtime cancels what is
+ * pending when the actor ends. */
 struct act_timer {
     struct act_timer *next, **link; /* the wheel's */
     struct act_timer *own_next, **own_link;
@@ -251,11 +257,12 @@ struct act_timer {
 void act_timer_at(struct act_self *self, struct act_timer *t, int64_t at, uint64_t tag);
 /* The same, from now on. */
 void act_timer_after(struct act_self *self, struct act_timer *t, int64_t ns, uint64_t tag);
-/* After this no TIMER of t comes, even when it had fired. Not pending: nothing. */
+/* After this no TIMER of t comes, even when it had fired, except one that is in the batch right now. Not pending:
+ * nothing. */
 void act_timer_cancel(struct act_self *self, struct act_timer *t);
 bool act_timer_pending(const struct act_timer *t);
 
-/* ---- supervision ----------------------------------------------------------------------------------------------------- */
+/* ---- supervision ----------------------------------------------------------------------------- */
 
 /* DOWN{who, reason, tag} once, when who ends; at once (-ESRCH) when it is not alive. -ENOMEM; -ENOTSUP for an actor of
  * another process, whose end the transport reports. */
@@ -265,10 +272,10 @@ void act_demonitor(struct act_self *self, struct act_addr who, uint32_t tag);
 /* When one of the two fails (reason other than 0), so does the other, with the same reason. Errors as above. */
 int act_link(struct act_self *self, struct act_addr who);
 
-/* ---- health ------------------------------------------------------------------------------------------------------------ */
+/* ---- health ---------------------------------------------------------------------------------- */
 
-/* Whether the actor has work to do, as far as health is concerned: while it has, the age of its progress grows; act_progress
- * sets it to 0 again. An actor that waits for an answer is working; one without requests is not. */
+/* Whether the actor has work to do, as far as health is concerned: while it has, the age of its progress grows;
+ * act_progress sets it to 0 again. An actor that waits for an answer is working; one without requests is not. */
 void act_working(struct act_self *self, bool working);
 void act_progress(struct act_self *self);
 

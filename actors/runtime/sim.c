@@ -31,7 +31,7 @@ struct sim_hold {
     struct act_sim *sim;
     bool active;
     struct act_sim_fault fault;
-    struct held *first; /* in order of due, then sequence */
+    struct held *first;    /* in order of due, then sequence */
     struct sim_hold *next; /* of the simulation */
 };
 
@@ -79,7 +79,7 @@ static void mix(struct act_sim *sim, uint64_t v)
     sim->trace = h ^ h >> 29;
 }
 
-/* ---- the simulated world ---------------------------------------------------------------------------------------------- */
+/* ---- the simulated world --------------------------------------------------------------------- */
 
 static int64_t world_now(void *ctx)
 {
@@ -116,7 +116,7 @@ static const struct act_world_ops world = {
     .busy = world_busy,
 };
 
-/* ---- the trace ----------------------------------------------------------------------------------------------------------- */
+/* ---- the trace ------------------------------------------------------------------------------- */
 
 static void trace_message(struct act_sim *sim, const struct act_msg *m)
 {
@@ -152,7 +152,7 @@ static void on_batch(void *ctx, struct act_self *a, const struct act_msg *m, int
     fputc('\n', sim->config.trace);
 }
 
-/* ---- links ------------------------------------------------------------------------------------------------------------- */
+/* ---- links ----------------------------------------------------------------------------------- */
 
 static bool chance(struct act_sim *sim, uint32_t per_million)
 {
@@ -256,7 +256,7 @@ static void deliver_held(struct act_worker *w, struct sim_hold *h)
     free(x);
 }
 
-/* ---- one step ------------------------------------------------------------------------------------------------------------ */
+/* ---- one step -------------------------------------------------------------------------------- */
 
 static void add_action(struct act_sim *sim, size_t *count, struct action a)
 {
@@ -427,7 +427,7 @@ int act_sim_at(struct act_sim *sim, int64_t at, void (*fn)(void *ctx), void *ctx
     return 0;
 }
 
-/* ---- making and ending ------------------------------------------------------------------------------------------------------ */
+/* ---- making and ending ----------------------------------------------------------------------- */
 
 int act_sim_new(const struct act_sim_config *config, struct act_sim **out, struct cfg_error *err)
 {

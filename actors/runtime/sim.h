@@ -1,9 +1,9 @@
 /* The simulated runtime: the same actors on one thread, a virtual clock, and every choice from one seed.
  *
- * Each step picks, by the seed, a worker and what it does next: take messages from a lane, take control messages, or run
- * one of its runnable actors. When nothing can happen at this instant, the clock jumps to the next timer, delivery or end
- * of work. The same seed and the same program give the same steps, which the trace hash shows. A simulation holds one or
- * more runtimes (nodes) that share clock and seed. One thread at a time. */
+ * Each step picks, by the seed, a worker and what it does next: take messages from a lane, take control messages, or
+ * run one of its runnable actors. When nothing can happen at this instant, the clock jumps to the next timer, delivery
+ * or end of work. The same seed and the same program give the same steps, which the trace hash shows. A simulation
+ * holds one or more runtimes (nodes) that share clock and seed. One thread at a time. */
 #ifndef WEFT_ACTORS_RUNTIME_SIM_H
 #define WEFT_ACTORS_RUNTIME_SIM_H
 
@@ -24,16 +24,16 @@ struct act_sim_config {
     FILE *trace; /* one line per step, for people; NULL: none */
 };
 
-/* Faults of a link that was declared unreliable. Probabilities are per million messages; only types that may cross nodes
- * are lost or doubled. Delays hold for every message; equal delays keep the order, others mix it. */
+/* Faults of a link that was declared unreliable. Probabilities are per million messages; only types that may cross
+ * nodes are lost or doubled. Delays hold for every message; equal delays keep the order, others mix it. */
 struct act_sim_fault {
     uint32_t lose, copy;
     int64_t delay_min, delay_max; /* ns */
 };
 
 int act_sim_new(const struct act_sim_config *config, struct act_sim **out, struct cfg_error *err);
-/* Adds a node. config's world is not used, sources neither. The runtime belongs to the simulation: no act_runtime_start,
- * act_runtime_stop or act_runtime_free. Spawn before or between steps. */
+/* Adds a node. config's world is not used, sources neither. The runtime belongs to the simulation: no
+ * act_runtime_start, act_runtime_stop or act_runtime_free. Spawn before or between steps. */
 int act_sim_add(struct act_sim *sim, const struct act_config *config, struct act_runtime **out, struct cfg_error *err);
 /* Declares the link from one worker of rt to another unreliable (or changes it). NULL: reliable again. */
 void act_sim_link(struct act_sim *sim, struct act_runtime *rt, int from, int to, const struct act_sim_fault *fault);

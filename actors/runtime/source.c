@@ -16,7 +16,7 @@
 
 #define NS_PER_S INT64_C(1000000000)
 
-/* ---- the world ---------------------------------------------------------------------------------------------------- */
+/* ---- the world ------------------------------------------------------------------------------- */
 
 static int64_t read_clock(clockid_t id)
 {
@@ -68,14 +68,13 @@ const struct act_world_ops act_world_system = {
     .busy = system_busy,
 };
 
-/* ---- eventfd -------------------------------------------------------------------------------------------------------- */
+/* ---- eventfd --------------------------------------------------------------------------------- */
 
 static int open_eventfd(struct cfg_error *err, int *out)
 {
     *out = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (*out < 0)
-        return cfg_error_set(err, errno, "no eventfd for a worker: %s; raise the limit of open files",
-                             strerror(errno));
+        return cfg_error_set(err, errno, "no eventfd for a worker: %s; raise the limit of open files", strerror(errno));
     return 0;
 }
 
@@ -151,7 +150,7 @@ const struct act_source_ops act_source_eventfd = {
     .event_base = no_base,
 };
 
-/* ---- libevent --------------------------------------------------------------------------------------------------------- */
+/* ---- libevent -------------------------------------------------------------------------------- */
 
 struct loop_source {
     struct event_base *base;

@@ -39,14 +39,14 @@ int act_stats_worker(const struct act_runtime *rt, int worker, struct act_stats_
     out->restarts = READ(c->restarts);
     out->escalations = READ(c->escalations);
     out->actors = READ(c->actors);
-    out->waiting = READ(c->waiting);
     out->runnable = READ(c->runnable);
-    int64_t now = rt->world->now(rt->world_ctx), age = now - READ(c->turn_at);
+    int64_t now = rt->world->now(rt->world_ctx), turn_at = READ(c->turn_at), age = now - turn_at;
     /* Acquire: partner is sleep_until in worker.c. */
     bool asleep = atomic_load_explicit(&w->sleeping, memory_order_acquire) != 0;
-    out->turn_age_ns = !rt->started || asleep || age < 0 ? 0 : age;
+    out->turn_age_ns = turn_at == 0 || asleep || age < 0 ? 0 : age; /* 0: it has not begun */
     for (int i = 0; i < w->actor_count; i++)
         if (READ(w->actors[i].live)) {
+            out->waiting += READ(w->actors[i].shown_waiting);
             age = progress_age(&w->actors[i], now);
             out->progress_age_ns = age > out->progress_age_ns ? age : out->progress_age_ns;
         }

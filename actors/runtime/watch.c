@@ -127,7 +127,6 @@ static void report(struct act_worker *w, struct act_self *a, const struct act_wa
     fifo_push(&a->control, n);
     a->waiting++;
     COUNT_ADD(a->shown_waiting, 1);
-    COUNT_ADD(w->count.waiting, 1);
     worker_ready(a);
 }
 
@@ -235,7 +234,6 @@ void act_demonitor(struct act_self *self, struct act_addr who, uint32_t tag)
             node_free(self->worker, n);
             self->waiting--;
             COUNT_ADD(self->shown_waiting, -1);
-            COUNT_ADD(self->worker->count.waiting, -1);
         } else {
             fifo_push(&keep, n);
         }

@@ -1,4 +1,5 @@
-/* Implementation of wheel.h. A timer of level L lies in the slot of the tick at which it moves down a level, or fires. */
+/* Implementation of wheel.h. A timer of level L lies in the slot of the tick at which it moves down a level, or fires.
+ */
 #include "actors/runtime/wheel.h"
 
 #include <string.h>

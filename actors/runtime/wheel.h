@@ -1,5 +1,6 @@
 /* A hierarchical timer wheel: six levels of 64 slots over ticks of 2^16 ns (65.5 us). Adding and removing take constant
- * time; a timer fires in the first tick that begins at its time or later. One worker owns a wheel and alone touches it. */
+ * time; a timer fires in the first tick that begins at its time or later. One worker owns a wheel and alone touches it.
+ */
 #ifndef WEFT_ACTORS_RUNTIME_WHEEL_H
 #define WEFT_ACTORS_RUNTIME_WHEEL_H
 

@@ -7,18 +7,26 @@
 enum {
     ADDR_BYTES = 18,
     LENGTH_BYTES = 4,
-    HEAD_BYTES = 8 + 8 + 8 + 2 * ADDR_BYTES, /* after the length */
+    HEAD_BYTES = 8 + 8 + 8 + 2 * ADDR_BYTES,     /* after the length */
     FIXED_BYTES = LENGTH_BYTES + HEAD_BYTES + 4, /* with the buffer's length, without fields and tail */
 };
 
 /* What crosses with a message; the other flags belong to one process. */
 enum { WIRE_FLAGS = 0xffff & ~(ACT_MSG_CONTROL | ACT_MSG_RETURNED | ACT_MSG_ABANDONED | ACT_MSG_COPY) };
 
-/* ---- sizes ------------------------------------------------------------------------------------------------------------ */
+/* ---- sizes ----------------------------------------------------------------------------------- */
 
 enum {
-    SIZE_u8 = 1, SIZE_u16 = 2, SIZE_u32 = 4, SIZE_u64 = 8, SIZE_i32 = 4, SIZE_i64 = 8, SIZE_f32 = 4, SIZE_f64 = 8,
-    SIZE_addr = ADDR_BYTES, SIZE_key = 32,
+    SIZE_u8 = 1,
+    SIZE_u16 = 2,
+    SIZE_u32 = 4,
+    SIZE_u64 = 8,
+    SIZE_i32 = 4,
+    SIZE_i64 = 8,
+    SIZE_f32 = 4,
+    SIZE_f64 = 8,
+    SIZE_addr = ADDR_BYTES,
+    SIZE_key = 32,
 };
 
 #define ACT_F(type, name) +SIZE_##type
@@ -45,7 +53,7 @@ size_t act_wire_size(const struct act_msg *m)
     return n <= ACT_WIRE_MAX ? n : 0;
 }
 
-/* ---- writing ---------------------------------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 struct writer {
     const struct act_runtime *rt;
@@ -66,12 +74,30 @@ static void put_uint(struct writer *w, uint64_t v, int bytes)
         *w->at++ = (uint8_t)(v >> (8 * i));
 }
 
-static void put_u8(struct writer *w, const uint8_t *v) { put_uint(w, *v, 1); }
-static void put_u16(struct writer *w, const uint16_t *v) { put_uint(w, *v, 2); }
-static void put_u32(struct writer *w, const uint32_t *v) { put_uint(w, *v, 4); }
-static void put_u64(struct writer *w, const uint64_t *v) { put_uint(w, *v, 8); }
-static void put_i32(struct writer *w, const int32_t *v) { put_uint(w, (uint32_t)*v, 4); }
-static void put_i64(struct writer *w, const int64_t *v) { put_uint(w, (uint64_t)*v, 8); }
+static void put_u8(struct writer *w, const uint8_t *v)
+{
+    put_uint(w, *v, 1);
+}
+static void put_u16(struct writer *w, const uint16_t *v)
+{
+    put_uint(w, *v, 2);
+}
+static void put_u32(struct writer *w, const uint32_t *v)
+{
+    put_uint(w, *v, 4);
+}
+static void put_u64(struct writer *w, const uint64_t *v)
+{
+    put_uint(w, *v, 8);
+}
+static void put_i32(struct writer *w, const int32_t *v)
+{
+    put_uint(w, (uint32_t)*v, 4);
+}
+static void put_i64(struct writer *w, const int64_t *v)
+{
+    put_uint(w, (uint64_t)*v, 8);
+}
 
 static void put_f32(struct writer *w, const float *v)
 {
@@ -108,7 +134,7 @@ static void put_addr(struct writer *w, const struct act_addr *a)
 }
 
 #define ACT_F(type, name) put_##type(w, &p->name);
-#define ACT_MESSAGE(number, NAME, name, scope, body, fields, body_fields)                                             \
+#define ACT_MESSAGE(number, NAME, name, scope, body, fields, body_fields)                                              \
     static void encode_p_##name(struct writer *w, const struct act_p_##name *p)                                        \
     {                                                                                                                  \
         (void)w, (void)p;                                                                                              \
@@ -127,7 +153,7 @@ static void encode_fields(struct writer *w, unsigned type, const void *p)
 {
     switch (type) {
 #define ACT_F(t, n)
-#define ACT_MESSAGE(number, NAME, name, scope, body, fields, body_fields)                                             \
+#define ACT_MESSAGE(number, NAME, name, scope, body, fields, body_fields)                                              \
     case number:                                                                                                       \
         encode_p_##name(w, p);                                                                                         \
         return;
@@ -139,7 +165,7 @@ static void encode_fields(struct writer *w, unsigned type, const void *p)
 static void encode_body(struct writer *w, unsigned type, const void *p)
 {
     switch (type) {
-#define ACT_MESSAGE(number, NAME, name, scope, body, fields, body_fields)                                             \
+#define ACT_MESSAGE(number, NAME, name, scope, body, fields, body_fields)                                              \
     case number:                                                                                                       \
         encode_b_##name(w, p);                                                                                         \
         return;
@@ -177,7 +203,7 @@ int act_wire_encode(const struct act_runtime *rt, const struct act_msg *m, int64
     return w.rc;
 }
 
-/* ---- reading ---------------------------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 struct reader {
     struct act_runtime *rt;
@@ -197,12 +223,30 @@ static uint64_t get_uint(struct reader *r, int bytes)
     return v;
 }
 
-static void get_u8(struct reader *r, uint8_t *v) { *v = (uint8_t)get_uint(r, 1); }
-static void get_u16(struct reader *r, uint16_t *v) { *v = (uint16_t)get_uint(r, 2); }
-static void get_u32(struct reader *r, uint32_t *v) { *v = (uint32_t)get_uint(r, 4); }
-static void get_u64(struct reader *r, uint64_t *v) { *v = get_uint(r, 8); }
-static void get_i32(struct reader *r, int32_t *v) { *v = (int32_t)get_uint(r, 4); }
-static void get_i64(struct reader *r, int64_t *v) { *v = (int64_t)get_uint(r, 8); }
+static void get_u8(struct reader *r, uint8_t *v)
+{
+    *v = (uint8_t)get_uint(r, 1);
+}
+static void get_u16(struct reader *r, uint16_t *v)
+{
+    *v = (uint16_t)get_uint(r, 2);
+}
+static void get_u32(struct reader *r, uint32_t *v)
+{
+    *v = (uint32_t)get_uint(r, 4);
+}
+static void get_u64(struct reader *r, uint64_t *v)
+{
+    *v = get_uint(r, 8);
+}
+static void get_i32(struct reader *r, int32_t *v)
+{
+    *v = (int32_t)get_uint(r, 4);
+}
+static void get_i64(struct reader *r, int64_t *v)
+{
+    *v = (int64_t)get_uint(r, 8);
+}
 
 static void get_f32(struct reader *r, float *v)
 {
@@ -246,7 +290,7 @@ static void get_addr(struct reader *r, struct act_addr *a)
 }
 
 #define ACT_F(type, name) get_##type(r, &p->name);
-#define ACT_MESSAGE(number, NAME, name, scope, body, fields, body_fields)                                             \
+#define ACT_MESSAGE(number, NAME, name, scope, body, fields, body_fields)                                              \
     static void decode_p_##name(struct reader *r, struct act_p_##name *p)                                              \
     {                                                                                                                  \
         (void)r, (void)p;                                                                                              \
@@ -265,7 +309,7 @@ static void decode_fields(struct reader *r, unsigned type, void *p)
 {
     switch (type) {
 #define ACT_F(t, n)
-#define ACT_MESSAGE(number, NAME, name, scope, body, fields, body_fields)                                             \
+#define ACT_MESSAGE(number, NAME, name, scope, body, fields, body_fields)                                              \
     case number:                                                                                                       \
         decode_p_##name(r, p);                                                                                         \
         return;
@@ -277,7 +321,7 @@ static void decode_fields(struct reader *r, unsigned type, void *p)
 static void decode_body(struct reader *r, unsigned type, void *p)
 {
     switch (type) {
-#define ACT_MESSAGE(number, NAME, name, scope, body, fields, body_fields)                                             \
+#define ACT_MESSAGE(number, NAME, name, scope, body, fields, body_fields)                                              \
     case number:                                                                                                       \
         decode_b_##name(r, p);                                                                                         \
         return;
@@ -295,8 +339,9 @@ static int decode_buffer(struct reader *r, struct act_msg *m, struct cfg_error *
     if (r->rc)
         return cfg_error_set(err, EPROTO, "a %s message ends before its buffer", act_type_name(m->type));
     if (coded == 0)
-        return left == 0 ? 0 : cfg_error_set(err, EPROTO, "%zu bytes behind a %s message without buffer", left,
-                                             act_type_name(m->type));
+        return left == 0 ? 0
+                         : cfg_error_set(err, EPROTO, "%zu bytes behind a %s message without buffer", left,
+                                         act_type_name(m->type));
     if (act_type_info(m->type)->body == ACT_BODY_NONE || coded - 1 != left || left < fields)
         return cfg_error_set(err, EPROTO, "a %s message whose buffer has %u bytes, with %zu there",
                              act_type_name(m->type), coded - 1, left);
@@ -344,6 +389,7 @@ static int decode_message(struct reader *r, int64_t now, struct act_msg *m, stru
 int act_wire_decode(struct act_runtime *rt, const uint8_t *bytes, size_t size, int64_t now, struct act_msg *out,
                     size_t *used, struct cfg_error *err)
 {
+    *out = (struct act_msg){0};
     *used = LENGTH_BYTES;
     if (size < LENGTH_BYTES)
         return -EAGAIN;

@@ -8,13 +8,14 @@
 #include <string.h>
 
 enum {
-    DRAIN_MAX = 64, /* messages taken from one lane per turn */
-    RUNS_MAX = 16, /* actors called per turn */
+    DRAIN_MAX = 64,   /* messages taken from one lane per turn */
+    RUNS_MAX = 16,    /* actors called per turn */
     TURN_NS = 500000, /* after this long the turn ends, whatever is still runnable */
     SPINS_PER_CLOCK = 32,
+    POLL_NS = 50000, /* a busy worker looks at its source this often */
 };
 
-/* ---- run queues ----------------------------------------------------------------------------------------------------- */
+/* ---- run queues ------------------------------------------------------------------------------ */
 
 void worker_ready(struct act_self *a)
 {
@@ -61,7 +62,7 @@ struct act_self *worker_take(struct act_worker *w, struct act_run_queue *q, int 
     return a;
 }
 
-/* ---- control ---------------------------------------------------------------------------------------------------------- */
+/* ---- control --------------------------------------------------------------------------------- */
 
 static void control_message(struct act_worker *w, struct act_ctl *c)
 {
@@ -78,7 +79,6 @@ static void control_message(struct act_worker *w, struct act_ctl *c)
     fifo_push(posted ? &a->mail : &a->control, n);
     a->waiting++;
     COUNT_ADD(a->shown_waiting, 1);
-    COUNT_ADD(w->count.waiting, 1);
     worker_ready(a);
 }
 
@@ -128,7 +128,7 @@ void worker_take_control(struct act_worker *w)
     }
 }
 
-/* ---- timers ------------------------------------------------------------------------------------------------------------ */
+/* ---- timers ---------------------------------------------------------------------------------- */
 
 static void timer_disown(struct act_timer *t)
 {
@@ -203,7 +203,7 @@ bool act_timer_pending(const struct act_timer *t)
     return t->state != ACT_TIMER_IDLE;
 }
 
-/* ---- calling an actor ---------------------------------------------------------------------------------------------------- */
+/* ---- calling an actor ------------------------------------------------------------------------ */
 
 static int gather_timers(struct act_worker *w, struct act_self *a, int n, int max)
 {
@@ -264,10 +264,8 @@ void worker_run_actor(struct act_worker *w, struct act_self *a)
         n = gather_timers(w, a, n, max);
         n = gather_room(w, a, n, max);
         n = gather_mail(w, a, &a->mail, n, max);
-        if (a->waiting != before) {
+        if (a->waiting != before)
             COUNT_ADD(a->shown_waiting, a->waiting - before);
-            COUNT_ADD(w->count.waiting, a->waiting - before);
-        }
         worker_publish(w);
         bool again = a->again;
         a->again = false;
@@ -311,7 +309,7 @@ void worker_end_actors(struct act_worker *w, int reason)
     worker_flush(w);
 }
 
-/* ---- the loop -------------------------------------------------------------------------------------------------------------- */
+/* ---- the loop -------------------------------------------------------------------------------- */
 
 static int64_t clock_now(const struct act_worker *w)
 {
@@ -404,13 +402,19 @@ static void run_some(struct act_worker *w)
 void *worker_main(void *arg)
 {
     struct act_worker *w = arg;
-    bool polls = w->source_ops->event_base(w->source) != NULL || w->config.source != NULL;
+    /* An eventfd says nothing but that there are messages. */
+    bool polls = w->source_ops != &act_source_eventfd;
+    int64_t polled = 0;
     /* Acquire: partner is act_runtime_stop. */
     while (!atomic_load_explicit(&w->rt->stopping, memory_order_acquire)) {
         w->now = clock_now(w);
         COUNT_ADD(w->count.turns, 1);
         /* Relaxed: for health only. */
         atomic_store_explicit(&w->count.turn_at, w->now, memory_order_relaxed);
+        if (polls && w->now - polled >= POLL_NS) {
+            w->source_ops->wait(w->source, 0);
+            polled = w->now;
+        }
         worker_take_control(w);
         drain_lanes(w);
         worker_timers(w);
@@ -419,15 +423,13 @@ void *worker_main(void *arg)
         run_some(w);
         worker_publish(w);
         worker_flush(w);
-        if (w->run[0].head || w->run[1].head) {
-            if (polls)
-                w->source_ops->wait(w->source, 0);
+        if (w->run[0].head || w->run[1].head)
             continue;
-        }
         int64_t next = act_wheel_next(&w->wheel);
         if (w->rt->spin_ns > 0 && spin(w, next))
             continue;
         sleep_until(w, next);
+        polled = w->now;
     }
     worker_end_actors(w, -ESHUTDOWN);
     return NULL;

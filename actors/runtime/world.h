@@ -27,8 +27,8 @@ struct act_world_ops {
 /* CLOCK_MONOTONIC, CLOCK_REALTIME, getrandom. ctx is not used. */
 extern const struct act_world_ops act_world_system;
 
-/* What a worker sleeps on. open, wait, close run on the worker's thread (open and close may run on the thread that makes
- * and frees the runtime, before and after the worker's thread lives); wake on any. */
+/* What a worker sleeps on. open, wait, close run on the worker's thread (open and close may run on the thread that
+ * makes and frees the runtime, before and after the worker's thread lives); wake on any. */
 struct act_source_ops {
     const char *name;
     /* Makes the source. arg: from struct act_worker_config. */

@@ -174,7 +174,7 @@ static void open_world(struct world *w, int pages, int shards)
     w->e.limits = (struct act_engine_limits){.context = 192, .streams = 4, .prefills = 2, .chunk = 24, .draft = 3, .replay = 24,
                                              .rollback = 8, .lease = 2};
     cr_assert_eq(mdl_kv_layout_init(w->m->cfg, BLOCK, &w->e.layout, &err), 0);
-    cr_assert_eq(kv_device_new(pages, w->e.layout.block_bytes, 0, &w->e.device, &err), 0);
+    cr_assert_eq(kv_device_new(pages, w->e.layout.block_bytes, 8 << 20, &w->e.device, &err), 0);
     w->e.n_shards = shards;
     w->fail_at = -1;
 }
@@ -412,6 +412,34 @@ Test(engine, a_step_that_lost_any_exchange_is_run_again_with_the_same_bits)
         cr_assert_eq(w.got[0].terminal, 1, "exchange %d", k);
         cr_assert_eq(w.got[0].n, 5, "exchange %d: %d tokens", k, w.got[0].n);
         cr_assert_eq(memcmp(w.got[0].ids, want, 5 * sizeof *want), 0, "exchange %d", k);
+        check_baseline(&w);
+        close_world(&w);
+    }
+}
+
+/* A conversation: the second prompt is the first one, its answer, and something new. With the snapshot of the answer's end
+ * it goes on exactly, also when little is new and the replayed tail reaches back behind the snapshot. */
+Test(engine, a_later_turn_goes_on_exactly_from_a_snapshot)
+{
+    for (int more = 1; more <= 41; more += 10) {
+        struct world w;
+        int32_t answer[256];
+        open_world(&w, 64, 2);
+        w.e.snapshots = true;
+        make_requests(&w, 2, (unsigned)more);
+        w.wanted[0].n_prompt = 53;
+        w.wanted[0].max_new = 20;
+        w.wanted[0].start = 0;
+        run_plain(&w, &w.wanted[0], answer);
+        struct wanted *second = &w.wanted[1];
+        memcpy(second->prompt, w.wanted[0].prompt, 53 * sizeof(int32_t));
+        memcpy(second->prompt + 53, answer, 20 * sizeof(int32_t));
+        second->n_prompt = 73 + more;
+        second->start = INT64_C(2000000000);
+        run_world(&w, (uint64_t)more);
+        cr_assert_eq(w.got[1].cached, 72, "%d new tokens: %d cached", more, w.got[1].cached);
+        for (int i = 0; i < w.n; i++)
+            check_same(&w, i);
         check_baseline(&w);
         close_world(&w);
     }

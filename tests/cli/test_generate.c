@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "model/utf8.h"
+#include "cli/engine.h"
 #include "tests/harness.h"
 #include "tests/support/model.h"
 #include "tests/support/process.h"
@@ -389,6 +390,64 @@ Test(generate, batch_goes_on_where_it_stopped)
     end_dir(dir);
 }
 
+static void note_prompt(void *ctx, struct cli_job *job, int done)
+{
+    int *calls = ctx;
+    cr_expect_lt(calls[1], done, "job of %d tokens", job->n_prompt);
+    calls[0]++;
+    calls[1] = done;
+}
+
+/* What the progress display of a long prompt is fed by. */
+Test(generate, prompt_is_followed_step_by_step)
+{
+    char *dir = ts_text_model(TS_MINI8);
+    struct cli_engine e;
+    struct cfg_error err = {0};
+    struct cli_engine_options o = {.model_dir = dir, .threads = 1, .exact = true, .draft = 0, .parallel = 1, .chunk = 7};
+    cr_assert_eq(cli_engine_open(&o, &e, &err), 0, "%s", err.msg);
+    cr_assert_eq(cli_engine_prepare(&e, 22, 20, &err), 0, "%s", err.msg);
+    int32_t *ids = ts_ids(e.m, 5, 20);
+    int calls[2] = {0, 0};
+    struct cli_job job = {.prompt = ids, .n_prompt = 20, .max_new = 2, .on_prompt = note_prompt, .ctx = calls};
+    mdl_sampling_init(&job.sampling);
+    cli_job_start(&e, &job);
+    cr_expect(calls[0] == 3 && calls[1] == 20, "%d calls up to %d", calls[0], calls[1]);
+    cli_job_free(&job);
+    free(ids);
+    cli_engine_close(&e);
+    end_dir(dir);
+}
+
+/* Nothing is appended to, or cut from, a file that an earlier run of the same batch did not write. */
+Test(generate, batch_leaves_other_files_alone)
+{
+    char *dir = ts_text_model(TS_MINI8), *file = ts_write_file(dir, "batch.jsonl", batch_text);
+    char *longer = ts_write_file(dir, "longer.jsonl", "{\"index\":0,\n2\n3\n4\n5\n6\n7\n8\n9\n10\n11\n12\n13\n14\n15\n16\n17");
+    char *none = ts_write_file(dir, "none.jsonl", "");
+    const struct {
+        const char *batch, *out, *part;
+    } cases[] = {{file, file, "something else"},
+                 {none, longer, "more than the 0 prompts"},
+                 {file, "/dev/zero", "no regular file"},
+                 {file, "/dev/full", "no regular file"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *before = i < 2 ? ts_read_file(cases[i].out, NULL) : NULL;
+        struct ts_result r = ts_run(ts_weft(), "generate", "-m", dir, "--batch", cases[i].batch, "--out", cases[i].out);
+        cr_expect_eq(r.status, 1, "%s: status %d", cases[i].out, r.status);
+        cr_expect_not_null(strstr(r.err, cases[i].part), "%s: %s", cases[i].out, r.err);
+        ts_result_free(&r);
+        char *after = i < 2 ? ts_read_file(cases[i].out, NULL) : NULL;
+        cr_expect(!before || !strcmp(before, after), "%s was changed", cases[i].out);
+        free(before);
+        free(after);
+    }
+    free(file);
+    free(longer);
+    free(none);
+    end_dir(dir);
+}
+
 Test(generate, empty_batch)
 {
     char *dir = ts_text_model(TS_MINI8), *file = ts_write_file(dir, "batch.jsonl", "\n \n");
@@ -424,6 +483,7 @@ Test(generate, mistakes)
         {2, "--tokens", {"-m", dir, "-p", "x", "-n", "many"}},
         {2, "--temperature", {"-m", dir, "-p", "x", "-t", "-1"}},
         {2, "--top-p", {"-m", dir, "-p", "x", "--top-p", "1.5"}},
+        {2, "--seed", {"-m", dir, "-p", "x", "--seed", "9223372036854775808"}},
         {2, "--bridge-window", {"-m", dir, "-p", "x", "--bridge-window", "half"}},
         {2, "--temperature", {"-m", dir, "-p", "x", "--temprature", "1"}},
         {2, "--stop", {"-m", dir, "-p", "x", "--stop", "\xbf"}},

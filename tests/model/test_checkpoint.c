@@ -634,7 +634,7 @@ Test(checkpoint, missing_sidecar_names_the_tool)
     struct scratch s;
     scratch_new(&s, MINI);
     scratch_remove(&s, "engram.safetensors");
-    expect_refused(&s, -ENOENT, "derive it with tools/engram_sidecar.py");
+    expect_refused(&s, -ENOENT, "derive it with tools/train/engram_sidecar.py");
     scratch_free(&s);
 }
 

@@ -360,6 +360,9 @@ Test(config, models_without_a_cut_still_load)
         {"engram_layer_ids", "[1,21]", "layer 21 has an Engram; none may lie at or after the last KV source (20)"},
         {"engram_layer_ids", "[1,20]", "layer 20 has an Engram; none may lie at or after the last KV source (20)"},
         {"engram_layer_ids", "[1,19]", ""},
+        {"dspark_target_layer_ids", "[19,38,39]",
+         "the drafter reads layer 19, which a replay does not run: it starts at the last KV source (20)"},
+        {"dspark_target_layer_ids", "[20,38,39]", ""},
     };
     struct mdl_config c;
     struct cfg_error err;

@@ -81,6 +81,7 @@ bool ts_rig_until(struct ts_rig *rig, const _Atomic long *flag, long value)
     return false;
 }
 
+/* Asleep with nothing in its mailboxes: whoever has put something into a lane has woken the receiver. */
 static uint64_t work_done(const struct ts_rig *rig, bool *idle)
 {
     uint64_t sum = 0;
@@ -88,8 +89,8 @@ static uint64_t work_done(const struct ts_rig *rig, bool *idle)
     for (int i = 0; i < rig->config.workers; i++) {
         struct act_stats_worker s;
         act_stats_worker(rig->rt, i, &s);
-        sum += s.batches + s.sent + s.timers;
-        *idle = *idle && s.waiting == 0 && s.runnable == 0;
+        sum += s.turns + s.batches + s.sent + s.timers;
+        *idle = *idle && s.turns > 0 && s.turn_age_ns == 0 && s.waiting == 0 && s.runnable == 0;
     }
     return sum;
 }
@@ -100,9 +101,10 @@ void ts_rig_settle(struct ts_rig *rig)
         act_sim_run(rig->sim, act_sim_now(rig->sim) + INT64_C(1000000000), 5000000);
         return;
     }
-    bool idle;
+    /* All asleep at three looks, and nobody did anything in between. */
     uint64_t last = UINT64_MAX;
-    for (int i = 0, still = 0; i < 20000 && still < 20; i++) {
+    for (int i = 0, still = 0; i < 40000 && still < 3; i++) {
+        bool idle;
         uint64_t now = work_done(rig, &idle);
         still = idle && now == last ? still + 1 : 0;
         last = now;

@@ -27,7 +27,7 @@ static long get(_Atomic long *n)
     return atomic_load_explicit(n, memory_order_acquire); /* partner: add */
 }
 
-/* ---- timers --------------------------------------------------------------------------------------------------------------- */
+/* ---- timers ---------------------------------------------------------------------------------- */
 
 enum { CLOCKS = 5 };
 
@@ -47,8 +47,8 @@ static int clocks_start(struct act_self *self, void *state, const void *arg)
         c->at[i] = act_now(self) + (int64_t)ms[i] * MS;
         act_timer_at(self, &c->timer[i], c->at[i], (uint64_t)i);
     }
-    act_timer_after(self, &c->never, 2 * MS, 99);
-    act_timer_after(self, &c->never, 10 * MS, 98); /* replaces */
+    act_timer_after(self, &c->never, 0, 99);
+    act_timer_after(self, &c->never, INT64_C(3600000) * MS, 98); /* replaces */
     return 0;
 }
 
@@ -60,7 +60,8 @@ static int clocks_receive(struct act_self *self, void *state, struct act_msg *m,
         if (m[i].type != ACT_TIMER)
             continue;
         uint64_t tag = act_p_timer(&m[i])->tag;
-        if (c->fired >= CLOCKS || tag != order[c->fired++] || act_now(self) < c->at[tag] || act_p_timer(&m[i])->late_ns < 0)
+        if (c->fired >= CLOCKS || tag != order[c->fired++] || act_now(self) < c->at[tag] ||
+            act_p_timer(&m[i])->late_ns < 0)
             add(&c->told->wrong, 1);
         if (tag == 1)
             act_timer_cancel(self, &c->never);
@@ -152,7 +153,7 @@ Test(timers, a_cancelled_one_is_not_seen)
     }
 }
 
-/* ---- run classes and sub-steps ------------------------------------------------------------------------------------------- */
+/* ---- run classes and sub-steps --------------------------------------------------------------- */
 
 enum { STEPS = 200 };
 
@@ -233,7 +234,7 @@ Test(classes, both_finish_in_threads)
     ts_rig_close(&rig);
 }
 
-/* ---- jobs ----------------------------------------------------------------------------------------------------------------- */
+/* ---- jobs ------------------------------------------------------------------------------------ */
 
 struct sum_job {
     struct act_job job;
@@ -351,11 +352,11 @@ Test(jobs, nobody_leaks_when_the_asker_leaves)
     }
 }
 
-/* ---- supervision ------------------------------------------------------------------------------------------------------------ */
+/* ---- supervision ----------------------------------------------------------------------------- */
 
 struct child_arg {
     struct told *told;
-    int fail_at; /* message at which it fails; 0: never */
+    int fail_at;                /* message at which it fails; 0: never */
     struct act_addr watch, tie; /* to monitor, to link with */
 };
 
@@ -500,7 +501,8 @@ Test(supervision, children_end_with_their_supervisor)
         ts_rig_open(&rig);
         struct told told = {0}, above = {0};
         struct child_arg arg = {.told = &told}, boss = {.told = &above, .fail_at = 1};
-        struct act_spawn top = {.behaviour = &child_behaviour, .worker = 0, .arg = &boss, .policy = ACT_POLICY_ESCALATE};
+        struct act_spawn top = {
+            .behaviour = &child_behaviour, .worker = 0, .arg = &boss, .policy = ACT_POLICY_ESCALATE};
         struct act_addr supervisor = ts_rig_spawn_spec(&rig, &top);
         for (int i = 0; i < 6; i++) {
             struct act_spawn spec = {.behaviour = &child_behaviour,
@@ -565,7 +567,7 @@ Test(supervision, monitoring_the_dead_is_answered)
     }
 }
 
-/* ---- pools: many short actors that watch a long one ------------------------------------------------------------------------- */
+/* ---- pools: many short actors that watch a long one ------------------------------------------ */
 
 struct parent {
     struct told *told;
@@ -656,7 +658,7 @@ Test(pools, slots_are_used_again)
     }
 }
 
-/* ---- health ----------------------------------------------------------------------------------------------------------------- */
+/* ---- health ---------------------------------------------------------------------------------- */
 
 struct wedge {
     struct told *told;

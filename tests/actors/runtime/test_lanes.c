@@ -27,7 +27,7 @@ static long get(_Atomic long *n)
     return atomic_load_explicit(n, memory_order_acquire); /* partner: add */
 }
 
-/* ---- two actors that flood each other ---------------------------------------------------------------------------------- */
+/* ---- two actors that flood each other -------------------------------------------------------- */
 
 struct flood {
     struct told *told;
@@ -107,8 +107,7 @@ static void flood_each_other(int lane_slots, int reply_slots, long count, int ba
         ts_rig_open(&rig);
         struct told a = {.count = count}, b = {.count = count};
         struct told *pa = &a, *pb = &b;
-        struct act_spawn spec = {
-            .behaviour = &flooder, .worker = 0, .arg = &pa, .batch = batch, .outbox = outbox};
+        struct act_spawn spec = {.behaviour = &flooder, .worker = 0, .arg = &pa, .batch = batch, .outbox = outbox};
         b.peer = ts_rig_spawn_spec(&rig, &spec);
         spec.worker = 1;
         spec.arg = &pb;
@@ -138,7 +137,7 @@ Test(lanes, a_flood_with_outboxes)
     flood_each_other(4, 2, 6000, 8, 16, false);
 }
 
-/* ---- within one worker -------------------------------------------------------------------------------------------------- */
+/* ---- within one worker ----------------------------------------------------------------------- */
 
 Test(lanes, a_flood_within_one_worker)
 {
@@ -162,7 +161,7 @@ Test(lanes, a_flood_within_one_worker)
     }
 }
 
-/* ---- many to one --------------------------------------------------------------------------------------------------------- */
+/* ---- many to one ----------------------------------------------------------------------------- */
 
 enum { SENDERS = 3, EACH = 2000 };
 
@@ -247,7 +246,8 @@ Test(lanes, order_of_each_sender_is_kept)
             ts_rig_spawn(&rig, i < 2 ? 1 : 0, &orderly_sender, &arg[i]);
         }
         ts_rig_start(&rig);
-        cr_expect(ts_rig_until(&rig, &told.messages, SENDERS * EACH), "mode %d: %ld arrived", mode, get(&told.messages));
+        cr_expect(ts_rig_until(&rig, &told.messages, SENDERS * EACH), "mode %d: %ld arrived", mode,
+                  get(&told.messages));
         ts_rig_settle(&rig);
         struct act_stats_worker s;
         cr_assert_eq(act_stats_worker(rig.rt, 0, &s), 0);
@@ -257,7 +257,7 @@ Test(lanes, order_of_each_sender_is_kept)
     }
 }
 
-/* ---- receivers that are dead, die, or return what they get ----------------------------------------------------------------- */
+/* ---- receivers that are dead, die, or return what they get ----------------------------------- */
 
 enum mood { KEEPS, DIES, RETURNS, REPLIES_LATE };
 
@@ -427,7 +427,7 @@ Test(lanes, a_kept_promise_holds_its_room)
         ask(mode, KEEPS, false, &told, 60, true); /* ask() looks at the room */
 }
 
-/* ---- cancels, posts, bad sends --------------------------------------------------------------------------------------------- */
+/* ---- cancels, posts, bad sends --------------------------------------------------------------- */
 
 struct canceller {
     struct told *told;
@@ -469,8 +469,10 @@ static int canceller_receive(struct act_self *self, void *state, struct act_msg 
     return 0;
 }
 
-static const struct act_behaviour canceller_behaviour = {
-    .name = "canceller", .state_size = sizeof(struct canceller), .start = canceller_start, .receive = canceller_receive};
+static const struct act_behaviour canceller_behaviour = {.name = "canceller",
+                                                         .state_size = sizeof(struct canceller),
+                                                         .start = canceller_start,
+                                                         .receive = canceller_receive};
 
 struct sleeper {
     struct told *told;

@@ -1,4 +1,5 @@
-/* The simulation: mixed traffic with cancels, failures, and lost, late and doubled messages, over many seeds; replay. */
+/* The simulation: mixed traffic with cancels, failures, and lost, late and doubled messages, over many seeds; replay.
+ */
 #include <errno.h>
 
 #include "actors/runtime/sim.h"
@@ -14,7 +15,7 @@ struct world {
     long held; /* sequences that servers hold */
 };
 
-/* ---- the server: takes a request, emits its tokens bit by bit, ends --------------------------------------------------- */
+/* ---- the server: takes a request, emits its tokens bit by bit, ends -------------------------- */
 
 struct held {
     bool used;
@@ -156,7 +157,7 @@ static const struct act_behaviour server_behaviour = {.name = "server",
                                                       .receive = server_receive,
                                                       .stop = server_stop};
 
-/* ---- the client: requests, cancels, deadlines ---------------------------------------------------------------------------- */
+/* ---- the client: requests, cancels, deadlines ------------------------------------------------ */
 
 struct open {
     bool used;
@@ -291,7 +292,7 @@ static int client_receive(struct act_self *self, void *state, struct act_msg *m,
 static const struct act_behaviour client_behaviour = {
     .name = "client", .state_size = sizeof(struct client), .start = client_start, .receive = client_receive};
 
-/* ---- one run -------------------------------------------------------------------------------------------------------------- */
+/* ---- one run --------------------------------------------------------------------------------- */
 
 enum faults { RELIABLE, FAULTY };
 
@@ -389,7 +390,7 @@ Test(sim, a_seed_replays_exactly)
     }
 }
 
-/* ---- the clock ------------------------------------------------------------------------------------------------------------- */
+/* ---- the clock ------------------------------------------------------------------------------- */
 
 static void note(void *ctx)
 {

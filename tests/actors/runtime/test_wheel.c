@@ -66,10 +66,11 @@ Test(wheel, fires_what_a_searched_list_fires)
             for (int j = 0; j < TIMERS; j++)
                 if (pending[j] && begin_of(timer[j].at) < first)
                     first = begin_of(timer[j].at);
-            /* It may wake to move timers down, but never after the first one is due (one tick for those of the past). */
+            /* It may wake to move timers down, but never after the first one is due (one tick for those of the past).
+             */
             int64_t latest = (added >> ACT_TICK_BITS << ACT_TICK_BITS) + (2 << ACT_TICK_BITS);
-            cr_assert(next <= (first > latest ? first : latest), "seed %d step %d: next %lld, first due %lld", (int)seed,
-                      step, (long long)next, (long long)first);
+            cr_assert(next <= (first > latest ? first : latest), "seed %d step %d: next %lld, first due %lld",
+                      (int)seed, step, (long long)next, (long long)first);
             now += draw(2) ? far() : next == ACT_NEVER ? 1 : next - now > 0 ? next - now : 1;
             act_wheel_advance(&w, now, fire, NULL);
             cr_assert_eq(wrong, 0, "seed %d step %d: one fired that was not due", (int)seed, step);

@@ -1,0 +1,45 @@
+/* `weft bench NAME`: the benchmarks, by name. */
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/bench_actors.h"
+#include "cli/cli.h"
+#include "config/suggest.h"
+
+static const struct cli_command benches[] = {
+    {"actors", "messages between workers, beside the bare ring under them", cli_bench_actors_run},
+    {NULL, NULL, NULL},
+};
+
+enum { BENCHES_MAX = 32 };
+
+static void print_help(FILE *f)
+{
+    fputs("usage: weft bench NAME [OPTIONS]\n\nMeasures a part of Weft on this machine.\n\nbenchmarks:\n", f);
+    for (const struct cli_command *b = benches; b->name; b++)
+        fprintf(f, "  %-12s %s\n", b->name, b->summary);
+    fputs("\n`weft bench NAME --help` explains one.\n", f);
+}
+
+int cli_bench_run(int argc, char **argv)
+{
+    if (argc < 2) {
+        print_help(stderr);
+        return CLI_USAGE;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
+        print_help(stdout);
+        return CLI_OK;
+    }
+    const char *names[BENCHES_MAX];
+    size_t count = 0;
+    for (const struct cli_command *b = benches; b->name; b++) {
+        if (strcmp(b->name, argv[1]) == 0)
+            return b->run(argc - 1, argv + 1);
+        names[count++] = b->name;
+    }
+    const char *near = cfg_suggest(argv[1], names, count);
+    if (near)
+        return cli_error(CLI_USAGE, "there is no benchmark \"%s\"; did you mean \"%s\"?", argv[1], near);
+    return cli_error(CLI_USAGE, "there is no benchmark \"%s\"; `weft bench --help` lists all", argv[1]);
+}
