@@ -245,6 +245,12 @@ static void end_round(struct decode *d, int status)
 {
     d->running = false;
     dec_stats_round_ended(d);
+    /* Before the last tokens of a request, so that whoever has its answer finds it in the figures. */
+    bool ends = false;
+    for (int i = 0; i < d->n_round; i++)
+        ends |= ((struct dec_stream *)d->round[i]->pick_ctx)->finish != ACT_FINISH_NONE;
+    if (ends && !act_addr_is_nobody(d->e->observer))
+        dec_stats_send(d);
     for (int i = 0; i < d->n_round; i++) {
         struct dec_stream *s = d->round[i]->pick_ctx;
         s->in_round = false;
