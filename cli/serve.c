@@ -51,7 +51,7 @@ static int drain(struct act_server *s, const sigset_t *set, int64_t limit_ms)
 
 struct arguments {
     const char *node, *model, *listen;
-    bool hint;
+    bool hint, debug;
 };
 
 /* How to call it, for people who see it for the first time. */
@@ -145,6 +145,7 @@ static int override(struct cfg_config *c, const struct arguments *a, struct cfg_
         return cfg_error_set(err, EINVAL, "--model is longer than %zu bytes", sizeof c->model.path - 1);
     if (a->model)
         snprintf(c->model.path, sizeof c->model.path, "%s", a->model);
+    c->security.debug |= a->debug;
     if (!a->listen)
         return 0;
     struct cfg_node *n = &c->nodes[0];
@@ -167,6 +168,7 @@ int cli_serve_run(int argc, char **argv)
         {CLI_TEXT, "node", 0, &a.node, "NAME", "which node of the configuration this process is"},
         {CLI_TEXT, "model", 'm', &a.model, "DIR", "serve this model instead of model.path"},
         {CLI_TEXT, "listen", 0, &a.listen, "HOST:PORT", "accept here instead of the node's listen; port 0: any free one"},
+        {CLI_FLAG, "debug", 0, &a.debug, NULL, "as security.debug = true"},
         {CLI_FLAG, "hint", 0, &a.hint, NULL, "print how to call it, too"},
         {.kind = CLI_END},
     };
