@@ -15,6 +15,7 @@
 #include "actors/runtime/log.h"
 #include "actors/runtime/runtime.h"
 #include "actors/tier_device.h"
+#include "model/team.h"
 
 enum { WORKER_IO, WORKER_ENGINE, WORKERS };
 
@@ -161,6 +162,7 @@ static int plan_gateway(struct act_server *s, const struct cfg_node *node, struc
     set->context = s->engine.limits.context;
     set->default_max_tokens = c->sampling.max_tokens;
     set->max_requests = c->limits.requests;
+    set->threads = mdl_team_size(s->m->team);
     mdl_sampling_init(&set->sampling);
     set->sampling.temperature = c->sampling.temperature;
     set->sampling.top_p = c->sampling.top_p;

@@ -333,8 +333,8 @@ static json_t *gather_conditions(struct bench *b, struct cfg_error *err)
 static void print_table(const struct bench *b)
 {
     const json_t *c = b->conditions, *v = json_object_get(c, "server");
-    printf("model %s (%s), weft %s, %s, %s\n", json_string_value(json_object_get(v, "model")),
-           json_string_value(json_object_get(v, "numerics")), json_string_value(json_object_get(v, "version")),
+    printf("model %s (%s, %d threads), weft %s, %s, %s\n", json_string_value(json_object_get(v, "model")),
+           json_string_value(json_object_get(v, "numerics")), (int)json_integer_value(json_object_get(v, "threads")), json_string_value(json_object_get(v, "version")),
            json_string_value(json_object_get(c, "cpu")), b->server ? "server started here, on the same machine" : b->url);
     printf("%d CPUs with a load of %.1f before; %d requests per row, %d output tokens each; times in ms as p50/p90/p99\n\n",
            (int)json_integer_value(json_object_get(c, "cpus")), json_real_value(json_object_get(c, "load_average_before")),

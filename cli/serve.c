@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -21,6 +22,21 @@ static void block_signals(sigset_t *set)
     sigaddset(set, SIGHUP);
     sigprocmask(SIG_BLOCK, set, NULL);
     signal(SIGPIPE, SIG_IGN);
+}
+
+/* As many descriptors as the connections may need, where the hard limit allows it. */
+static void raise_files(const struct cfg_config *c)
+{
+    struct rlimit limit;
+    rlim_t need = 2 * (rlim_t)c->limits.connections + 64;
+    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= need)
+        return;
+    limit.rlim_cur = need < limit.rlim_max ? need : limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    if (limit.rlim_cur < need)
+        fprintf(stderr, "weft: warning: limits.connections = %d may need %llu descriptors, %llu are allowed; raise the limit "
+                        "(ulimit -n) or lower limits.connections\n", c->limits.connections, (unsigned long long)need,
+                (unsigned long long)limit.rlim_cur);
 }
 
 /* Waits for the next signal, at most until `ms` have passed (-1: for ever). 0: none came. */
@@ -110,6 +126,7 @@ static int serve(const struct cfg_config *c, const struct arguments *a, struct c
     sigset_t set;
     int port;
     block_signals(&set);
+    raise_files(c);
     const struct act_log_config lc = {.path = c->log.file[0] ? c->log.file : NULL, .level = (enum act_log_level)c->log.level,
                                       .json = c->log.format == CFG_LOG_JSON};
     int r = act_log_open(&lc, &log, err);

@@ -58,6 +58,7 @@ struct gw_settings {
     int context;            /* tokens */
     int default_max_tokens; /* 0: to the end of the context */
     int max_requests;       /* at a time; more get 429 */
+    int threads;            /* of the compute team */
     struct mdl_sampling sampling;
     struct gw_http_limits http;
     int keepalive_ms;       /* comments while a stream has nothing to say */
