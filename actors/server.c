@@ -178,6 +178,7 @@ static int plan_gateway(struct act_server *s, const struct cfg_node *node, struc
                                        .block_tokens = (uint32_t)c->kv.block_tokens, .numerics = set->numerics};
     g->block_tokens = c->kv.block_tokens;
     g->page_bytes = s->engine.layout.block_bytes;
+    g->metrics.decoder.places = s->engine.limits.draft;
     g->log = s->log;
     g->ready = on_ready;
     g->drained = on_drained;

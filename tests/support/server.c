@@ -21,7 +21,7 @@
 enum { DEADLINE_MS = 120000 };
 
 static const char base_config[] =
-    "%slog = { level = \"info\"; };\n"
+    "%s%s"
     "nodes = ({ name = \"local\"; roles = [\"gateway\", \"prefill\", \"decode\", \"expert\", \"kv\"];\n"
     "           listen = \"127.0.0.1:%d\"; });\n%s";
 
@@ -81,7 +81,8 @@ static bool write_config(struct ts_server *s, int port, const char *config)
 {
     char *text = NULL, *path = NULL;
     const char *model = strstr(config, "model = ") ? "" : "model = { path = \"samples/tiny\"; name = \"tiny\"; };\n";
-    if (asprintf(&text, base_config, model, port, config) < 0)
+    const char *log = strstr(config, "log = ") ? "" : "log = { level = \"info\"; };\n";
+    if (asprintf(&text, base_config, model, log, port, config) < 0)
         return false;
     path = ts_write_file(s->dir, "weft.conf", text);
     free(text);
