@@ -283,7 +283,7 @@ Test(operate, the_dashboard_asks_for_series_that_exist)
                 size_t n = strspn(at, "abcdefghijklmnopqrstuvwxyz_0123456789");
                 char name[128];
                 snprintf(name, sizeof name, "\n%.*s", (int)n, at);
-                cr_expect(strstr(names, name), "no series %s", name + 1);
+                cr_expect(strstr(names, name) || !strncmp(names, name + 1, n), "no series %s", name + 1);
                 found++;
                 at += n;
             }
