@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "cli/bench_actors.h"
 
+#include <ck_ring.h>
 #include <math.h>
 #include <pthread.h>
 #include <sched.h>
@@ -14,9 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "actors/runtime/ring.h"
 #include "actors/runtime/runtime.h"
-#include "actors/runtime/stats.h"
 #include "cli/cli.h"
 #include "cli/options.h"
 
@@ -78,6 +77,8 @@ static double at(struct figure *f, double part)
 
 /* ---- bare ck_ring ---------------------------------------------------------------------------- */
 
+CK_RING_PROTOTYPE(bench, act_msg)
+
 struct bare {
     alignas(64) ck_ring_t there, back;
     struct act_msg *there_slots, *back_slots;
@@ -91,10 +92,10 @@ static void *bare_other(void *arg)
     struct act_msg m;
     pin(options.cpu_b);
     for (long i = 0; i < b->count; i++) {
-        while (!act_ring_take(&b->there, b->there_slots, &m))
+        while (!ck_ring_dequeue_spsc_bench(&b->there, b->there_slots, &m))
             ck_pr_stall();
         if (b->echo)
-            while (!act_ring_put(&b->back, b->back_slots, &m))
+            while (!ck_ring_enqueue_spsc_bench(&b->back, b->back_slots, &m))
                 ck_pr_stall();
     }
     return NULL;
@@ -107,24 +108,27 @@ static double run_bare(bool echo, long count)
     pthread_t other;
     b.there_slots = aligned_alloc(64, RING_SLOTS * sizeof(struct act_msg));
     b.back_slots = aligned_alloc(64, RING_SLOTS * sizeof(struct act_msg));
+    cpu_set_t before;
+    sched_getaffinity(0, sizeof before, &before);
     double per = NAN;
     if (b.there_slots && b.back_slots) {
         ck_ring_init(&b.there, RING_SLOTS);
         ck_ring_init(&b.back, RING_SLOTS);
         struct act_msg m = act_msg_make(ACT_PING, ACT_NOBODY);
-        pin(options.cpu_a);
         if (pthread_create(&other, NULL, bare_other, &b) == 0) {
+            pin(options.cpu_a); /* after the other thread was made, which would inherit it */
             double start = now_s();
             for (long i = 0; i < count; i++) {
                 act_p_ping(&m)->a = (uint64_t)i;
-                while (!act_ring_put(&b.there, b.there_slots, &m))
+                while (!ck_ring_enqueue_spsc_bench(&b.there, b.there_slots, &m))
                     ck_pr_stall();
                 if (echo)
-                    while (!act_ring_take(&b.back, b.back_slots, &m))
+                    while (!ck_ring_dequeue_spsc_bench(&b.back, b.back_slots, &m))
                         ck_pr_stall();
             }
             pthread_join(other, NULL);
             per = (now_s() - start) / (double)count;
+            sched_setaffinity(0, sizeof before, &before); /* the runtime counts the CPUs that it may use */
         }
     }
     free(b.there_slots);
@@ -152,6 +156,11 @@ struct runner {
     double start;
     struct act_timer timer;
 };
+
+static double stamp(const struct plan *p)
+{
+    return p->local ? cpu_s() : now_s();
+}
 
 static int runner_start(struct act_self *self, void *state, const void *arg)
 {
@@ -184,9 +193,8 @@ static int source_receive(struct act_self *self, void *state, struct act_msg *m,
         else if (m[i].type == ACT_TIMER)
             ping(self, r);
     }
-    double now = p->local ? cpu_s() : now_s();
     if (r->start == 0)
-        r->start = now;
+        r->start = stamp(p);
     struct act_msg x = act_msg_make(ACT_PING, p->peer);
     switch (p->pattern) {
     case FLOOD:
@@ -197,11 +205,11 @@ static int source_receive(struct act_self *self, void *state, struct act_msg *m,
             r->sent++;
         }
         if (r->got)
-            finish(p, now - r->start);
+            finish(p, stamp(p) - r->start);
         break;
     case PING_PONG:
         if (r->got == p->count) {
-            finish(p, now - r->start);
+            finish(p, stamp(p) - r->start);
         } else if (r->sent == r->got) {
             act_p_ping(&x)->a = (uint64_t)r->sent;
             act_send(self, &x);
@@ -210,7 +218,7 @@ static int source_receive(struct act_self *self, void *state, struct act_msg *m,
         break;
     case WAKE: /* the other worker has fallen asleep when the timer fires */
         if (r->got == p->count)
-            finish(p, now - r->start);
+            finish(p, stamp(p) - r->start);
         else if (r->sent == r->got)
             act_timer_after(self, &r->timer, WAKE_GAP_US * INT64_C(1000), 0);
         break;
@@ -246,11 +254,11 @@ static int run_actors(struct plan *p, struct cfg_error *err)
 {
     static struct act_config c;
     struct act_runtime *rt;
-    struct act_addr from;
+    struct act_addr from = ACT_NOBODY;
     memset(&c, 0, sizeof c);
     c.epoch = 1;
     c.workers = p->local ? 1 : 2;
-    c.lane_slots = c.local_slots = RING_SLOTS / 4;
+    c.lane_slots = c.local_slots = c.reply_slots = RING_SLOTS / 4 - 1; /* which makes rings of RING_SLOTS */
     c.spin_us = p->pattern == WAKE ? 0 : SPIN_US;
     for (int i = 0; i < 2; i++) {
         c.worker[i].kind = ACT_WORKER_ENGINE;
@@ -283,30 +291,32 @@ static void print_conditions(void)
 {
     struct utsname u;
     double load[3] = {NAN, NAN, NAN};
+    int p = sched_getscheduler(0);
+    const char *policy = p == SCHED_FIFO || p == SCHED_RR ? "real-time priority" : "normal priority";
     uname(&u);
     if (getloadavg(load, 3) < 1)
         load[0] = NAN;
-    printf("conditions: %s %s, %ld CPUs online, workers on CPU %d and %d, load average %.2f before the run,\n"
-           "            64-byte messages, rings of %d, %d rounds with the two in turn; median (lowest - highest)\n",
-           u.sysname, u.machine, sysconf(_SC_NPROCESSORS_ONLN), options.cpu_a, options.cpu_b, load[0], RING_SLOTS,
-           options.rounds);
+    printf(
+        "conditions: %s %s, %ld CPUs online, workers on CPU %d and %d, %s, load average %.2f before the\n"
+        "            run, 64-byte messages, rings of %d, %d rounds with the two in turn; median (lowest - highest)\n",
+        u.sysname, u.machine, sysconf(_SC_NPROCESSORS_ONLN), options.cpu_a, options.cpu_b, policy, load[0], RING_SLOTS,
+        options.rounds);
 }
 
 static void print_figure(const char *name, struct figure *f, double scale, const char *unit)
 {
-    printf("  %-44s %9.1f %s  (%.1f - %.1f)\n", name, at(f, 0.5) * scale, unit, at(f, 0) * scale, at(f, 1) * scale);
+    int digits = scale > 1 ? 1 : 2;
+    printf("  %-44s %9.*f %s  (%.*f - %.*f)\n", name, digits, at(f, 0.5) * scale, unit, digits, at(f, 0) * scale,
+           digits, at(f, 1) * scale);
 }
 
 static struct figure bare_flood, lane_flood, bare_trip, lane_trip, flood_ratio, trip_ratio, wake, local;
 
 static int measure(struct cfg_error *err)
 {
-    cpu_set_t before;
-    sched_getaffinity(0, sizeof before, &before);
     int rc = 0;
     for (int i = 0; i < options.rounds && rc == 0; i++) {
         double ring = run_bare(false, options.messages), trip = run_bare(true, options.trips);
-        sched_setaffinity(0, sizeof before, &before); /* the runtime counts the CPUs that it may use */
         struct plan f = {.pattern = FLOOD, .count = options.messages};
         struct plan p = {.pattern = PING_PONG, .count = options.trips}, w = {.pattern = WAKE, .count = options.wakes};
         struct plan l = {.pattern = FLOOD, .local = true, .count = options.messages};
@@ -325,7 +335,6 @@ static int measure(struct cfg_error *err)
         add(&local, l.took / (double)options.messages);
         add(&wake, w.wake_sum / (double)options.wakes);
     }
-    sched_setaffinity(0, sizeof before, &before);
     return rc;
 }
 

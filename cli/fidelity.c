@@ -18,6 +18,7 @@
 #include "cli/progress.h"
 #include "model/draft.h"
 #include "model/prefill.h"
+#include "model/sampler.h"
 #include "model/tokenizer.h"
 
 enum { MAX_VARIANTS = 64 };
@@ -123,9 +124,10 @@ static int run_exact(struct fidelity *f)
     mdl_seq_reset(f->seq);
     int r = prefill(f, f->seq, &(struct mdl_prefill_params){.exact = true}, f->prompt_tokens);
     for (int i = 0; i < f->new_tokens && !r; i++) {
+        r = mdl_logits_check(last_logits(f), (int)vocab, &f->err);
         memcpy(f->exact + (size_t)i * vocab, last_logits(f), vocab * sizeof(float));
         f->greedy[i] = mdl_argmax(last_logits(f), (int)vocab);
-        if (i + 1 < f->new_tokens)
+        if (!r && i + 1 < f->new_tokens)
             r = decode_one(f, f->greedy[i]);
     }
     return r;
@@ -168,6 +170,7 @@ static int run_variant(struct fidelity *f, struct variant *v)
         r = prefill(f, f->seq, &params, f->prompt_tokens);
     for (int i = 0; i < f->new_tokens && !r; i++) {
         const float *logits = last_logits(f), *exact = f->exact + (size_t)i * vocab;
+        r = mdl_logits_check(logits, (int)vocab, &f->err);
         double kl = divergence(exact, logits, (int)vocab);
         bool same = mdl_argmax(logits, (int)vocab) == f->greedy[i];
         v->rows++;
@@ -176,7 +179,7 @@ static int run_variant(struct fidelity *f, struct variant *v)
         v->kl_max = kl > v->kl_max ? kl : v->kl_max;
         if (!same && prefix < 0)
             prefix = i;
-        if (i + 1 < f->new_tokens)
+        if (!r && i + 1 < f->new_tokens)
             r = decode_one(f, f->greedy[i]);
     }
     v->prompts++;

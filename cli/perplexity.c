@@ -10,6 +10,7 @@
 #include "cli/options.h"
 #include "cli/progress.h"
 #include "model/prefill.h"
+#include "model/sampler.h"
 #include "model/tokenizer.h"
 
 struct perplexity {
@@ -23,6 +24,7 @@ struct perplexity {
     int32_t *rows;      /* begin token and one window of text */
     double nats;
     long tokens, bytes; /* predicted so far */
+    int broken;         /* -EDOM: some logit was none */
     struct cli_progress progress;
     struct cfg_error err;
 };
@@ -45,7 +47,10 @@ static void on_chunk(void *ctx, struct mdl_step *step, const struct mdl_segment 
         int32_t next = p->rows[seg->start + i + 1];
         const char *bytes;
         size_t n = 0;
-        p->nats += surprise(mdl_step_logits(step, 0, i), p->m->cfg->vocab_size, next);
+        const float *logits = mdl_step_logits(step, 0, i);
+        if (!p->broken)
+            p->broken = mdl_logits_check(logits, p->m->cfg->vocab_size, &p->err);
+        p->nats += surprise(logits, p->m->cfg->vocab_size, next);
         mdl_tokenizer_bytes(p->tok, next, &bytes, &n);
         p->tokens++;
         p->bytes += (long)n;
@@ -61,7 +66,9 @@ static int run_window(struct perplexity *p, size_t at, int n)
     memcpy(p->rows + 1, p->ids.v + at, (size_t)n * sizeof *p->rows);
     mdl_seq_reset(p->seq);
     int r = mdl_prefill_begin(&plan, p->seq, p->rows, n, &params, &p->err);
-    return r ? r : mdl_prefill_run(&plan, p->step, 0, on_chunk, p, &p->err);
+    if (!r)
+        r = mdl_prefill_run(&plan, p->step, 0, on_chunk, p, &p->err);
+    return r ? r : p->broken;
 }
 
 static int load(struct perplexity *p)
@@ -84,6 +91,10 @@ static int load(struct perplexity *p)
     mdl_tok_encoder_free(enc);
     if (!r && !p->ids.n)
         r = cfg_error_set(&p->err, EINVAL, "%s is empty", p->text_file);
+    for (size_t i = 0; i < p->ids.n && !r; i++)
+        if (p->ids.v[i] >= p->m->cfg->vocab_size)
+            r = cfg_error_set(&p->err, EINVAL, "%s: token id %d of its tokenizer is outside the model's vocabulary of %d",
+                              p->model_dir, p->ids.v[i], p->m->cfg->vocab_size);
     if (r)
         return r;
     if (p->limit && p->ids.n > (size_t)p->limit)

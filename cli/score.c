@@ -14,6 +14,7 @@
 #include "model/draft.h"
 #include "model/modules.h"
 #include "model/prefill.h"
+#include "model/sampler.h"
 
 static const char *const bridge_names[] = {"truncate", "full", NULL};
 
@@ -33,6 +34,7 @@ struct score {
     FILE *logits;
     int rows, first;     /* rows written, position of the first */
     int32_t top;         /* best id after the prompt */
+    int broken;          /* position of the first row of logits that is none, -1: all are sound */
     struct mdl_draft draft;
     struct cli_progress progress;
     struct cfg_error err;
@@ -45,8 +47,13 @@ static int max_tokens(const struct score *s)
 
 static void write_logits(struct score *s, const float *row, int pos)
 {
+    struct cfg_error why;
     if (!s->rows++)
         s->first = pos;
+    if (s->broken < 0 && mdl_logits_check(row, s->m->cfg->vocab_size, &why)) {
+        s->broken = pos;
+        cfg_error_set(&s->err, EDOM, "position %d: %.200s", pos, why.msg);
+    }
     fwrite(row, sizeof *row, (size_t)s->m->cfg->vocab_size, s->logits);
 }
 
@@ -276,12 +283,14 @@ static int run_score(struct score *s)
     if (!r && s->dump)
         r = cli_dump_save(s->dump, path, &s->err);
     snprintf(path, sizeof path, "%s/report.json", s->out_dir);
-    return r ? r : write_report(s, path);
+    if (!r)
+        r = write_report(s, path);
+    return r ? r : s->broken < 0 ? 0 : -EDOM; /* what there is is written, for those who look for the reason */
 }
 
 int cli_score_run(int argc, char **argv)
 {
-    struct score s = {0};
+    struct score s = {.broken = -1};
     const struct cli_option options[] = {
         {CLI_TEXT, "model", 'm', &s.model_dir, "DIR", "folder of the checkpoint (required)"},
         {CLI_TEXT, "ids", 0, &s.ids_file, "FILE", "prompt: token ids, separated by white space (required)"},

@@ -247,6 +247,16 @@ static const char *role_of(const json_t *m)
     return s ? s : "";
 }
 
+static int add_result(struct chat *c, struct turn *t, size_t i)
+{
+    struct mdl_text own = {0};
+    int rc = read_content(c, json_array_get(c->messages, i), i, &own);
+    if (!rc)
+        rc = add_block(c, &t->text, "<tool_result>", own.s ? own.s : "", own.n, "</tool_result>");
+    mdl_text_free(&own);
+    return rc;
+}
+
 /* The run of tool messages that begins at i; *next is the message behind it. */
 static int read_results(struct chat *c, size_t i, size_t *next)
 {
@@ -269,24 +279,16 @@ static int read_results(struct chat *c, size_t i, size_t *next)
     if (t->kind != TURN_USER)
         t = new_turn(c, TURN_USER, i);
     t->has_results = true;
-    size_t n_calls = json_array_size(calls), place;
-    for (size_t want = 0; want <= n_calls; want++) { /* by call, then those without an id */
-        for (size_t k = i; k < end; k++) {
-            int rc = result_place(c, calls, k, &place);
-            if (rc)
-                return rc;
-            if (place != (want < n_calls ? want : SIZE_MAX))
-                continue;
-            struct mdl_text own = {0};
-            rc = read_content(c, json_array_get(c->messages, k), k, &own);
-            if (!rc)
-                rc = add_block(c, &t->text, "<tool_result>", own.s ? own.s : "", own.n, "</tool_result>");
-            mdl_text_free(&own);
-            if (rc)
-                return rc;
-        }
-    }
-    return 0;
+    size_t n = end - i, n_calls = json_array_size(calls), *place = calloc(n, sizeof *place);
+    int rc = place ? 0 : nomem(c);
+    for (size_t k = 0; !rc && k < n; k++)
+        rc = result_place(c, calls, i + k, &place[k]);
+    for (size_t want = 0; !rc && want <= n_calls; want++) /* by call, then those without an id */
+        for (size_t k = 0; !rc && k < n; k++)
+            if (place[k] == (want < n_calls ? want : SIZE_MAX))
+                rc = add_result(c, t, i + k);
+    free(place);
+    return rc;
 }
 
 static int read_messages(struct chat *c)

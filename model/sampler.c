@@ -185,6 +185,15 @@ static void apply_penalties(struct mdl_sampler *b, const struct mdl_sampling *s,
     }
 }
 
+int mdl_logits_check(const float *logits, int vocab, struct cfg_error *err)
+{
+    for (int i = 0; i < vocab; i++)
+        if (!(logits[i] < INFINITY))
+            return cfg_error_set(err, EDOM, "the logit of token %d is %s; the model's numbers are broken", i,
+                                 isnan(logits[i]) ? "not a number" : "infinite");
+    return 0;
+}
+
 /* Best id (lowest of equals) and a check of all; -1: no usable logit. */
 static int32_t best_of(const float *logit, int vocab, struct cfg_error *err)
 {
@@ -196,12 +205,10 @@ static int32_t best_of(const float *logit, int vocab, struct cfg_error *err)
         good &= x < INFINITY; /* false for NaN too */
         *t = x > *t ? x : *t;
     }
-    for (int i = 0; i < vocab && !good; i++)
-        if (!(logit[i] < INFINITY)) {
-            cfg_error_set(err, EDOM, "the logit of token %d is %s; the model's numbers are broken", i,
-                          isnan(logit[i]) ? "not a number" : "infinite");
-            return -1;
-        }
+    if (!good) {
+        mdl_logits_check(logit, vocab, err);
+        return -1;
+    }
     for (int i = 1; i < 8; i++)
         top[0] = top[i] > top[0] ? top[i] : top[0];
     if (isinf(top[0])) {

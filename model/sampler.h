@@ -61,6 +61,9 @@ void mdl_sampling_init(struct mdl_sampling *s);
 /* -EINVAL with the field's name when a value is out of its range or an id is not below vocab. */
 int mdl_sampling_check(const struct mdl_sampling *s, int vocab, struct cfg_error *err);
 
+/* -EDOM with the first token whose logit is NaN or +infinity: no sound model gives one. */
+int mdl_logits_check(const float *logits, int vocab, struct cfg_error *err);
+
 /* Scratch for one thread and vocabularies of up to max_vocab ids (20 bytes per id). NULL: out of memory. */
 struct mdl_sampler;
 struct mdl_sampler *mdl_sampler_new(int max_vocab);

@@ -69,6 +69,73 @@ static bool prompt_failed(const struct cfg_error *e, struct gw_error *err)
     return false;
 }
 
+/* A marker of the chat form as its id. */
+static int add_marker(struct gw_context *g, const char *name, struct mdl_ids *out)
+{
+    int32_t id = mdl_tokenizer_added_id(g->tok, name);
+    return id < 0 ? -EINVAL : mdl_ids_add(out, id);
+}
+
+/* A tool call that must come: its beginning is put behind the prompt, so that the model goes on inside it. Reasoning, if
+ * the prompt has begun any, ends before it. */
+static int force_call(struct gw_context *g, struct gw_request *r, struct mdl_ids *out, struct cfg_error *e)
+{
+    char name[160] = "";
+    struct gw_bytes text = {0};
+    if (r->tool_choice == GW_TOOLS_NAMED)
+        snprintf(name, sizeof name, "%s\">\n", r->tool_name);
+    char last[192];
+    snprintf(last, sizeof last, " invoke name=\"%s", name);
+    const char *const parts[] = {r->thinking ? MDL_CHAT_END_THINK : NULL, "\n\n<", MDL_CHAT_DSML, " calls>\n<", MDL_CHAT_DSML, last};
+    int status = 0;
+    for (int i = 0; i < 6 && !status; i++) {
+        if (!parts[i])
+            continue;
+        bool marker = i % 2 == 0;
+        status = marker ? add_marker(g, parts[i], out) : mdl_tok_encode(g->enc, parts[i], strlen(parts[i]), 0, out, e);
+        if (status && marker)
+            cfg_error_set(e, EINVAL, "tool_choice: this model's tokenizer has no token %s, so calls cannot be forced", parts[i]);
+        gw_bytes_puts(&text, parts[i]);
+    }
+    if (!status && text.failed)
+        status = cfg_error_set(e, ENOMEM, "out of memory");
+    if (status)
+        gw_bytes_free(&text);
+    else
+        r->forced = text.p;
+    return status;
+}
+
+/* Tools that must not be called: the markup's own token cannot come. */
+static int forbid_calls(struct gw_context *g, struct gw_request *r, struct cfg_error *e)
+{
+    int32_t id = mdl_tokenizer_added_id(g->tok, MDL_CHAT_DSML);
+    struct gw_logit_bias *more = id < 0 ? NULL : realloc(r->bias, ((size_t)r->n_bias + 1) * sizeof *more);
+    if (id < 0)
+        return 0;
+    if (!more)
+        return cfg_error_set(e, ENOMEM, "out of memory");
+    r->bias = more;
+    for (int i = 0; i < r->n_bias; i++)
+        if (more[i].id == id) {
+            more[i].bias = -100;
+            return 0;
+        }
+    more[r->n_bias++] = (struct gw_logit_bias){id, -100};
+    return 0;
+}
+
+/* The text of a prompt that came as ids, for a reply that repeats it. */
+static int echo_text(struct gw_context *g, struct gw_request *r)
+{
+    struct mdl_text text = {0};
+    int status = mdl_tok_decode(g->tok, r->prompt_ids, (size_t)r->n_prompt_ids, 0, &text);
+    free(r->prompt);
+    r->prompt = text.s;
+    r->prompt_len = text.n;
+    return status;
+}
+
 bool gw_prompt_ids(struct gw_context *g, struct gw_request *r, struct mdl_ids *out, struct gw_error *err)
 {
     struct cfg_error e;
@@ -76,7 +143,7 @@ bool gw_prompt_ids(struct gw_context *g, struct gw_request *r, struct mdl_ids *o
         for (int i = 0; i < r->n_prompt_ids; i++)
             if (mdl_ids_add(out, r->prompt_ids[i]))
                 return prompt_failed(&(struct cfg_error){"out of memory"}, err);
-        return true;
+        return !r->echo || !echo_text(g, r) || prompt_failed(&(struct cfg_error){"out of memory"}, err);
     }
     if (r->protocol == GW_COMPLETIONS) {
         bool ok = (g->model->bos_id < 0 || !mdl_ids_add(out, g->model->bos_id)) &&
@@ -89,7 +156,12 @@ bool gw_prompt_ids(struct gw_context *g, struct gw_request *r, struct mdl_ids *o
     if (!status)
         status = mdl_chat_encode(g->tok, g->enc, &p, out, &e);
     r->thinking = p.thinking;
+    r->open_text = p.open_text;
     mdl_chat_prompt_free(&p);
+    if (!status && r->has_tools && (r->tool_choice == GW_TOOLS_REQUIRED || r->tool_choice == GW_TOOLS_NAMED))
+        status = force_call(g, r, out, &e);
+    if (!status && r->has_tools && r->tool_choice == GW_TOOLS_NONE)
+        status = forbid_calls(g, r, &e);
     return !status || prompt_failed(&e, err);
 }
 

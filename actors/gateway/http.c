@@ -1,3 +1,4 @@
+/* The HTTP server: listeners, the life of connections, their deadlines and events. Interface: http.h. */
 #include "actors/gateway/http.h"
 
 #include <arpa/inet.h>
@@ -45,6 +46,15 @@ static void unwatch(struct gw_conn *c)
     event_free(c->watch);
     close(fd);
     c->watch = NULL;
+}
+
+static void read_again(struct gw_conn *c)
+{
+    if (!c->held_back)
+        return;
+    c->held_back = false;
+    unwatch(c);
+    bufferevent_enable(c->bev, EV_READ);
 }
 
 static void conn_free(struct gw_conn *c)
@@ -171,7 +181,7 @@ void gw_conn_exchange_ended(struct gw_conn *c)
         leave(c);
         return;
     }
-    unwatch(c);
+    read_again(c);
     evtimer_del(c->timer);
     if (c->overflow) {
         /* The handler was faster than the report; what it wrote last was not kept, so nothing may look complete. */
@@ -273,13 +283,17 @@ static void on_watch(evutil_socket_t fd, short what, void *arg)
     leave(c);
 }
 
-static void watch(struct gw_conn *c)
+/* Input that cannot be used yet has become much: the rest stays with the client. (Not done with libevent's high
+ * watermark: with deferred callbacks and a handler that leaves the input alone, 2.1.12 calls it again for ever.) */
+static void hold_back(struct gw_conn *c)
 {
-    if (c->watch || evbuffer_get_length(bufferevent_get_input(c->bev)) < GW_HTTP_PIPELINE)
+    if (c->held_back || evbuffer_get_length(bufferevent_get_input(c->bev)) < GW_HTTP_PIPELINE)
         return;
+    c->held_back = true;
+    bufferevent_disable(c->bev, EV_READ);
     int fd = fcntl(c->fd, F_DUPFD_CLOEXEC, 0);
     if (fd < 0)
-        return; /* then the next write notices */
+        return; /* then the next write notices when the client goes */
     c->watch = event_new(c->http->base, fd, EV_READ | EV_ET | EV_PERSIST, on_watch, c);
     if (!c->watch)
         close(fd);
@@ -293,8 +307,8 @@ static void read_on(struct gw_conn *c)
         throw_input_away(c);
     while (parse_piece(c))
         ;
-    if (c->active && !c->dead)
-        watch(c);
+    if (!c->dead && !c->closing)
+        hold_back(c);
 }
 
 /* ---- events ---- */
@@ -322,6 +336,7 @@ static void on_write(struct bufferevent *bev, void *arg)
         evtimer_del(c->timer);
     } else if (!gw_parser_begun(&c->parser)) {
         set_deadline(c, c->http->limits.idle_ms);
+        read_again(c);
         read_on(c);
     }
     leave(c);
@@ -334,7 +349,8 @@ static void on_event(struct bufferevent *bev, short what, void *arg)
     if (what & BEV_EVENT_CONNECTED)
         return;
     enter(c);
-    if (what & BEV_EVENT_EOF && !c->active && !c->lingering && unsent(c)) {
+    /* Deferred reports are merged: an end can come together with an error. */
+    if (what & BEV_EVENT_EOF && !(what & BEV_EVENT_ERROR) && !c->active && !c->lingering && unsent(c)) {
         /* The reply is complete: a client that only stopped sending still gets it. */
         c->peer_closed = true;
         if (!c->closing)
@@ -467,7 +483,6 @@ void gw_http_adopt(struct gw_http *h, int fd, const struct sockaddr *peer, struc
     gw_parser_init(&c->parser, &h->limits);
     reset_exchange(c);
     bufferevent_setcb(c->bev, on_read, on_write, on_event, c);
-    bufferevent_setwatermark(c->bev, EV_READ, 0, GW_HTTP_PIPELINE);
     set_deadline(c, h->limits.idle_ms);
     bufferevent_enable(c->bev, EV_READ | EV_WRITE);
     if (full) {
@@ -567,9 +582,9 @@ static struct evconnlistener *listen_on(struct gw_http *h, const struct addrinfo
 {
     int e = EADDRNOTAVAIL;
     for (; ai; ai = ai->ai_next) {
-        struct evconnlistener *l =
-            evconnlistener_new_bind(h->base, on_accept, h, LEV_OPT_CLOSE_ON_FREE | LEV_OPT_REUSEABLE | LEV_OPT_CLOSE_ON_EXEC,
-                                    1024, ai->ai_addr, (int)ai->ai_addrlen);
+        struct evconnlistener *l = evconnlistener_new_bind(
+            h->base, on_accept, h, LEV_OPT_CLOSE_ON_FREE | LEV_OPT_REUSEABLE | LEV_OPT_CLOSE_ON_EXEC, 1024, ai->ai_addr,
+            (int)ai->ai_addrlen);
         if (l)
             return l;
         e = errno;
@@ -581,7 +596,8 @@ static struct evconnlistener *listen_on(struct gw_http *h, const struct addrinfo
 int gw_http_listen(struct gw_http *h, const char *host, int port, struct ssl_ctx_st *tls, int *bound,
                    struct cfg_error *err)
 {
-    const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
+    const struct addrinfo hints = {
+        .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
     struct addrinfo *ai;
     char service[16];
     if (h->n_listeners == GW_HTTP_LISTENERS)

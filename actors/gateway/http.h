@@ -23,8 +23,8 @@ struct gw_http;
 struct gw_exchange;
 
 struct gw_http_limits {
-    int connections;        /* open at a time; one more gets 503 and is closed */
-    size_t header_bytes;    /* request line and headers with all that separates them; trailers once more */
+    int connections;     /* open at a time; one more gets 503 and is closed */
+    size_t header_bytes; /* request line and headers with all that separates them; trailers once more */
     size_t body_bytes;
     size_t pending_bytes;   /* unsent output of a stream beyond which its client counts as stuck; with that much of
                                earlier replies unsent, further requests of the connection wait */
@@ -54,7 +54,8 @@ struct gw_http_handler {
     void *ctx;
     /* A complete request. Answers at once or later. */
     void (*request)(void *ctx, struct gw_exchange *x);
-    /* The server refuses a request (malformed, too large, too slow): answer with this status and a body that says so. */
+    /* The server refuses a request (malformed, too large, too slow): answer with this status and a body that says so.
+     */
     void (*refuse)(void *ctx, struct gw_exchange *x, int status, const char *reason);
     /* The client went away before the exchange was ended; x is dead after this call. */
     void (*gone)(void *ctx, struct gw_exchange *x, enum gw_gone why);
@@ -76,7 +77,8 @@ int gw_http_new(struct event_base *base, const struct gw_http_limits *limits, co
 void gw_http_free(struct gw_http *h);
 /* host: numeric address or name (its first address that can be bound); port 0: any free one. tls may be NULL and must
  * outlive the connections. *bound receives the port. */
-int gw_http_listen(struct gw_http *h, const char *host, int port, struct ssl_ctx_st *tls, int *bound, struct cfg_error *err);
+int gw_http_listen(struct gw_http *h, const char *host, int port, struct ssl_ctx_st *tls, int *bound,
+                   struct cfg_error *err);
 /* No new connections; idle ones are closed, busy ones when their exchange ends. */
 void gw_http_stop_listening(struct gw_http *h);
 void gw_http_stat(const struct gw_http *h, struct gw_http_stats *out);

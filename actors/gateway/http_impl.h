@@ -13,9 +13,9 @@
 enum {
     GW_HTTP_PIPELINE = 64 << 10, /* bytes of later requests that are read while one is in progress */
     GW_HTTP_LISTENERS = 8,
-    GW_HTTP_TURNED_AWAY = 64,    /* connections beyond the limit that are being told so; more are just closed */
-    GW_HTTP_LINGER_MS = 5000,    /* a client that is still sending has this long to read the last reply */
-    GW_HTTP_RETRY_MS = 100,      /* accepting again after the process ran out of descriptors */
+    GW_HTTP_TURNED_AWAY = 64, /* connections beyond the limit that are being told so; more are just closed */
+    GW_HTTP_LINGER_MS = 5000, /* a client that is still sending has this long to read the last reply */
+    GW_HTTP_RETRY_MS = 100,   /* accepting again after the process ran out of descriptors */
 };
 
 enum gw_reply_state { GW_REPLY_NONE, GW_REPLY_STREAM, GW_REPLY_ENDED };
@@ -33,22 +33,23 @@ struct gw_conn {
     struct gw_http *http;
     struct gw_conn *prev, *next;
     struct bufferevent *bev;
-    int fd;                /* of bev */
+    int fd; /* of bev */
     bool tls;
-    struct event *timer;   /* one deadline at a time: head, body, idle, stuck output or linger */
-    struct event *watch;   /* on a copy of fd: sees the client go while reading is held back; NULL when not needed */
+    struct event *timer; /* one deadline at a time: head, body, idle, stuck output or linger */
+    bool held_back;      /* reading is off: there is much input that cannot be used yet */
+    struct event *watch; /* on a copy of fd: sees the client go while reading is held back */
     struct gw_parser parser;
     char peer[64];
     bool loopback;
-    bool active;           /* an exchange is in progress: parsing waits */
-    bool turned_away;      /* beyond the limit of connections */
-    bool closing;          /* close when the output is sent */
-    bool lingering;        /* sent and shut down: input is thrown away until the client closes */
-    bool peer_closed;      /* the client will send no more */
-    bool cut_off;          /* close without a proper end */
-    bool overflow;         /* a stream's client lags too far behind */
-    bool dead;             /* freed at the end of the current callback */
-    int busy;              /* callbacks that still use this connection */
+    bool active;              /* an exchange is in progress: parsing waits */
+    bool turned_away;         /* beyond the limit of connections */
+    bool closing;             /* close when the output is sent */
+    bool lingering;           /* sent and shut down: input is thrown away until the client closes */
+    bool peer_closed;         /* the client will send no more */
+    bool cut_off;             /* close without a proper end */
+    bool overflow;            /* a stream's client lags too far behind */
+    bool dead;                /* freed at the end of the current callback */
+    int busy;                 /* callbacks that still use this connection */
     uint64_t sent, sent_mark; /* bytes that left, and how many had when the stuck deadline was set */
     struct gw_exchange x;
 };
@@ -60,10 +61,10 @@ struct gw_http {
     struct evconnlistener *listener[GW_HTTP_LISTENERS];
     struct ssl_ctx_st *tls[GW_HTTP_LISTENERS];
     int n_listeners;
-    struct event *retry;   /* to accept again */
+    struct event *retry; /* to accept again */
     bool draining;
     struct gw_conn *conns;
-    int turned_away;       /* of conns */
+    int turned_away; /* of conns */
     struct gw_http_stats stats;
 };
 

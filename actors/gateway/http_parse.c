@@ -1,3 +1,4 @@
+/* Requests from bytes: a guard, libhttp-parser behind it, and the framing of bodies. Interface: http_parse.h. */
 #include "actors/gateway/http_parse.h"
 
 #include <pthread.h>
@@ -269,9 +270,9 @@ static enum gw_parse feed_head(struct gw_parser *p, const char *s, size_t len, s
     }
     /* The library first: an error at an earlier byte is reported before the guard's, however the bytes were cut. */
     if (n && http_parser_execute(&p->lib, &settings, s, n) != n && HTTP_PARSER_ERRNO(&p->lib) != HPE_PAUSED)
-        return p->status ? GW_PARSE_BAD
-                         : bad(p, 400, "malformed HTTP request (%s)",
-                               http_errno_description(HTTP_PARSER_ERRNO(&p->lib)));
+        return p->status
+                   ? GW_PARSE_BAD
+                   : bad(p, 400, "malformed HTTP request (%s)", http_errno_description(HTTP_PARSER_ERRNO(&p->lib)));
     *used = n;
     if (wrong)
         return bad(p, 400, "malformed HTTP request (%s)", wrong);

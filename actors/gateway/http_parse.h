@@ -53,7 +53,7 @@ struct gw_parser {
 
     char *body;
     size_t body_len, body_cap;
-    uint64_t left;      /* of the body or of the chunk */
+    uint64_t left; /* of the body or of the chunk */
     int size_digits;
     size_t extra_bytes; /* chunk extensions and trailers */
 

@@ -1,3 +1,4 @@
+/* Exchanges of the HTTP server: what a handler reads of its request and how it answers. Interface: http.h. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,8 +10,8 @@
 const char *gw_http_reason(int status)
 {
     switch (status) {
-#define XX(num, name, text) \
-    case num:               \
+#define XX(num, name, text)                                                                                            \
+    case num:                                                                                                          \
         return #text;
         HTTP_STATUS_MAP(XX)
 #undef XX

@@ -1,3 +1,4 @@
+/* Certificates and keys for the HTTP server. Interface: http.h. */
 #include <errno.h>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
@@ -15,10 +16,12 @@ static int no_passphrase(char *buf, int size, int writing, void *arg)
     return -1;
 }
 
-static const char *last_reason(void)
+/* The first report names a file that cannot be opened; otherwise the last one says most. */
+static const char *failure(void)
 {
-    unsigned long e = ERR_peek_last_error();
-    const char *reason = ERR_SYSTEM_ERROR(e) ? strerror(ERR_GET_REASON(e)) : ERR_reason_error_string(e);
+    unsigned long first = ERR_peek_error();
+    const char *reason =
+        ERR_SYSTEM_ERROR(first) ? strerror(ERR_GET_REASON(first)) : ERR_reason_error_string(ERR_peek_last_error());
     return reason ? reason : "unknown reason";
 }
 
@@ -43,8 +46,8 @@ int gw_http_tls_new(const char *cert_file, const char *key_file, struct ssl_ctx_
     if (!what)
         return 0;
     int r = cfg_error_set(err, EINVAL,
-                          "TLS: %s %s (%s); give a PEM certificate chain and its private key without a passphrase", what,
-                          file, last_reason());
+                          "TLS: %s %s (%s); give a PEM certificate chain and its private key without a passphrase",
+                          what, file, failure());
     ERR_clear_error();
     SSL_CTX_free(ctx);
     *out = NULL;

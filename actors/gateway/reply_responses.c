@@ -190,8 +190,6 @@ static void close_item(struct gw_reply *r, const char *status, struct gw_bytes *
 {
     if (r->open == GW_PART_NONE)
         return;
-    if (r->open == GW_PART_TEXT)
-        take_logprobs(r);
     if (r->request->stream) {
         if (r->open == GW_PART_CALL) {
             frame(r, "response.function_call_arguments.done", out);
@@ -272,6 +270,8 @@ static void event(struct gw_reply *r, const struct gw_event *ev, struct gw_bytes
     enum gw_part part = ev->kind == GW_EV_REASONING ? GW_PART_REASONING
                         : ev->kind == GW_EV_TEXT    ? GW_PART_TEXT
                                                     : GW_PART_CALL;
+    if (part != GW_PART_TEXT)
+        r->logprobs.n = 0; /* the protocol has a place for those of the answer only */
     if (ev->kind == GW_EV_CALL_BEGIN) {
         r->n_calls++;
         close_item(r, "completed", out);
@@ -285,8 +285,6 @@ static void event(struct gw_reply *r, const struct gw_event *ev, struct gw_bytes
             open_item(r, part, out);
         delta(r, ev, out);
     }
-    if (part != GW_PART_TEXT)
-        r->logprobs.n = 0; /* the protocol has a place for those of the answer only */
 }
 
 static void add_logprob(struct gw_reply *r, const struct gw_token_logprob *lp)
@@ -298,6 +296,8 @@ static void finish(struct gw_reply *r, enum gw_finish f, const char *stop, const
                    struct gw_bytes *out)
 {
     bool cut = f == GW_FINISH_LENGTH;
+    if (r->open == GW_PART_TEXT)
+        take_logprobs(r);
     close_item(r, cut ? "incomplete" : "completed", out);
     if (r->request->stream)
         response_frame(r, cut ? "response.incomplete" : "response.completed", cut ? "incomplete" : "completed", NULL,

@@ -113,6 +113,7 @@ bool gw_request_parse_count(const char *body, size_t len, struct gw_request *out
 
 void gw_request_free(struct gw_request *r)
 {
+    free(r->forced);
     json_decref(r->conversation);
     json_decref(r->tools);
     json_decref(r->settings);

@@ -62,7 +62,10 @@ struct gw_request {
     json_t *tools;       /* array of function declarations in the chat form, or NULL */
     enum gw_tool_choice tool_choice;
     char tool_name[128]; /* GW_TOOLS_NAMED */
-    bool thinking;       /* the answer begins inside <think>; set when the prompt is rendered */
+    /* Set when the prompt is rendered: the answer begins inside <think>; it continues a given beginning; text that was
+     * put before it to force a tool call (owned). */
+    bool thinking, open_text;
+    char *forced;
     char cache_salt[128];
     char user[128];   /* for logs; cut off when longer */
     json_t *settings; /* Responses: the fields that its reply repeats, else NULL */

@@ -137,16 +137,13 @@ static void give_up(struct request *r, int reason)
 
 static void fail(struct request *r, const struct gw_error *err)
 {
-    size_t len;
     if (r->ended)
         return;
     give_up(r, -ECANCELED);
     r->status = r->job->gone || gw_exchange_begun(r->job->x) ? r->status : err->status;
     if (!r->job->gone && gw_exchange_begun(r->job->x)) {
-        char *event = gw_error_event(r->job->request.protocol, err, &len);
-        if (event)
-            gw_exchange_write(r->job->x, event, len);
-        free(event);
+        gw_reply_fail(r->reply, err, &r->out);
+        flush(r);
         gw_exchange_end(r->job->x);
     } else if (!r->job->gone) {
         gw_answer_error(r->g, r->job->x, r->job->request.protocol, err);
@@ -157,10 +154,10 @@ static void fail(struct request *r, const struct gw_error *err)
 
 static void fail_text(struct request *r, int status, const char *code, const char *message)
 {
-    struct gw_error err = {.status = status, .retry_after = status == 429 ? 1 : 0};
-    snprintf(err.type, sizeof err.type, "%s", status < 500 ? "invalid_request_error" : "server_error");
+    struct gw_error err;
+    gw_error_set(&err, r->job->request.protocol, status, NULL, "%s", message);
     snprintf(err.code, sizeof err.code, "%s", code);
-    snprintf(err.message, sizeof err.message, "%s", message);
+    err.retry_after = status == 429;
     fail(r, &err);
 }
 
@@ -173,10 +170,11 @@ static void finish(struct request *r, enum act_finish how)
     if (mdl_tok_stream_end(&r->decode, &r->piece) || gw_output_push(r->output, r->piece.s, r->piece.n) ||
         gw_output_end(r->output))
         r->failed = -ENOMEM;
-    enum gw_finish reason = gw_output_stopped(r->output)         ? GW_FINISH_STOP_SEQUENCE
-                            : gw_output_calls(r->output)         ? GW_FINISH_TOOL_CALLS
-                            : how == ACT_FINISH_LENGTH           ? GW_FINISH_LENGTH
-                                                                 : GW_FINISH_STOP;
+    /* A call that the length cut off was closed, but the answer is still cut off. */
+    enum gw_finish reason = gw_output_stopped(r->output) ? GW_FINISH_STOP_SEQUENCE
+                            : how == ACT_FINISH_LENGTH   ? GW_FINISH_LENGTH
+                            : gw_output_calls(r->output) ? GW_FINISH_TOOL_CALLS
+                                                         : GW_FINISH_STOP;
     if (r->failed || gw_reply_finish(r->reply, reason, gw_output_stop(r->output), &r->usage, &r->out)) {
         fail_text(r, 500, "out_of_memory", "the server ran out of memory");
         return;
@@ -265,6 +263,7 @@ static void start_work(struct request *r)
     r->reply = gw_reply_new(in, id, r->g->settings.model_name, act_wall(r->self) / 1000000000);
     r->output = gw_output_new(&(struct gw_output_options){.thinking = in->thinking, .tools = in->has_tools,
                                                           .raw = in->protocol == GW_COMPLETIONS,
+                                                          .open_text = in->open_text,
                                                           .max_calls = in->has_tools && !in->parallel_tools, .stop = stop,
                                                           .stop_len = stop_len, .n_stop = in->n_stop, .on_event = on_event,
                                                           .ctx = r});
@@ -350,6 +349,9 @@ static void take_tokens(struct request *r, struct act_msg *m)
     begin(r);
     if (r->job->trace && r->job->request.stream && made_at)
         gw_bytes_printf(&r->out, ": made %lld\n\n", (long long)made_at);
+    if (r->job->request.forced && p->first == 0 &&
+        gw_output_push(r->output, r->job->request.forced, strlen(r->job->request.forced)))
+        r->failed = -ENOMEM;
     bool more = true;
     for (int i = 0; i < p->count && more; i++) {
         if (p->flags & ACT_TOKENS_LOGPROBS && !take_logprob(r, ids[i], &at, end))
@@ -420,16 +422,15 @@ static void take_prefilling(struct request *r)
 static int request_receive(struct act_self *self, void *state, struct act_msg *m, int count)
 {
     struct request *r = state;
-    (void)self;
-    bool fresh = !r->started;
-    if (fresh) {
-        r->started = act_now(r->self);
+    bool first = !r->started;
+    if (first) {
+        r->started = act_now(self);
         r->g->metrics.waiting++;
     }
     if (r->job->gone && !r->ended) {
         give_up(r, -ECONNRESET);
         finish_actor(r, GW_OUT_CANCELLED);
-    } else if (fresh) {
+    } else if (first) {
         start_work(r);
     }
     for (int i = 0; i < count && !r->ended; i++) {

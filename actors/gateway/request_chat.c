@@ -107,7 +107,7 @@ static bool read_message(struct gw_parse *p, size_t i, const json_t *m, bool las
         ok = read_assistant(p, out, base, m, last);
     } else if (tool) {
         json_t *id = json_object_get(m, "tool_call_id");
-        ok = gw_check_call_id(p, gw_path(p, "%s.tool_call_id", base), id) &&
+        ok = gw_answer_call(p, gw_path(p, "%s.tool_call_id", base), id) &&
              (!json_object_set(out, "tool_call_id", id) || gw_fail_memory(p));
     }
     if (!ok) {

@@ -131,6 +131,10 @@ bool gw_add_call(struct gw_parse *p, json_t *m, const char *path, const char *id
         json_decref(arguments);
         return gw_fail(p, base, "two calls have the id \"%.60s\"", id);
     }
+    if (json_object_size(p->calls) >= GW_MAX_CALLS) {
+        json_decref(arguments);
+        return gw_fail(p, base, "more than %d calls in one message", GW_MAX_CALLS);
+    }
     if (!p->calls && !(p->calls = json_object())) {
         json_decref(arguments);
         return gw_fail_memory(p);
@@ -148,13 +152,17 @@ bool gw_add_call(struct gw_parse *p, json_t *m, const char *path, const char *id
     return true;
 }
 
-bool gw_check_call_id(struct gw_parse *p, const char *path, const json_t *id)
+bool gw_answer_call(struct gw_parse *p, const char *path, const json_t *id)
 {
     const char *s;
     if (!gw_want_string(p, path, id, &s))
         return false;
-    return json_object_get(p->calls, s) ||
-           gw_fail(p, path, "\"%.80s\" is not the id of a call in the assistant message before it", s);
+    const json_t *open = json_object_get(p->calls, s);
+    if (!open)
+        return gw_fail(p, path, "\"%.80s\" is not the id of a call in the assistant message before it", s);
+    if (json_is_false(open))
+        return gw_fail(p, path, "the call \"%.80s\" has a result already", s);
+    return !json_object_set_new(p->calls, s, json_false()) || gw_fail_memory(p);
 }
 
 /* ---- tools ---- */

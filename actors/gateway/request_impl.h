@@ -9,7 +9,7 @@
 
 #include "actors/gateway/request.h"
 
-enum { GW_MAX_TOOLS = 1024, GW_MAX_TOOL_NAME = 127 };
+enum { GW_MAX_TOOLS = 1024, GW_MAX_TOOL_NAME = 127, GW_MAX_CALLS = 512 /* of one message */ };
 
 struct gw_parse {
     enum gw_protocol protocol;
@@ -18,7 +18,7 @@ struct gw_parse {
     struct gw_request *out;
     struct gw_error *err;
     json_t *conversation, *messages; /* the latter is a borrowed member of the former */
-    json_t *calls;      /* object whose keys are the ids of the calls of the last assistant message, or NULL */
+    json_t *calls;      /* object of the ids of the last assistant message's calls; true: has no result yet. Or NULL */
     json_t *tool_names; /* object: names declared */
     char path[96];
 };
@@ -91,8 +91,8 @@ bool gw_read_content(struct gw_parse *p, const char *path, const json_t *v, cons
 bool gw_read_arguments(struct gw_parse *p, const char *path, const json_t *v, json_t **out);
 /* Appends a call to assistant message m and remembers its id. */
 bool gw_add_call(struct gw_parse *p, json_t *m, const char *path, const char *id, const char *name, json_t *arguments);
-/* A result's id must be of a call in the assistant message before it. */
-bool gw_check_call_id(struct gw_parse *p, const char *path, const json_t *id);
+/* A result's id must be of a call in the assistant message before it that has no result yet. */
+bool gw_answer_call(struct gw_parse *p, const char *path, const json_t *id);
 /* No call is known any more: an assistant message begins. */
 void gw_forget_calls(struct gw_parse *p);
 /* Reads the place of a declaration; o has name, description, parameters (or schema_key) and strict. */

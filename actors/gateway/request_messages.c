@@ -71,7 +71,7 @@ static bool take_result(struct gw_parse *p, struct turn *t, const char *base, co
     json_t *id = json_object_get(block, "tool_use_id"), *text;
     const json_t *failed = gw_member(block, "is_error");
     bool error = false;
-    if (!gw_only(p, block, known, base) || !gw_check_call_id(p, gw_path(p, "%s.tool_use_id", base), id) ||
+    if (!gw_only(p, block, known, base) || !gw_answer_call(p, gw_path(p, "%s.tool_use_id", base), id) ||
         (failed && !gw_want_bool(p, gw_path(p, "%s.is_error", base), failed, &error)) ||
         !gw_read_content(p, gw_path(p, "%s.content", base), gw_member(block, "content"), text_types, &text))
         return false;

@@ -97,7 +97,7 @@ static bool read_result(struct gw_parse *p, const char *base, const json_t *item
     static const char *const known[] = {"type", "id", "call_id", "output", "status", NULL};
     json_t *id = json_object_get(item, "call_id"), *text;
     const json_t *output = gw_member(item, "output");
-    if (!gw_only(p, item, known, base) || !gw_check_call_id(p, gw_path(p, "%s.call_id", base), id))
+    if (!gw_only(p, item, known, base) || !gw_answer_call(p, gw_path(p, "%s.call_id", base), id))
         return false;
     if (!output)
         return gw_fail(p, gw_path(p, "%s.output", base), "is missing");

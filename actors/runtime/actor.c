@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { STATE_ALIGN = 16, BATCH_DEFAULT = 64, RESTARTS_DEFAULT = 3, OWED_MAX = UINT16_MAX };
+enum { BATCH_DEFAULT = 64, RESTARTS_DEFAULT = 3, OWED_MAX = UINT16_MAX };
 #define WINDOW_DEFAULT INT64_C(10000000000)
 
 struct act_addr actor_addr(const struct act_self *a)
@@ -95,15 +95,6 @@ static void break_promises(struct act_self *a)
 
 /* ---- beginning ------------------------------------------------------------------------------- */
 
-static void *state_new(size_t size)
-{
-    size_t bytes = (size + STATE_ALIGN - 1) / STATE_ALIGN * STATE_ALIGN + STATE_ALIGN;
-    void *p = bytes > size ? aligned_alloc(STATE_ALIGN, bytes) : NULL;
-    if (p)
-        memset(p, 0, bytes);
-    return p;
-}
-
 static void show(struct act_self *a, bool alive)
 {
     /* Relaxed: a name for statistics; the behaviour is constant. Partner: act_stats_actors. */
@@ -126,7 +117,7 @@ static int begin(struct act_self *a)
     a->ending = a->again = a->begun = false;
     a->reason = 0;
     show(a, true);
-    a->memory = state_new(a->spec.behaviour->state_size);
+    a->memory = line_alloc(a->spec.behaviour->state_size);
     if (!a->memory)
         return -ENOMEM;
     int rc = a->spec.behaviour->start ? a->spec.behaviour->start(a, a->memory, a->spec.arg) : 0;

@@ -100,21 +100,21 @@ struct act_lane {
     int64_t requests;       /* without end */
     int64_t requests_taken; /* of consumer_requests, how many were subtracted */
     struct act_fifo outbox; /* waits for room, in order */
-    uint64_t rung;          /* last value of doorbell */
     bool send_wanted;       /* an actor waits for more than the room of a request */
-    /* Written by the producer: counts flushes. Read by the consumer before it sleeps. */
-    alignas(64) _Atomic uint64_t doorbell;
+    unsigned hidden;        /* messages in the ring that the consumer cannot see yet */
+    struct act_ring_producer producer;
+    struct act_msg *put_slots; /* NULL: within one worker, messages go straight to mailboxes */
     /* Set by the producer when it has found no room, taken back by the consumer when it wakes the producer for it. */
     alignas(64) _Atomic uint32_t starved;
     /* Written by the consumer: messages of this lane that were taken; requests whose returned reply was taken. */
     alignas(64) _Atomic int64_t consumer_sent;
     _Atomic int64_t consumer_requests;
     /* the consumer's */
-    int64_t taken_sent, taken_requests; /* not yet written to the two above */
-    uint64_t seen;                      /* doorbell before the last complete drain */
+    int64_t taken_sent, taken_requests; /* ever */
     struct sim_hold *hold;              /* simulation: what the link does to messages; NULL: nothing */
-    struct act_msg *slots;              /* NULL: within one worker, messages go straight to mailboxes */
-    ck_ring_t ring;
+    struct act_msg *take_slots;         /* the same as put_slots: a side never reads a line that the other one writes */
+    uint32_t take_from;                 /* likewise */
+    alignas(64) ck_ring_t ring;
 };
 
 /* ---- actors ---------------------------------------------------------------------------------- */
@@ -162,7 +162,7 @@ struct act_self {
     _Atomic uint32_t live;
     _Atomic(const struct act_behaviour *) shown;
     _Atomic uint64_t batches, messages;
-    _Atomic int shown_waiting, shown_outbox;
+    _Atomic int shown_waiting, shown_outbox, shown_watchers;
     _Atomic bool working;
     _Atomic int64_t progress_at;
 };
@@ -193,6 +193,7 @@ struct act_worker {
     uint64_t touched;            /* workers to which something went since the last flush */
     uint64_t starved;            /* lanes out that somebody waits for */
     uint64_t taken;              /* lanes in with counts not yet written back */
+    uint64_t told;               /* lanes in whose counts were written back without being sure */
     struct act_run_queue run[2]; /* by act_class */
     struct act_wheel wheel;
     struct act_self *actors;
@@ -259,15 +260,16 @@ int lane_drain(struct act_worker *w, struct act_lane *l, int max);
 void worker_deliver(struct act_worker *w, struct act_node *n);
 /* m was taken by its receiver on w (or is given up there): its room is free again. */
 void worker_release(struct act_worker *w, const struct act_msg *m, int from);
-/* Writes the counts of released room where the producers see them, and wakes those that wait for it. */
-void worker_publish(struct act_worker *w);
+/* Writes the counts of released room where the producers see them, and wakes those that wait for it. Without `sure` it
+ * may miss one that begins to wait at this very moment: it finds it in the next turn, or before it sleeps. */
+void worker_publish(struct act_worker *w, bool sure);
 /* Sends m, which arrived at w from worker `from` and has no receiver, back; consumes m. */
 void worker_bounce(struct act_worker *w, struct act_msg *m, int from);
 /* Puts a message for which room was held into the lane to worker `to`. */
 void worker_put(struct act_worker *w, int to, const struct act_msg *m);
 /* Lanes somebody waits for: moves outboxes, and tells actors. True when anything moved. */
 bool worker_room(struct act_worker *w, bool look_only);
-/* Wakes the workers to which something was sent. */
+/* Shows what was sent to its receivers, and wakes them. */
 void worker_flush(struct act_worker *w);
 void worker_wake(struct act_worker *w);
 /* Puts c on w's control list and wakes it. Any thread. */
@@ -316,6 +318,8 @@ void control_drop(struct act_ctl *c);
 bool sim_hold(struct act_worker *w, struct act_lane *l, struct act_node *n);
 
 /* runtime.c */
+/* Zeroed memory in cache lines of its own, so that what one worker writes is in no line that another one reads. */
+void *line_alloc(size_t size);
 int runtime_make(const struct act_config *config, bool simulated, struct act_runtime **out, struct cfg_error *err);
 void runtime_end_actors(struct act_runtime *rt, int reason);
 

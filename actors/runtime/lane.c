@@ -7,7 +7,10 @@
 
 /* ---- nodes ----------------------------------------------------------------------------------- */
 
-enum { SLAB_NODES = 128 };
+enum {
+    SLAB_NODES = 128,
+    SHOW_EVERY = 16, /* messages that a call may send to a worker before it sees them */
+};
 
 struct act_slab {
     struct act_slab *next;
@@ -75,6 +78,7 @@ int lane_init(struct act_lane *l, int from, int to, int64_t sent, int64_t reques
               int64_t back_requests)
 {
     l->from = from;
+    l->take_from = (uint32_t)from;
     l->to = to;
     l->limit_sent = sent;
     l->limit_requests = requests;
@@ -84,8 +88,8 @@ int lane_init(struct act_lane *l, int from, int to, int64_t sent, int64_t reques
     size_t need = (size_t)(sent + requests + back_sent + back_requests) + 1, size = 4;
     while (size < need)
         size *= 2;
-    l->slots = aligned_alloc(64, size * sizeof *l->slots);
-    if (!l->slots)
+    l->put_slots = l->take_slots = aligned_alloc(64, size * sizeof *l->put_slots);
+    if (!l->put_slots)
         return -ENOMEM;
     ck_ring_init(&l->ring, (unsigned)size);
     return 0;
@@ -93,11 +97,10 @@ int lane_init(struct act_lane *l, int from, int to, int64_t sent, int64_t reques
 
 void lane_destroy(struct act_lane *l)
 {
-    struct act_msg m;
-    if (l->slots)
-        while (act_ring_take(&l->ring, l->slots, &m))
-            act_msg_drop(&m);
-    free(l->slots);
+    unsigned head, count = l->take_slots ? act_ring_look(&l->ring, &head) : 0;
+    for (unsigned i = 0; i < count; i++)
+        act_msg_drop(&l->take_slots[(head + i) & l->ring.mask]);
+    free(l->take_slots);
     for (struct act_node *n; (n = fifo_pop(&l->outbox));)
         act_msg_drop(&n->msg); /* the node belongs to a slab */
 }
@@ -131,12 +134,17 @@ void worker_put(struct act_worker *w, int to, const struct act_msg *m)
 {
     struct act_lane *l = w->out[to];
     COUNT_ADD(w->count.sent, 1);
-    if (l->slots) {
+    if (l->put_slots) {
         w->touched |= UINT64_C(1) << to;
-        if (act_ring_put(&l->ring, l->slots, m))
+        if (act_ring_put(&l->ring, l->put_slots, m, &l->producer)) {
+            if (++l->hidden == SHOW_EVERY) {
+                act_ring_show(&l->ring, &l->producer);
+                l->hidden = 0;
+            }
             return;
+        }
     }
-    struct act_node *n = l->slots ? NULL : node_new(w);
+    struct act_node *n = l->put_slots ? NULL : node_new(w);
     if (n) {
         n->msg = *m;
         n->worker = (uint32_t)w->index;
@@ -176,25 +184,31 @@ void worker_release(struct act_worker *w, const struct act_msg *m, int from)
     w->taken |= UINT64_C(1) << from;
 }
 
-void worker_publish(struct act_worker *w)
+void worker_publish(struct act_worker *w, bool sure)
 {
-    while (w->taken) {
-        int from = __builtin_ctzll(w->taken);
-        w->taken &= w->taken - 1;
+    /* Lanes that were written without being sure are looked at again and again, until a sure look. */
+    uint64_t fresh = w->taken, lanes = w->taken | w->told;
+    w->taken = 0;
+    w->told = sure ? 0 : lanes;
+    for (; lanes; lanes &= lanes - 1) {
+        int from = __builtin_ctzll(lanes);
         struct act_lane *l = w->in[from];
-        /* Seq_cst: first the counts, then the look at the flag, so that either the producer sees the room or this
-         * worker sees that somebody waits for it. Partner: has_room and want_room. */
-        if (l->taken_sent)
-            atomic_store_explicit(&l->consumer_sent,
-                                  atomic_load_explicit(&l->consumer_sent, memory_order_relaxed) + l->taken_sent,
-                                  memory_order_seq_cst);
-        if (l->taken_requests)
-            atomic_store_explicit(&l->consumer_requests,
-                                  atomic_load_explicit(&l->consumer_requests, memory_order_relaxed) + l->taken_requests,
-                                  memory_order_seq_cst);
-        l->taken_sent = l->taken_requests = 0;
-        if (atomic_load_explicit(&l->starved, memory_order_seq_cst) &&
-            atomic_exchange_explicit(&l->starved, 0, memory_order_seq_cst))
+        bool waits;
+        if (sure) {
+            /* Seq_cst: first the counts, then the look at the flag, so that either the producer sees the room or this
+             * worker sees that somebody waits for it. Partner: has_room and want_room. */
+            atomic_store_explicit(&l->consumer_sent, l->taken_sent, memory_order_seq_cst);
+            atomic_store_explicit(&l->consumer_requests, l->taken_requests, memory_order_seq_cst);
+            waits = atomic_load_explicit(&l->starved, memory_order_seq_cst) != 0;
+        } else {
+            /* Release: what was read of the messages comes before. Relaxed: a hint, see above. Partner: has_room. */
+            if (fresh >> from & 1) {
+                atomic_store_explicit(&l->consumer_sent, l->taken_sent, memory_order_release);
+                atomic_store_explicit(&l->consumer_requests, l->taken_requests, memory_order_release);
+            }
+            waits = atomic_load_explicit(&l->starved, memory_order_relaxed) != 0;
+        }
+        if (waits && atomic_exchange_explicit(&l->starved, 0, memory_order_seq_cst))
             worker_wake(&w->rt->worker[from]);
     }
 }
@@ -276,21 +290,21 @@ bool worker_room(struct act_worker *w, bool look_only)
 
 int lane_drain(struct act_worker *w, struct act_lane *l, int max)
 {
+    unsigned head, there = act_ring_look(&l->ring, &head);
     int count = 0;
-    while (count < max && act_ring_any(&l->ring)) {
+    for (max = (unsigned)max < there ? max : (int)there; count < max; count++, head++) {
         struct act_node *n = node_new(w);
         if (!n)
             break; /* the messages stay where they are until there is memory */
-        if (!act_ring_take(&l->ring, l->slots, &n->msg)) {
-            node_free(w, n);
-            break;
-        }
-        n->worker = (uint32_t)l->from;
-        count++;
+        n->msg = l->take_slots[head & l->ring.mask];
+        n->worker = l->take_from;
         if (l->hold && sim_hold(w, l, n))
             continue;
         worker_deliver(w, n);
     }
+    /* Delivering may put a return into the lane back, never into this one, so this may come last. */
+    if (count)
+        act_ring_taken(&l->ring, head);
     return count;
 }
 
@@ -337,7 +351,7 @@ void worker_bounce(struct act_worker *w, struct act_msg *m, int from)
 
 void worker_wake(struct act_worker *w)
 {
-    /* Seq_cst: after what there is to see was written. Partner: worker_sleep, which sets the flag first and looks then.
+    /* Seq_cst: after what there is to see was written. Partner: sleep_until, which sets the flag first and looks then.
      */
     if (atomic_load_explicit(&w->sleeping, memory_order_seq_cst) &&
         atomic_exchange_explicit(&w->sleeping, 0, memory_order_seq_cst))
@@ -346,14 +360,21 @@ void worker_wake(struct act_worker *w)
 
 void worker_flush(struct act_worker *w)
 {
+    if (!w->touched)
+        return;
+    for (uint64_t left = w->touched; left; left &= left - 1) {
+        struct act_lane *l = w->out[__builtin_ctzll(left)];
+        if (l->hidden)
+            act_ring_show(&l->ring, &l->producer);
+        l->hidden = 0;
+    }
+    /* The messages in the rings come before the looks at `sleeping`. Rings are written by ck, so the fence is ck's.
+     * Partner: sleep_until, which has the same fence between the flag and its look at the rings. */
+    ck_pr_fence_memory();
     for (; w->touched; w->touched &= w->touched - 1) {
-        int to = __builtin_ctzll(w->touched);
-        struct act_lane *l = w->out[to];
-        struct act_worker *other = &w->rt->worker[to];
-        /* Seq_cst: the bell rings after the messages are in the ring and before the look at `sleeping`. Partner:
-         * worker_has_input, which reads the bell after `sleeping` was set. */
-        atomic_store_explicit(&l->doorbell, ++l->rung, memory_order_seq_cst);
-        if (atomic_load_explicit(&other->sleeping, memory_order_seq_cst)) {
+        struct act_worker *other = &w->rt->worker[__builtin_ctzll(w->touched)];
+        /* Relaxed: ordered by the fence. */
+        if (atomic_load_explicit(&other->sleeping, memory_order_relaxed)) {
             COUNT_ADD(w->count.wakes, 1);
             worker_wake(other);
         }

@@ -1,11 +1,15 @@
-/* Concurrency Kit's single-producer single-consumer ring of messages, so that ThreadSanitizer understands it. Only
- * lane.c and the benchmark of lanes include this.
+/* Concurrency Kit's single-producer single-consumer ring, holding messages. Only lane.c, worker.c and sim.c include
+ * this.
  *
- * ck orders its accesses with inline assembly, which ThreadSanitizer does not see. Its fences stand exactly where the
- * two sides hand a slot over, so in a sanitizer build they also tell it: the producer releases p_tail after it has
- * written a slot and the consumer acquires it before it reads one; the consumer releases c_head after it has read a
- * slot and the producer acquires it before it writes there again. Nothing is suppressed: an access to a slot outside of
- * that order is still reported. */
+ * The ring is ck's and so are the accesses to its two counts; three things are different from ck_ring_enqueue_spsc and
+ * ck_ring_dequeue_spsc, since on two CPUs the cost is the cache lines that travel. The producer shows several messages
+ * at once. It remembers the consumer's count and reads it again only when the ring seems full. The consumer takes what
+ * is there in one go, and writes its count once.
+ *
+ * ck orders its accesses with inline assembly, which ThreadSanitizer does not see; so it is told: the producer releases
+ * p_tail after it has written a slot and the consumer acquires it before it reads; the consumer releases c_head after
+ * it has read and the producer acquires it before it writes a slot again. Nothing is suppressed: an access to a slot
+ * outside of that order is reported. */
 #ifndef WEFT_ACTORS_RUNTIME_RING_H
 #define WEFT_ACTORS_RUNTIME_RING_H
 
@@ -23,46 +27,62 @@
 #endif
 #endif
 
-#include <ck_pr.h>
-#ifdef ACT_TSAN
-#include <sanitizer/tsan_interface.h>
-/* `ring` is the parameter of every ck function that these two stand in. The enqueue path has the store fence between
- * slot and p_tail; the dequeue path has the load fence between p_tail and slot, the store fence between slot and
- * c_head. */
-#define ck_pr_fence_load() (__tsan_acquire(&((struct ck_ring *)(uintptr_t)ring)->p_tail), (ck_pr_fence_load)())
-#define ck_pr_fence_store()                                                                                            \
-    (__tsan_release(&((struct ck_ring *)(uintptr_t)ring)->p_tail),                                                     \
-     __tsan_release(&((struct ck_ring *)(uintptr_t)ring)->c_head), (ck_pr_fence_store)())
-#endif
 #include <ck_ring.h>
 #ifdef ACT_TSAN
-#undef ck_pr_fence_load
-#undef ck_pr_fence_store
+#include <sanitizer/tsan_interface.h>
+#define ACT_RING_ACQUIRE(count) __tsan_acquire(count)
+#define ACT_RING_RELEASE(count) __tsan_release(count)
+#else
+#define ACT_RING_ACQUIRE(count) ((void)0)
+#define ACT_RING_RELEASE(count) ((void)0)
 #endif
 
-CK_RING_PROTOTYPE(act_msg, act_msg)
+/* What the producer keeps beside the ring: where it writes next, and what it remembers of the consumer's count. */
+struct act_ring_producer {
+    unsigned tail, head;
+};
 
-/* Producer only. False: full. */
-static inline bool act_ring_put(ck_ring_t *ring, struct act_msg *slots, const struct act_msg *m)
+/* Producer only. Writes m behind the others; the consumer sees it after act_ring_show. False: full. */
+static inline bool act_ring_put(ck_ring_t *ring, struct act_msg *slots, const struct act_msg *m,
+                                struct act_ring_producer *p)
 {
-    struct act_msg *slot = ck_ring_enqueue_reserve_spsc_act_msg(ring, slots);
-    if (!slot)
-        return false;
-#ifdef ACT_TSAN
-    __tsan_acquire(&ring->c_head);
-#endif
-    *slot = *m;
-    ck_ring_enqueue_commit_spsc(ring);
+    if (p->tail - p->head >= ring->mask) {
+        p->head = ck_pr_load_uint(&ring->c_head);
+        ACT_RING_ACQUIRE(&ring->c_head);
+        if (p->tail - p->head >= ring->mask)
+            return false;
+    }
+    slots[p->tail++ & ring->mask] = *m;
     return true;
 }
 
-/* Consumer only. False: empty. */
-static inline bool act_ring_take(ck_ring_t *ring, struct act_msg *slots, struct act_msg *out)
+/* Producer only: the consumer may see what was put. */
+static inline void act_ring_show(ck_ring_t *ring, const struct act_ring_producer *p)
 {
-    return ck_ring_dequeue_spsc_act_msg(ring, slots, out);
+    ACT_RING_RELEASE(&ring->p_tail);
+    ck_pr_fence_store();
+    ck_pr_store_uint(&ring->p_tail, p->tail);
 }
 
-/* Consumer only: whether there is something to take. A hint: says nothing about the contents of slots. */
+/* Consumer only: how many there are to take; the first is slots[*head & mask], and so on. */
+static inline unsigned act_ring_look(ck_ring_t *ring, unsigned *head)
+{
+    *head = ring->c_head;
+    unsigned count = ck_pr_load_uint(&ring->p_tail) - *head;
+    ck_pr_fence_load();
+    ACT_RING_ACQUIRE(&ring->p_tail);
+    return count;
+}
+
+/* Consumer only: gives the slots before head back; they were read. */
+static inline void act_ring_taken(ck_ring_t *ring, unsigned head)
+{
+    ACT_RING_RELEASE(&ring->c_head);
+    ck_pr_fence_store();
+    ck_pr_store_uint(&ring->c_head, head);
+}
+
+/* Consumer only: whether there is something to take. Says nothing about the contents of slots. */
 static inline bool act_ring_any(ck_ring_t *ring)
 {
     return ck_pr_load_uint(&ring->p_tail) != ck_pr_load_uint(&ring->c_head);

@@ -20,6 +20,15 @@ enum {
 };
 #define AGE_DEFAULT INT64_C(20000000)
 
+void *line_alloc(size_t size)
+{
+    size_t bytes = (size / 64 + 1) * 64;
+    void *p = bytes > size ? aligned_alloc(64, bytes) : NULL;
+    if (p)
+        memset(p, 0, bytes);
+    return p;
+}
+
 static int check(const struct act_config *c, struct cfg_error *err)
 {
     if (c->workers < 1 || c->workers > ACT_WORKERS_MAX)
@@ -60,10 +69,10 @@ static int make_worker(struct act_runtime *rt, int index, uint32_t *first, bool 
     w->actor_count = w->config.actors_max ? w->config.actors_max : ACTORS_DEFAULT;
     w->first_index = *first;
     *first += (uint32_t)w->actor_count;
-    w->actors = calloc((size_t)w->actor_count, sizeof *w->actors);
+    w->actors = line_alloc((size_t)w->actor_count * sizeof *w->actors);
     w->batch = aligned_alloc(64, ACT_BATCH_LIMIT * sizeof *w->batch);
-    w->in = calloc((size_t)rt->workers, sizeof(struct act_lane *));
-    w->out = calloc((size_t)rt->workers, sizeof(struct act_lane *));
+    w->in = line_alloc((size_t)rt->workers * sizeof(struct act_lane *));
+    w->out = line_alloc((size_t)rt->workers * sizeof(struct act_lane *));
     if (!w->actors || !w->batch || !w->in || !w->out)
         return cfg_error_set(err, ENOMEM, "no memory for worker %s", w->config.name);
     for (int i = 0; i < w->actor_count; i++) {
@@ -99,7 +108,7 @@ int runtime_make(const struct act_config *config, bool simulated, struct act_run
     int rc = check(config, err);
     if (rc != 0)
         return rc;
-    struct act_runtime *rt = calloc(1, sizeof *rt);
+    struct act_runtime *rt = line_alloc(sizeof *rt);
     if (!rt)
         return cfg_error_set(err, ENOMEM, "no memory for the actor runtime");
     rt->config = *config;
@@ -119,15 +128,10 @@ int runtime_make(const struct act_config *config, bool simulated, struct act_run
         indices += (uint32_t)(c->worker[i].actors_max ? c->worker[i].actors_max : ACTORS_DEFAULT);
     rt->indices = indices;
     size_t lanes = (size_t)c->workers * (size_t)c->workers;
-    /* Workers and lanes have lines of their own. */
-    rt->worker = aligned_alloc(64, (size_t)c->workers * sizeof *rt->worker);
-    rt->lanes = aligned_alloc(64, lanes * sizeof *rt->lanes);
-    rt->worker_of = malloc(indices);
+    rt->worker = line_alloc((size_t)c->workers * sizeof *rt->worker);
+    rt->lanes = line_alloc(lanes * sizeof *rt->lanes);
+    rt->worker_of = line_alloc(indices);
     rt->peer = calloc(ACT_PEERS_MAX, sizeof *rt->peer);
-    if (rt->worker)
-        memset((void *)rt->worker, 0, (size_t)c->workers * sizeof *rt->worker);
-    if (rt->lanes)
-        memset((void *)rt->lanes, 0, lanes * sizeof *rt->lanes);
     rc = rt->worker && rt->lanes && rt->worker_of && rt->peer ? 0 : -ENOMEM;
     if (rc == 0) {
         rt->peer[0].node = c->node;

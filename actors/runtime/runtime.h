@@ -118,7 +118,7 @@ enum act_policy {
 
 struct act_behaviour {
     const char *name;
-    size_t state_size; /* zeroed memory, aligned to 16, owned by the runtime from before start until after stop */
+    size_t state_size; /* zeroed memory, aligned to 64, owned by the runtime from before start until after stop */
     /* Makes the state. A negative errno: the actor never was. May be NULL. arg is the one of struct act_spawn. */
     int (*start)(struct act_self *self, void *state, const void *arg);
     /* Everything that waits, up to the batch limit, in order of arrival per sender; CANCEL, DOWN and TIMER come first.
@@ -233,7 +233,8 @@ int act_forward(struct act_self *self, struct act_msg *m);
 int act_forward_reply(struct act_self *self, struct act_promise *p, struct act_msg *m);
 /* CANCEL{reason} for request and attempt to dst. Never waits; may overtake. -ENOMEM: try again later. */
 int act_cancel(struct act_self *self, struct act_addr dst, uint64_t request, uint16_t attempt, int reason);
-/* Wakes the workers to which messages went in this call, now and not when it returns: before long work. */
+/* Messages to other workers become visible, at the latest, when the callback returns. This shows them and wakes their
+ * receivers now: before long work. */
 void act_flush(struct act_self *self);
 /* Messages that self has in its outbox. */
 int act_outbox(const struct act_self *self);

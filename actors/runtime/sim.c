@@ -273,7 +273,7 @@ static size_t worker_actions(struct act_sim *sim, int node, struct act_worker *w
     for (int i = 0; i < w->rt->workers; i++) {
         struct act_lane *l = w->in[i];
         a.from = i;
-        if (l->slots && act_ring_any(&l->ring))
+        if (l->take_slots && act_ring_any(&l->ring))
             add_action(sim, &count, (a.kind = DO_LANE, a));
         if (l->hold && l->hold->first && l->hold->first->due <= sim->now)
             add_action(sim, &count, (a.kind = DO_HELD, a));
@@ -321,7 +321,7 @@ static int64_t next_time(const struct act_sim *sim)
                 at = w->busy_until; /* relaxed: one thread */
             for (int j = 0; j < w->rt->workers; j++) {
                 const struct act_lane *l = w->in[j];
-                if (l->slots && w->busy_until > sim->now && act_ring_any(&w->in[j]->ring))
+                if (l->take_slots && w->busy_until > sim->now && act_ring_any(&w->in[j]->ring))
                     at = w->busy_until;
                 if (l->hold && l->hold->first && l->hold->first->due < at)
                     at = l->hold->first->due;
@@ -371,7 +371,7 @@ static void act(struct act_sim *sim, const struct action *a)
         run_event(sim);
         return;
     }
-    worker_publish(w);
+    worker_publish(w, true);
     worker_flush(w);
 }
 

@@ -72,6 +72,7 @@ void act_stats_actors(const struct act_runtime *rt, void (*fn)(void *ctx, const 
                 .messages = READ(a->messages),
                 .waiting = READ(a->shown_waiting),
                 .outbox = READ(a->shown_outbox),
+                .watchers = READ(a->shown_watchers),
                 .progress_age_ns = progress_age(a, now),
             };
             fn(ctx, &s);
@@ -83,7 +84,7 @@ int act_stats_lane(const struct act_runtime *rt, int from, int to, int *messages
     if (from < 0 || from >= rt->workers || to < 0 || to >= rt->workers)
         return -EINVAL;
     const struct act_lane *l = &rt->lanes[from * rt->workers + to];
-    *messages = (int)(l->sent - l->sent_back - READ(l->consumer_sent) - l->taken_sent);
-    *requests = (int)(l->requests - (READ(l->consumer_requests) - l->requests_taken) - l->taken_requests);
+    *messages = (int)(l->sent - l->sent_back - l->taken_sent);
+    *requests = (int)(l->requests - (l->taken_requests - l->requests_taken));
     return 0;
 }

@@ -34,6 +34,7 @@ struct act_stats_actor {
     uint64_t batches, messages;
     int waiting; /* messages in its mailbox */
     int outbox;
+    int watchers;            /* monitors, links and supervisors that its end will be told to */
     int64_t progress_age_ns; /* 0 when it has no work */
 };
 

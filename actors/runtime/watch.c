@@ -17,15 +17,17 @@ static void link_watch(struct act_self *target, struct act_watch *x)
     if (x->next)
         x->next->link = &x->next;
     target->watchers = x;
+    COUNT_ADD(target->shown_watchers, 1);
 }
 
-static void unlink_watch(struct act_watch *x)
+static void unlink_watch(struct act_self *target, struct act_watch *x)
 {
     *x->link = x->next;
     if (x->next)
         x->next->link = x->link;
     x->next = NULL;
     x->link = NULL;
+    COUNT_ADD(target->shown_watchers, -1);
 }
 
 static struct act_watch *make_watch(struct act_addr watcher, struct act_addr target, enum act_watch_kind kind,
@@ -92,8 +94,9 @@ static void withdraw(struct act_self *self, struct act_watching *own)
 
 void watch_withdrawn(struct act_worker *w, struct act_watching *x)
 {
-    if (actor_find(w, x->target)) {
-        unlink_watch(x->watch);
+    struct act_self *target = actor_find(w, x->target);
+    if (target) {
+        unlink_watch(target, x->watch);
         free(x->watch);
     }
     free(x);
@@ -135,7 +138,7 @@ static void drop_link_back(struct act_self *a, struct act_addr who)
 {
     for (struct act_watch *x = a->watchers; x; x = x->next)
         if (x->kind == WATCH_LINK && act_addr_equal(x->watcher, who)) {
-            unlink_watch(x);
+            unlink_watch(a, x);
             free(x);
             return;
         }
@@ -190,7 +193,7 @@ bool watch_end(struct act_self *a, int reason, bool final, bool escalate)
     bool told = false;
     while (a->watchers) {
         struct act_watch *x = a->watchers;
-        unlink_watch(x);
+        unlink_watch(a, x);
         if (x->kind == WATCH_SUPERVISOR) {
             if (!final) { /* a restart makes a new one */
                 free(x);

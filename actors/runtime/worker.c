@@ -12,6 +12,7 @@ enum {
     RUNS_MAX = 16,    /* actors called per turn */
     TURN_NS = 500000, /* after this long the turn ends, whatever is still runnable */
     SPINS_PER_CLOCK = 32,
+    TURNS_PER_CLOCK = 16,
     POLL_NS = 50000, /* a busy worker looks at its source this often */
 };
 
@@ -266,7 +267,7 @@ void worker_run_actor(struct act_worker *w, struct act_self *a)
         n = gather_mail(w, a, &a->mail, n, max);
         if (a->waiting != before)
             COUNT_ADD(a->shown_waiting, a->waiting - before);
-        worker_publish(w);
+        worker_publish(w, false);
         bool again = a->again;
         a->again = false;
         if (n || again) {
@@ -287,7 +288,7 @@ void worker_run_actor(struct act_worker *w, struct act_self *a)
     }
     if (a->ending) {
         actor_end(a, a->reason, true);
-        worker_publish(w);
+        worker_publish(w, false);
     } else if (a->again || a->mail.head || a->control.head || a->due || a->room_given) {
         worker_ready(a);
     }
@@ -305,7 +306,7 @@ void worker_end_actors(struct act_worker *w, int reason)
         if (a->state == ACTOR_ALIVE)
             actor_end(a, reason, false);
     }
-    worker_publish(w);
+    worker_publish(w, false);
     worker_flush(w);
 }
 
@@ -319,38 +320,30 @@ static int64_t clock_now(const struct act_worker *w)
 /* What the worker must see before it sleeps; the flag `sleeping` is set. */
 bool worker_has_input(struct act_worker *w)
 {
-    /* Seq_cst: after the flag was set; partners: worker_control, worker_flush, act_runtime_stop. */
+    /* Seq_cst: after the flag was set; partners: worker_control, act_runtime_stop. */
     if (atomic_load_explicit(&w->control, memory_order_seq_cst) ||
         atomic_load_explicit(&w->rt->stopping, memory_order_seq_cst))
         return true;
     for (int i = 0; i < w->rt->workers; i++)
-        if (i != w->index && atomic_load_explicit(&w->in[i]->doorbell, memory_order_seq_cst) != w->in[i]->seen)
+        if (i != w->index && act_ring_any(&w->in[i]->ring))
             return true;
     return w->starved && worker_room(w, true);
 }
 
-static bool drain_lanes(struct act_worker *w)
+static void drain_lanes(struct act_worker *w)
 {
-    bool any = false;
-    for (int i = 0; i < w->rt->workers; i++) {
-        struct act_lane *l = w->in[i];
-        if (i == w->index)
-            continue;
-        /* Acquire: with the bell come the messages before it; when the ring is empty after this, they were all taken.
-         * Partner: worker_flush. */
-        uint64_t rung = atomic_load_explicit(&l->doorbell, memory_order_acquire);
-        if (act_ring_any(&l->ring))
-            any |= lane_drain(w, l, DRAIN_MAX) > 0;
-        if (!act_ring_any(&l->ring))
-            l->seen = rung;
-    }
-    return any;
+    for (int i = 0; i < w->rt->workers; i++)
+        if (i != w->index && act_ring_any(&w->in[i]->ring))
+            lane_drain(w, w->in[i], DRAIN_MAX);
 }
 
 static void sleep_until(struct act_worker *w, int64_t until)
 {
     /* Seq_cst: before the looks in worker_has_input. Partner: worker_wake. */
     atomic_store_explicit(&w->sleeping, 1, memory_order_seq_cst);
+    /* Also before the looks at the rings. Partner: worker_flush. */
+    ck_pr_fence_memory();
+    worker_publish(w, true);
     if (!worker_has_input(w)) {
         COUNT_ADD(w->count.sleeps, 1);
         int64_t now = clock_now(w);
@@ -363,8 +356,7 @@ static void sleep_until(struct act_worker *w, int64_t until)
 /* Looks for input for a short while. True: there is some. */
 static bool spin(struct act_worker *w, int64_t until)
 {
-    int64_t end = clock_now(w) + w->rt->spin_ns;
-    end = end < until ? end : until;
+    int64_t end = 0; /* the clock is not read as long as messages come quickly */
     for (int i = 1;; i++) {
         for (int j = 0; j < w->rt->workers; j++)
             if (j != w->index && act_ring_any(&w->in[j]->ring))
@@ -376,7 +368,13 @@ static bool spin(struct act_worker *w, int64_t until)
         if (i % SPINS_PER_CLOCK == 0) {
             if (w->starved && worker_room(w, true))
                 return true;
-            if (clock_now(w) >= end)
+            int64_t now = clock_now(w);
+            if (!end) {
+                worker_publish(w, true);
+                end = now + w->rt->spin_ns;
+                end = end < until ? end : until;
+            }
+            if (now >= end)
                 return false;
         }
         ck_pr_stall();
@@ -405,12 +403,17 @@ void *worker_main(void *arg)
     /* An eventfd says nothing but that there are messages. */
     bool polls = w->source_ops != &act_source_eventfd;
     int64_t polled = 0;
+    unsigned turn = 0;
     /* Acquire: partner is act_runtime_stop. */
     while (!atomic_load_explicit(&w->rt->stopping, memory_order_acquire)) {
-        w->now = clock_now(w);
+        /* Without timers and bulk actors nothing depends on the time within a few turns. */
+        if (polls || w->wheel.count || w->run[1].head || turn % TURNS_PER_CLOCK == 0) {
+            w->now = clock_now(w);
+            /* Relaxed: for health only. */
+            atomic_store_explicit(&w->count.turn_at, w->now, memory_order_relaxed);
+        }
+        turn++;
         COUNT_ADD(w->count.turns, 1);
-        /* Relaxed: for health only. */
-        atomic_store_explicit(&w->count.turn_at, w->now, memory_order_relaxed);
         if (polls && w->now - polled >= POLL_NS) {
             w->source_ops->wait(w->source, 0);
             polled = w->now;
@@ -421,7 +424,7 @@ void *worker_main(void *arg)
         if (w->starved)
             worker_room(w, false);
         run_some(w);
-        worker_publish(w);
+        worker_publish(w, false);
         worker_flush(w);
         if (w->run[0].head || w->run[1].head)
             continue;
@@ -430,6 +433,7 @@ void *worker_main(void *arg)
             continue;
         sleep_until(w, next);
         polled = w->now;
+        turn = 0;
     }
     worker_end_actors(w, -ESHUTDOWN);
     return NULL;

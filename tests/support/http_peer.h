@@ -25,11 +25,11 @@ struct http_server {
     struct gw_exchange *held[HTTP_HELD]; /* NULL after it went */
     int n_held;
     int requests, refusals, gone;
-    int last_status;      /* of a refusal */
+    int last_status; /* of a refusal */
     char last_reason[200];
-    enum gw_gone why;     /* of the last one gone */
-    bool unknown_gone;    /* gone was called for an exchange that was not in progress */
-    bool late;            /* a wait took too long */
+    enum gw_gone why;  /* of the last one gone */
+    bool unknown_gone; /* gone was called for an exchange that was not in progress */
+    bool late;         /* a wait took too long */
     struct event *guard;
 };
 

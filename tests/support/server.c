@@ -21,8 +21,7 @@
 enum { DEADLINE_MS = 120000 };
 
 static const char base_config[] =
-    "%s%s"
-    "nodes = ({ name = \"local\"; roles = [\"gateway\", \"prefill\", \"decode\", \"expert\", \"kv\"];\n"
+    "%snodes = ({ name = \"local\"; roles = [\"gateway\", \"prefill\", \"decode\", \"expert\", \"kv\"];\n"
     "           listen = \"127.0.0.1:%d\"; });\n%s";
 
 static long now_ms(void)
@@ -81,8 +80,7 @@ static bool write_config(struct ts_server *s, int port, const char *config)
 {
     char *text = NULL, *path = NULL;
     const char *model = strstr(config, "model = ") ? "" : "model = { path = \"samples/tiny\"; name = \"tiny\"; };\n";
-    const char *log = strstr(config, "log = ") ? "" : "log = { level = \"info\"; };\n";
-    if (asprintf(&text, base_config, model, log, port, config) < 0)
+    if (asprintf(&text, base_config, model, port, config) < 0)
         return false;
     path = ts_write_file(s->dir, "weft.conf", text);
     free(text);
@@ -171,6 +169,17 @@ int ts_server_fds(const struct ts_server *s)
     if (d)
         closedir(d);
     return n;
+}
+
+void ts_until_fds(const struct ts_server *s, int n)
+{
+    long end = now_ms() + DEADLINE_MS;
+    int have;
+    while ((have = ts_server_fds(s)) != n) {
+        if (now_ms() > end)
+            cr_assert_fail("%d file descriptors do not become %d", have, n);
+        nanosleep(&(struct timespec){0, 2000000}, NULL);
+    }
 }
 
 long ts_server_rss(const struct ts_server *s)

@@ -15,7 +15,7 @@ struct ts_server {
 };
 
 /* What a test's configuration adds to a small one for samples/tiny: further groups, or another model
- * or log group.
+ * group.
  * program: NULL means the weft program. Ends the test when the server does not come up; skips it without samples/tiny. */
 void ts_server_start(struct ts_server *s, const char *program, const char *config);
 /* Starts it again in the same folder on the given port. False: it did not come up. */
@@ -57,6 +57,8 @@ double ts_metric(const struct ts_server *s, const char *name);
 void ts_until_metric(const struct ts_server *s, const char *name, double value);
 /* Entries of /proc/PID/fd, and resident memory in KiB. */
 int ts_server_fds(const struct ts_server *s);
+/* Waits until there are n entries; ends the test when it does not come to that. */
+void ts_until_fds(const struct ts_server *s, int n);
 long ts_server_rss(const struct ts_server *s);
 
 /* Many answers at a time: open connections whose bytes are collected as they come. */

@@ -80,7 +80,8 @@ Test(http, pipelined_answers_keep_their_order)
     cr_expect_eq(S.requests, 1); /* one at a time */
     gw_exchange_reply(S.held[0], 200, NULL, NULL, 0, "first", 5);
     HTTP_WAIT(&S, http_client_count(&c, "GET /4"));
-    const char *first = strstr(c.data, "first"), *second = strstr(c.data, "GET /2"), *third = strstr(c.data, "POST /3? 2 1 z");
+    const char *first = strstr(c.data, "first"), *second = strstr(c.data, "GET /2"),
+               *third = strstr(c.data, "POST /3? 2 1 z");
     cr_assert(first && second && third);
     cr_expect(first < second && second < third && third < strstr(c.data, "GET /4"));
     http_client_close(&c, false);
@@ -122,7 +123,8 @@ Test(http, head_has_no_body)
     struct http_client c;
     start();
     http_client_open(&c, &S);
-    http_client_puts(&c, "HEAD /big/1000 HTTP/1.1\r\n" HOST "\r\n" "HEAD /stream HTTP/1.1\r\n" HOST "\r\n");
+    http_client_puts(&c, "HEAD /big/1000 HTTP/1.1\r\n" HOST "\r\n"
+                         "HEAD /stream HTTP/1.1\r\n" HOST "\r\n");
     HTTP_WAIT(&S, S.n_held == 1);
     gw_exchange_write(S.held[0], "data", 4);
     gw_exchange_end(S.held[0]);
@@ -188,7 +190,8 @@ Test(http, request_as_the_handler_sees_it)
 {
     struct http_client c;
     start();
-    hold(&c, "POST http://h/hold?q=%20 HTTP/1.1\r\n" HOST "X-Empty:\r\nX-Key: \t two  words \r\nContent-Length: 3\r\n\r\na\nb");
+    hold(&c, "POST http://h/hold?q=%20 HTTP/1.1\r\n" HOST
+             "X-Empty:\r\nX-Key: \t two  words \r\nContent-Length: 3\r\n\r\na\nb");
     const struct gw_http_request *r = gw_exchange_request(S.held[0]);
     cr_expect_str_eq(r->method, "POST");
     cr_expect_str_eq(r->path, "/hold");
@@ -694,7 +697,8 @@ Test(http, drain)
     hold(&streaming, GET("/stream"));
     http_client_open(&half, &S);
     http_client_puts(&half, "GET /half HT");
-    HTTP_WAIT(&S, http_stats(&S).bytes_in > 0 && http_stats(&S).connections == 4 && S.http->conns->parser.head_bytes > 0);
+    HTTP_WAIT(&S,
+              http_stats(&S).bytes_in > 0 && http_stats(&S).connections == 4 && S.http->conns->parser.head_bytes > 0);
     gw_http_stop_listening(S.http);
     HTTP_WAIT(&S, idle.eof);
     cr_expect_not(queued.eof || streaming.eof || half.eof);

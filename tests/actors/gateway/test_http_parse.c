@@ -10,7 +10,7 @@
 struct input {
     const char *name, *bytes;
     size_t len;
-    int status; /* 0: accepted; -1: more is needed */
+    int status;       /* 0: accepted; -1: more is needed */
     const char *want; /* "METHOD path?query body" of accepted ones */
 };
 
@@ -102,7 +102,8 @@ Test(http_parse, accepted)
         {"length 0", BYTES(POST "Content-Length: 0\r\n\r\n"), 0, "POST /p? "},
         {"no length", BYTES(POST "\r\n"), 0, "POST /p? "},
         {"header case", BYTES(POST "cOnTeNt-lEnGtH:2\r\n\r\nab"), 0, "POST /p? ab"},
-        {"blanks around a value", BYTES(POST "Expect:\t 100-continue \t\r\nContent-Length:  2 \r\n\r\nab"), 0, "POST /p? ab"},
+        {"blanks around a value", BYTES(POST "Expect:\t 100-continue \t\r\nContent-Length:  2 \r\n\r\nab"), 0,
+         "POST /p? ab"},
         {"chunked", BYTES(CHUNKED "3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"), 0, "POST /p? abcde"},
         {"chunked, extensions", BYTES(CHUNKED "3;x=y\r\nabc\r\n0;z\r\n\r\n"), 0, "POST /p? abc"},
         {"chunked, trailers", BYTES(CHUNKED "3\r\nabc\r\n0\r\nA: b\r\nContent-Length: 99\r\n\r\n"), 0, "POST /p? abc"},
@@ -110,9 +111,12 @@ Test(http_parse, accepted)
         {"chunked, empty", BYTES(CHUNKED "0\r\n\r\n"), 0, "POST /p? "},
         {"chunked, leading zeros", BYTES(CHUNKED "0003\r\nabc\r\n000\r\n\r\n"), 0, "POST /p? abc"},
         {"continue", BYTES(POST "Expect: 100-Continue\r\nContent-Length: 1\r\n\r\nx"), 0, "POST /p? x"},
-        {"upgrade offered", BYTES(POST "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: A\r\n"
-                                       "Content-Length: 2\r\n\r\nhi"), 0, "POST /p? hi"},
-        {"websocket offered", BYTES("GET /w HTTP/1.1\r\n" HOST "Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"), 0, "GET /w? "},
+        {"upgrade offered",
+         BYTES(POST "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: A\r\n"
+                    "Content-Length: 2\r\n\r\nhi"),
+         0, "POST /p? hi"},
+        {"websocket offered", BYTES("GET /w HTTP/1.1\r\n" HOST "Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"), 0,
+         "GET /w? "},
         {"empty value", BYTES("GET / HTTP/1.1\r\n" HOST "X:\r\n\r\n"), 0, "GET /? "},
         {"empty host", BYTES("GET / HTTP/1.1\r\nHost:\r\n\r\n"), 0, "GET /? "},
         {"bytes above 127 in a value", BYTES("GET / HTTP/1.1\r\n" HOST "X: \xc3\xa9\r\n\r\n"), 0, "GET /? "},
@@ -139,7 +143,8 @@ Test(http_parse, hostile)
         {"blank at the beginning", BYTES(" GET / HTTP/1.1\r\n" HOST "\r\n"), 400, 0},
         {"blank in a header name", BYTES("GET / HTTP/1.1\r\n" HOST "A B: c\r\n\r\n"), 400, 0},
         {"blank before the colon", BYTES(POST "Content-Length : 5\r\n\r\nhello"), 400, 0},
-        {"blank before the colon of Transfer-Encoding", BYTES(POST "Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n"), 400, 0},
+        {"blank before the colon of Transfer-Encoding", BYTES(POST "Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n"), 400,
+         0},
         {"folded header", BYTES("GET / HTTP/1.1\r\n" HOST "X: a\r\n b\r\n\r\n"), 400, 0},
         {"folded first header", BYTES("GET / HTTP/1.1\r\n Host: a\r\n\r\n"), 400, 0},
         {"folded Transfer-Encoding", BYTES(POST "Transfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n"), 400, 0},
@@ -161,12 +166,15 @@ Test(http_parse, hostile)
         {"empty Content-Length", BYTES(POST "Content-Length: \r\n\r\n"), 400, 0},
         {"Content-Length with a blank inside", BYTES(POST "Content-Length: 1 0\r\n\r\nhello"), 400, 0},
         {"both framings", BYTES(POST "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"), 400, 0},
-        {"both framings, other order", BYTES(POST "Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n"), 400, 0},
-        {"Transfer-Encoding twice", BYTES(POST "Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n"), 400, 0},
+        {"both framings, other order", BYTES(POST "Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n"),
+         400, 0},
+        {"Transfer-Encoding twice",
+         BYTES(POST "Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n"), 400, 0},
         {"Transfer-Encoding in 1.0", BYTES("POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"), 400, 0},
         {"Transfer-Encoding: gzip", BYTES(POST "Transfer-Encoding: gzip\r\n\r\n"), 501, 0},
         {"Transfer-Encoding: gzip, chunked", BYTES(POST "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n"), 501, 0},
-        {"Transfer-Encoding: chunked, identity", BYTES(POST "Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n"), 501, 0},
+        {"Transfer-Encoding: chunked, identity", BYTES(POST "Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n"),
+         501, 0},
         {"Transfer-Encoding: xchunked", BYTES(POST "Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n"), 501, 0},
         {"empty Transfer-Encoding", BYTES(POST "Transfer-Encoding:\r\n\r\n"), 501, 0},
         {"huge chunk size", BYTES(CHUNKED "FFFFFFFFFFFFFFFFF\r\n"), 400, 0},

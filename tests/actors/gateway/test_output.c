@@ -316,6 +316,14 @@ Test(output, stop_strings_end_the_answer)
     check_stop(&s, "a</think>b", "", "ab"); /* what the client would read */
 }
 
+Test(output, the_longest_of_the_stop_strings_that_end_together_counts)
+{
+    const struct setup s = {.stop = {"aab", "b", "ab"}};
+    check_stop(&s, "xaaab", "T[xa]", "aab");
+    check_stop(&s, "xab", "T[x]", "ab");
+    check_stop(&s, "xb", "T[x]", "b");
+}
+
 Test(output, stop_strings_do_not_match_elsewhere)
 {
     const struct setup s = {.thinking = true, .stop = {"STOP", "<", "f"}};

@@ -202,7 +202,7 @@ static struct frames parse_frames(const char *text)
         json_t *v = json_loadb(data + 7, (size_t)(end - data - 7), 0, NULL);
         cr_assert_not_null(v, "%s", data);
         cr_assert_str_eq(json_string_value(json_object_get(v, "type")), name);
-        cr_assert_eq(json_integer_value(json_object_get(v, "sequence_number")), json_array_size(f.list));
+        cr_assert_eq((size_t)json_integer_value(json_object_get(v, "sequence_number")), json_array_size(f.list));
         json_array_append_new(f.list, v);
         text = end + 2;
     }
@@ -248,7 +248,7 @@ Test(reply, responses_stream)
     for (size_t i = 0; i < 3; i++) {
         json_t *ev = json_array_get(f.list, (size_t)done[i]);
         cr_expect(json_equal(json_object_get(ev, "item"), json_array_get(output, i)));
-        cr_expect_eq(json_integer_value(json_object_get(ev, "output_index")), i);
+        cr_expect_eq((size_t)json_integer_value(json_object_get(ev, "output_index")), i);
     }
     cr_expect_str_eq(json_string_value(json_object_get(response, "status")), "completed");
     json_decref(f.list);
@@ -359,6 +359,26 @@ Test(reply, responses_logprobs)
     char *text = with_logprobs(GW_RESPONSES, ",\"include\":[\"message.output_text.logprobs\"],\"top_logprobs\":1");
     cr_expect_not_null(strstr(text, "\"annotations\":[],\"logprobs\":[" LP1 "," LP2 "," LP3 "]"), "%s", text);
     free(text);
+}
+
+Test(reply, logprobs_stay_with_their_item)
+{
+    struct gw_request q = parse(GW_RESPONSES, ",\"include\":[\"message.output_text.logprobs\"],\"top_logprobs\":1");
+    struct gw_bytes out = {0};
+    struct gw_reply *r = gw_reply_new(&q, "1f", "tiny", 1700000000);
+    gw_reply_begin(r, &prompt_usage, &out);
+    add_logprob(r, "z", -1);
+    send_event(r, GW_EV_TEXT, "z", &out);
+    add_logprob(r, "z", -1);
+    send_event(r, GW_EV_CALL_BEGIN, "f", &out);
+    send_event(r, GW_EV_CALL_END, "", &out);
+    send_event(r, GW_EV_TEXT, "y", &out);
+    gw_reply_finish(r, GW_FINISH_STOP, NULL, &usage, &out);
+    cr_expect_not_null(strstr(out.p, "\"logprobs\":[" LP3 "],\"text\":\"z\""), "%s", out.p);
+    cr_expect_not_null(strstr(out.p, "\"logprobs\":[],\"text\":\"y\""), "%s", out.p);
+    gw_bytes_free(&out);
+    gw_reply_free(r);
+    gw_request_free(&q);
 }
 
 /* ---- keep-alive and failure ---- */

@@ -1,6 +1,7 @@
 /* Requests of four protocols: what they become, and what is refused by name. */
 #include <limits.h>
 
+#include "actors/gateway/bytes.h"
 #include "actors/gateway/request.h"
 #include "model/chat.h"
 #include "tests/harness.h"
@@ -61,6 +62,10 @@ static const struct row hostile[] = {
     {GW_CHAT, "{\"messages\":[" CALLED ",{\"role\":\"tool\",\"content\":\"x\"}]}", "messages[2].tool_call_id"},
     {GW_CHAT, "{\"messages\":[" CALLED ",{\"role\":\"tool\",\"content\":\"x\",\"tool_call_id\":\"c2\"}]}",
      "messages[2].tool_call_id"},
+    {GW_CHAT,
+     "{\"messages\":[" CALLED ",{\"role\":\"tool\",\"content\":\"x\",\"tool_call_id\":\"c1\"},"
+     "{\"role\":\"tool\",\"content\":\"x\",\"tool_call_id\":\"c1\"}]}",
+     "messages[3].tool_call_id"},
     {GW_CHAT, "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":{}}]}", "messages[0].tool_calls"},
     {GW_CHAT, "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"a\"}]}]}",
      "messages[0].tool_calls[0].function"},
@@ -194,6 +199,11 @@ static const struct row hostile[] = {
      "input[0].call_id"},
     {GW_RESPONSES, "{\"input\":[{\"type\":\"function_call\",\"call_id\":\"x\",\"name\":\"f\",\"arguments\":\"7\"}]}",
      "input[0].arguments"},
+    {GW_RESPONSES,
+     "{\"input\":[{\"type\":\"function_call\",\"call_id\":\"x\",\"name\":\"f\",\"arguments\":\"{}\"},"
+     "{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"a\"},"
+     "{\"type\":\"function_call_output\",\"call_id\":\"x\",\"output\":\"1\"}]}",
+     "input[3].call_id"},
     {GW_RESPONSES, "{\"input\":\"a\",\"instructions\":[]}", "instructions"},
     {GW_RESPONSES, "{\"input\":\"a\",\"previous_response_id\":\"resp_1\"}", "previous_response_id"},
     {GW_RESPONSES, "{\"input\":\"a\",\"store\":true}", "store"},
@@ -316,6 +326,47 @@ Test(request, deep_nesting_is_refused)
     strcat(flat, "\"}]}");
     cr_assert(parse(GW_CHAT, flat, strlen(flat), &r, &e), "%s", e.message);
     gw_request_free(&r);
+}
+
+Test(request, calls_of_one_message_are_limited)
+{
+    for (int n = 512; n <= 513; n++) {
+        struct gw_bytes b = {0};
+        struct gw_request r;
+        struct gw_error e;
+        gw_bytes_puts(&b, "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[");
+        for (int i = 0; i < n; i++)
+            gw_bytes_printf(&b, "%s{\"id\":\"%d\",\"function\":{\"name\":\"f\"}}", i ? "," : "", i);
+        gw_bytes_puts(&b, "]},{\"role\":\"user\",\"content\":\"x\"}]}");
+        bool ok = parse(GW_CHAT, b.p, b.n, &r, &e);
+        cr_expect_eq(ok, n == 512, "%s", e.message);
+        if (ok)
+            gw_request_free(&r);
+        else
+            cr_expect_str_eq(e.param, "messages[0].tool_calls[512].id");
+        gw_bytes_free(&b);
+    }
+}
+
+Test(request, sixty_four_levels_are_the_limit)
+{
+    for (int levels = 60; levels <= 61; levels++) { /* the schema stands in the fourth */
+        char body[1024] = "{" MSG ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":";
+        for (int i = 0; i < levels; i++)
+            strcat(body, "{\"a\":");
+        strcat(body, "1");
+        for (int i = 0; i < levels; i++)
+            strcat(body, "}");
+        strcat(body, "}}]}");
+        struct gw_request r;
+        struct gw_error e;
+        bool ok = parse(GW_CHAT, body, strlen(body), &r, &e);
+        cr_expect_eq(ok, levels == 60, "%d", levels);
+        if (ok)
+            gw_request_free(&r);
+        else
+            cr_expect_str_eq(e.param, "tools");
+    }
 }
 
 static void take(enum gw_protocol protocol, const char *body, struct gw_request *r)

@@ -635,6 +635,11 @@ static int parent_receive(struct act_self *self, void *state, struct act_msg *m,
 static const struct act_behaviour parent_behaviour = {
     .name = "parent", .state_size = sizeof(struct parent), .start = parent_start, .receive = parent_receive};
 
+static void count_watchers(void *ctx, const struct act_stats_actor *a)
+{
+    *(int *)ctx += a->watchers;
+}
+
 Test(pools, slots_are_used_again)
 {
     EACH_MODE(rig, mode)
@@ -654,6 +659,9 @@ Test(pools, slots_are_used_again)
         struct act_stats_worker s;
         cr_assert_eq(act_stats_worker(rig.rt, 0, &s), 0);
         cr_expect_eq(s.actors, 1, "mode %d: only the parent lives", mode);
+        int watchers = 0;
+        act_stats_actors(rig.rt, count_watchers, &watchers);
+        cr_expect_eq(watchers, 0, "mode %d: %d watches outlive their watchers", mode, watchers);
         ts_rig_close(&rig);
     }
 }
