@@ -6,7 +6,7 @@
 
 #include "actors/decode_impl.h"
 
-enum { TAG_PAUSE = 1, TAG_RETRY = 2, RETRY_NS = 5000000 };
+enum { TAG_PAUSE = 1, TAG_RETRY = 2, TAG_REPORT = 3, RETRY_NS = 5000000, REPORT_NS = 500000000 };
 
 /* ---- places ---- */
 
@@ -48,6 +48,7 @@ static void stream_end(struct decode *d, struct dec_stream *s)
     if (s->state == DEC_RUNNING || s->state == DEC_PARKED)
         dec_pages_end(d, s);
     d->stats.cancelled += s->cancelled;
+    dec_stats_add(d, s);
     stream_clear(s);
 }
 
@@ -149,6 +150,14 @@ static void take_cancel(struct decode *d, struct act_msg *m)
         stream_end(d, s);
 }
 
+static void report(struct decode *d)
+{
+    if (act_addr_is_nobody(d->e->observer))
+        return;
+    act_timer_after(d->self, &d->report, REPORT_NS, TAG_REPORT);
+    dec_stats_send(d);
+}
+
 static void take_messages(struct decode *d, struct act_msg *m, int count)
 {
     for (int i = 0; i < count; i++) {
@@ -171,8 +180,10 @@ static void take_messages(struct decode *d, struct act_msg *m, int count)
         case ACT_TIMER:
             if (act_p_timer(&m[i])->tag == TAG_PAUSE)
                 d->paused = false;
-            else
+            else if (act_p_timer(&m[i])->tag == TAG_RETRY)
                 d->tier_empty = false;
+            else
+                report(d);
             break;
         case ACT_UNDELIVERABLE:
             if (act_msg_returned_type(&m[i]) == ACT_PAGES_ASK)
@@ -218,6 +229,7 @@ static void begin_round(struct decode *d)
         return;
     d->running = mdl_decoder_begin(d->decoder, d->round, d->n_round, &d->exchange.providers, &d->err) == 0;
     d->waiting = false;
+    dec_stats_round_began(d);
     if (!d->running)
         for (int i = 0; i < d->n_round; i++) {
             struct dec_stream *s = d->round[i]->pick_ctx;
@@ -232,7 +244,13 @@ static void begin_round(struct decode *d)
 static void end_round(struct decode *d, int status)
 {
     d->running = false;
-    d->stats.rounds++;
+    dec_stats_round_ended(d);
+    /* Before the last tokens of a request, so that whoever has its answer finds it in the figures. */
+    bool ends = false;
+    for (int i = 0; i < d->n_round; i++)
+        ends |= ((struct dec_stream *)d->round[i]->pick_ctx)->finish != ACT_FINISH_NONE;
+    if (ends && !act_addr_is_nobody(d->e->observer))
+        dec_stats_send(d);
     for (int i = 0; i < d->n_round; i++) {
         struct dec_stream *s = d->round[i]->pick_ctx;
         s->in_round = false;
@@ -332,6 +350,7 @@ static int decode_start(struct act_self *self, void *state, const void *arg)
     for (int i = 0; i < l->streams; i++)
         d->stream[i].owner = d;
     act_exchange_init(&d->exchange, self, e->m, 0, e->shard, e->n_shards);
+    act_timer_after(self, &d->report, REPORT_NS, TAG_REPORT);
     return 0;
 }
 

@@ -94,7 +94,13 @@ struct cfg_config {
         int expert_shards;
     } engine;
     struct {
+        char keys_file[CFG_PATH_TEXT]; /* "": no keys are asked for */
+        char tls_cert[CFG_PATH_TEXT], tls_key[CFG_PATH_TEXT]; /* both or none */
+        bool debug;
+    } security;
+    struct {
         int level, format; /* enum cfg_log_level, enum cfg_log_format */
+        char file[CFG_PATH_TEXT]; /* "": standard error */
         int64_t progress_after_us;
     } log;
     struct cfg_node nodes[CFG_NODES_MAX];
@@ -122,6 +128,9 @@ int cfg_config_check_model(const struct cfg_config *c, int window, int max_posit
 
 /* Rows of bounded replay for a model with this window. */
 int cfg_replay_rows(const struct cfg_config *c, int window);
+
+/* Whether text is HOST:PORT with a port of 0 to 65535; an IPv6 address is in brackets. */
+bool cfg_address_valid(const char *text);
 
 /* The node with this name, or NULL. */
 const struct cfg_node *cfg_config_node(const struct cfg_config *c, const char *name);
