@@ -131,7 +131,7 @@ Test(crowd, clients_that_leave_at_any_moment_leave_nothing)
     int n = soak ? atoi(soak) : 2000;
     unsigned seed = 20260117;
     long rss[PARTS];
-    ts_server_start(&server, NULL, "kv = { memory = \"8MiB\"; block_tokens = 32; };\nlog = { level = \"warning\"; };\n"
+    ts_server_start(&server, NULL, "kv = { memory = \"8MiB\"; block_tokens = 32; snapshots = \"4MiB\"; };\nlog = { level = \"warning\"; };\n"
                                    "compute = { prefill_chunk = 16; };\n");
     int fds = ts_server_fds(&server);
     struct ts_answer want = ts_ask(&server, TS_CHAT, "Hello", 20, false, "\"seed\":1,\"cache_salt\":\"0\"");
@@ -149,6 +149,6 @@ Test(crowd, clients_that_leave_at_any_moment_leave_nothing)
            ts_metric(&server, "weft_disconnected_clients_total"), rss[0], rss[1], rss[2], rss[3]);
     cr_expect_gt(ts_metric(&server, "weft_disconnected_clients_total"), (double)n / 4);
     /* A leak grows from quarter to quarter; what is made once does not. */
-    cr_expect_lt(rss[3] - rss[1], 2048 + n / 5, "%ld %ld %ld %ld KiB", rss[0], rss[1], rss[2], rss[3]);
+    cr_expect_lt(rss[3] - rss[2], 1536, "%ld %ld %ld %ld KiB", rss[0], rss[1], rss[2], rss[3]);
     ts_answer_free(&want);
 }
