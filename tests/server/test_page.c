@@ -64,6 +64,7 @@ Test(page, shows_what_the_server_does)
     cr_expect_str_eq(text_behind(r.out, "id=\"health\"", text), "ok");
     cr_expect(!strncmp(text_behind(r.out, "id=\"model\"", text), "tiny ", 5), "%s", text);
     cr_expect(strstr(r.out, "requests that generate"), "the tiles are missing");
+    cr_expect(strstr(r.out, "sequences in the last step, "), "the batch is missing");
     cr_expect(strstr(r.out, "<td>engine</td>") && strstr(r.out, "<td>io</td>"), "the workers are missing");
     cr_expect(strstr(r.out, "points=\""), "the chart is missing");
     cr_expect_null(strstr(r.out, "NaN"));
