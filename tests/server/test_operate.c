@@ -216,6 +216,22 @@ Test(operate, a_request_has_an_id_and_one_line_in_the_log)
     free(log);
 }
 
+/* The head of a stream leaves with the first keep-alive, before anybody knows how long it queues. */
+Test(operate, a_stream_that_queued_long_says_so)
+{
+    ts_server_start(&server, NULL, "engine = { decode_streams = 1; };\nlimits = { keepalive = \"100ms\"; };");
+    int fd = ts_connect(server.port);
+    cr_assert(ts_send_request(fd, "POST", "/v1/completions",
+                              "{\"prompt\":\"a\",\"max_tokens\":1000,\"ignore_eos\":true,\"stream\":true}"));
+    cr_assert(ts_read_until(fd, "data: "));
+    int other = ts_connect(server.port);
+    cr_assert(ts_send_request(other, "POST", "/v1/completions", "{\"prompt\":\"b\",\"max_tokens\":2,\"stream\":true}"));
+    cr_assert(ts_read_until(other, "\r\n\r\n"));
+    close(fd);
+    cr_expect(ts_read_until(other, ": Server-Timing: queue;dur="));
+    close(other);
+}
+
 /* ---- metrics ---- */
 
 /* Series without values, sorted: what a dashboard finds. */
