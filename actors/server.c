@@ -167,6 +167,7 @@ static int plan_gateway(struct act_server *s, const struct cfg_node *node, struc
     set->sampling.temperature = c->sampling.temperature;
     set->sampling.top_p = c->sampling.top_p;
     set->debug = c->security.debug;
+    set->stuck_ns = c->limits.stuck_us * 1000;
     set->keepalive_ms = (int)(c->limits.keepalive_us / 1000);
     set->http = (struct gw_http_limits){.connections = c->limits.connections, .header_bytes = (size_t)c->limits.header_bytes,
                                         .body_bytes = (size_t)c->limits.request_bytes, .pending_bytes = 1 << 20,

@@ -170,16 +170,21 @@ static double timing_of(const char *header, const char *name)
     return at && sscanf(at + strlen(name), ";dur=%lf", &ms) == 1 ? 1e-3 * ms : -1;
 }
 
+/* queue;dur=1.2, prefill;dur=3.4, in ms. */
+static void take_timing(struct link *c, const char *text)
+{
+    c->sample->queue = timing_of(text, "queue");
+    c->sample->prefill = timing_of(text, "prefill");
+}
+
 static void head_line(struct link *c)
 {
     if (!strncmp(c->frame.text, "HTTP/1.", 7))
         sscanf(c->frame.text + 8, " %d", &c->sample->status);
     else if (!strncasecmp(c->frame.text, "transfer-encoding: chunked", 26))
         c->chunked = true;
-    else if (!strncasecmp(c->frame.text, "server-timing:", 14)) {
-        c->sample->queue = timing_of(c->frame.text, "queue");
-        c->sample->prefill = timing_of(c->frame.text, "prefill");
-    }
+    else if (!strncasecmp(c->frame.text, "server-timing:", 14))
+        take_timing(c, c->frame.text);
 }
 
 static int number_behind(const char *text, const char *name)
@@ -208,6 +213,8 @@ static void body_line(struct link *c, double now)
     long long ns;
     if (sscanf(line, ": made %lld", &ns) == 1)
         c->made = 1e-9 * (double)ns;
+    if (!strncmp(line, ": Server-Timing: ", 17)) /* of a stream that began before its prompt's turn came */
+        take_timing(c, line);
     if (strncmp(line, "data: ", 6))
         return;
     line += 6;

@@ -82,7 +82,7 @@ struct cfg_config {
         int64_t request_bytes, header_bytes;
         int requests;    /* at a time */
         int connections; /* at a time */
-        int64_t keepalive_us, drain_us;
+        int64_t keepalive_us, drain_us, stuck_us;
     } limits;
     struct {
         int64_t memory, snapshots; /* bytes of KV pages, of snapshots */

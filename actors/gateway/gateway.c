@@ -310,7 +310,7 @@ static void show_health(struct gw_context *g, struct gw_exchange *x, bool ready)
         struct act_stats_worker s;
         if (act_stats_worker(rt, w, &s))
             continue;
-        stuck |= s.progress_age_ns > 30000000000;
+        stuck |= s.progress_age_ns > g->settings.stuck_ns;
         json_array_append_new(workers, json_pack("{s:s,s:f,s:f}", "worker", s.name, "turn_age_seconds", 1e-9 * (double)s.turn_age_ns,
                                                  "progress_age_seconds", 1e-9 * (double)s.progress_age_ns));
     }

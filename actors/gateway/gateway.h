@@ -62,6 +62,7 @@ struct gw_settings {
     struct mdl_sampling sampling;
     struct gw_http_limits http;
     int keepalive_ms;       /* comments while a stream has nothing to say */
+    int64_t stuck_ns;       /* not ready when work has made no progress for this long */
     bool debug;             /* /debug on loopback */
 };
 

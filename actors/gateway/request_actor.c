@@ -17,7 +17,7 @@ struct request {
     struct gw_job *job;
     struct gw_context *g;
     struct act_self *self;
-    bool begun, ended, sent;
+    bool begun, ended, sent, timed; /* timed: the client knows how long it queued and its prefill took */
     struct mdl_ids ids;
     struct gw_output *output;
     struct gw_reply *reply;
@@ -87,6 +87,7 @@ static void begin(struct request *r)
     if (!r->job->request.stream)
         return;
     timing_text(r, timing, sizeof timing);
+    r->timed = timing[0] && r->prefilled;
     const struct gw_header all[] = {headers[0], headers[1], {"X-Request-Id", r->job->public_id}, {"Server-Timing", timing}};
     gw_exchange_begin(r->job->x, 200, "text/event-stream; charset=utf-8", all, timing[0] ? 4 : 3);
     flush(r);
@@ -336,6 +337,21 @@ static void observe_tokens(struct request *r, int count)
     m->generated_tokens += (uint64_t)count;
 }
 
+/* What the head of a stream that began before its prompt could not say yet; and the time stamps that a client may ask for. */
+static void comment(struct request *r, int64_t made_at)
+{
+    if (!r->job->request.stream)
+        return;
+    if (!r->timed) {
+        char timing[128];
+        timing_text(r, timing, sizeof timing);
+        gw_bytes_printf(&r->out, ": Server-Timing: %s\n\n", timing);
+        r->timed = true;
+    }
+    if (r->job->trace && made_at)
+        gw_bytes_printf(&r->out, ": made %lld\n\n", (long long)made_at);
+}
+
 static void take_tokens(struct request *r, struct act_msg *m)
 {
     const struct act_p_tokens *p = act_p_tokens(m);
@@ -352,8 +368,7 @@ static void take_tokens(struct request *r, struct act_msg *m)
     r->drafted = p->drafted;
     r->accepted = p->accepted;
     begin(r);
-    if (r->job->trace && r->job->request.stream && made_at)
-        gw_bytes_printf(&r->out, ": made %lld\n\n", (long long)made_at);
+    comment(r, made_at);
     if (r->job->request.forced && p->first == 0 &&
         gw_output_push(r->output, r->job->request.forced, strlen(r->job->request.forced)))
         r->failed = -ENOMEM;
