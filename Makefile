@@ -18,6 +18,8 @@ FUZZ_SECONDS ?= 30
 GOLDEN ?= tests/golden
 MODEL ?= samples/tiny
 PROMPT ?= Once upon a time
+CONFIG ?= config/single.conf
+LISTEN ?= 127.0.0.1:8000
 
 PKGS := libconfig jansson libpcre2-8 libsodium libxxhash libevent_core libevent_extra libevent_openssl openssl ck
 # -ffp-contract=off: a fused multiply-add appears only where the source asks for one, so that a result does not depend
@@ -102,9 +104,10 @@ export WEFT_TOOLS := $(BUILD)/tools
 all: $(BUILD)/weft
 
 help:
-	@echo 'make run      install what is missing, build, generate text from $(MODEL) (MODEL=DIR, PROMPT=TEXT)'
+	@echo 'make run      install what is missing, build, serve $(MODEL) (MODEL=DIR, LISTEN=HOST:PORT, CONFIG=FILE)'
 	@echo 'make test     install what is missing, build, run every test'
 	@echo
+	@echo 'make text     build and generate text from $(MODEL) (MODEL=DIR, PROMPT=TEXT)'
 	@echo 'make all      build/weft (the default; CC=clang, CFLAGS=..., BUILD=DIR, WERROR=1, JOBS=N, V=1)'
 	@echo 'make deps     install the Debian packages that are missing'
 	@echo 'make tools    build/tools/*'
@@ -192,6 +195,9 @@ deps:
 # Each step is its own make: what deps installs must be there before the next one reads pkg-config.
 run: deps
 	@$(MAKE) --no-print-directory all
+	$(BUILD)/weft serve --hint -m '$(MODEL)' --listen '$(LISTEN)' '$(CONFIG)'
+
+text: all
 	$(BUILD)/weft generate -m '$(MODEL)' -p '$(PROMPT)'
 
 test: deps
@@ -257,6 +263,10 @@ install: all
 	install -m 755 $(BUILD)/weft '$(DESTDIR)$(PREFIX)/bin/weft'
 	install -m 644 config/*.conf '$(DESTDIR)$(PREFIX)/share/weft/config'
 	install -m 644 README.md LICENSE docs/*.md '$(DESTDIR)$(PREFIX)/share/doc/weft'
+	install -d '$(DESTDIR)$(PREFIX)/share/weft/grafana' '$(DESTDIR)$(PREFIX)/lib/systemd/system'
+	install -m 644 contrib/grafana-weft.json '$(DESTDIR)$(PREFIX)/share/weft/grafana'
+	sed 's|@PREFIX@|$(PREFIX)|g' contrib/weft.service > '$(DESTDIR)$(PREFIX)/lib/systemd/system/weft.service'
+	chmod 644 '$(DESTDIR)$(PREFIX)/lib/systemd/system/weft.service'
 	if [ -d samples ]; then cp -R samples '$(DESTDIR)$(PREFIX)/share/weft/'; fi
 
 clean:
@@ -264,7 +274,7 @@ clean:
 
 FORCE:
 
-.PHONY: all help tools deps run test test-programs run-suites test-golden soak asan tsan planted-programs fuzz \
+.PHONY: all help tools deps run text test test-programs run-suites test-golden soak asan tsan planted-programs fuzz \
 	fuzz-programs bench docs tidy format install clean FORCE
 .SECONDARY: $(OBJ)
 .DELETE_ON_ERROR:

@@ -6,7 +6,7 @@
 
 #include "actors/decode_impl.h"
 
-enum { TAG_PAUSE = 1, TAG_RETRY = 2, RETRY_NS = 5000000, REPORT_NS = 250000000 };
+enum { TAG_PAUSE = 1, TAG_RETRY = 2, TAG_REPORT = 3, RETRY_NS = 5000000, REPORT_NS = 500000000 };
 
 /* ---- places ---- */
 
@@ -48,6 +48,7 @@ static void stream_end(struct decode *d, struct dec_stream *s)
     if (s->state == DEC_RUNNING || s->state == DEC_PARKED)
         dec_pages_end(d, s);
     d->stats.cancelled += s->cancelled;
+    dec_stats_add(d, s);
     stream_clear(s);
 }
 
@@ -149,6 +150,14 @@ static void take_cancel(struct decode *d, struct act_msg *m)
         stream_end(d, s);
 }
 
+static void report(struct decode *d)
+{
+    if (act_addr_is_nobody(d->e->observer))
+        return;
+    act_timer_after(d->self, &d->report, REPORT_NS, TAG_REPORT);
+    dec_stats_send(d);
+}
+
 static void take_messages(struct decode *d, struct act_msg *m, int count)
 {
     for (int i = 0; i < count; i++) {
@@ -171,8 +180,10 @@ static void take_messages(struct decode *d, struct act_msg *m, int count)
         case ACT_TIMER:
             if (act_p_timer(&m[i])->tag == TAG_PAUSE)
                 d->paused = false;
-            else
+            else if (act_p_timer(&m[i])->tag == TAG_RETRY)
                 d->tier_empty = false;
+            else
+                report(d);
             break;
         case ACT_UNDELIVERABLE:
             if (act_msg_returned_type(&m[i]) == ACT_PAGES_ASK)
@@ -187,25 +198,6 @@ static void take_messages(struct decode *d, struct act_msg *m, int count)
 }
 
 /* ---- rounds ---- */
-
-/* Tells the observer how many sequences the last round had and how long it took, now and then and when work ends. */
-static void report(struct decode *d, int batch)
-{
-    int64_t now = act_now(d->self);
-    struct act_msg m;
-    if (act_addr_is_nobody(d->e->observer) || (batch ? now - d->reported < REPORT_NS : !d->reported_batch) ||
-        act_msg_new(ACT_LOAD, d->e->observer, 0, &m))
-        return;
-    *act_p_load(&m) = (struct act_p_load){.who = act_self_addr(d->self), .sequence = (uint32_t)d->stats.rounds};
-    act_b_load(&m)->running = (uint32_t)batch;
-    act_b_load(&m)->step_us = (uint32_t)((now - d->round_began) / 1000);
-    if (act_send(d->self, &m)) {
-        act_msg_drop(&m);
-        return;
-    }
-    d->reported = now;
-    d->reported_batch = batch;
-}
 
 static void begin_round(struct decode *d)
 {
@@ -235,9 +227,9 @@ static void begin_round(struct decode *d)
     }
     if (!d->n_round)
         return;
-    d->round_began = act_now(d->self);
     d->running = mdl_decoder_begin(d->decoder, d->round, d->n_round, &d->exchange.providers, &d->err) == 0;
     d->waiting = false;
+    dec_stats_round_began(d);
     if (!d->running)
         for (int i = 0; i < d->n_round; i++) {
             struct dec_stream *s = d->round[i]->pick_ctx;
@@ -252,8 +244,13 @@ static void begin_round(struct decode *d)
 static void end_round(struct decode *d, int status)
 {
     d->running = false;
-    d->stats.rounds++;
-    report(d, d->n_round);
+    dec_stats_round_ended(d);
+    /* Before the last tokens of a request, so that whoever has its answer finds it in the figures. */
+    bool ends = false;
+    for (int i = 0; i < d->n_round; i++)
+        ends |= ((struct dec_stream *)d->round[i]->pick_ctx)->finish != ACT_FINISH_NONE;
+    if (ends && !act_addr_is_nobody(d->e->observer))
+        dec_stats_send(d);
     for (int i = 0; i < d->n_round; i++) {
         struct dec_stream *s = d->round[i]->pick_ctx;
         s->in_round = false;
@@ -311,8 +308,6 @@ static int decode_receive(struct act_self *self, void *state, struct act_msg *m,
         act_timer_after(d->self, &d->retry, RETRY_NS, TAG_RETRY);
     bool busy = running_streams(d) > 0;
     act_working(d->self, busy);
-    if (!busy)
-        report(d, 0);
     if (busy && ((d->running && !d->waiting) || (!d->running && !d->paused && d->n_round)))
         act_yield(d->self);
     return 0;
@@ -355,6 +350,7 @@ static int decode_start(struct act_self *self, void *state, const void *arg)
     for (int i = 0; i < l->streams; i++)
         d->stream[i].owner = d;
     act_exchange_init(&d->exchange, self, e->m, 0, e->shard, e->n_shards);
+    act_timer_after(self, &d->report, REPORT_NS, TAG_REPORT);
     return 0;
 }
 

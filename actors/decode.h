@@ -11,11 +11,12 @@
 
 #include "actors/engine.h"
 
-/* What /metrics and the status page show; written by the actor, read through act_decode_stat. */
+/* Totals since start; the observer of struct act_engine gets them as DECODE_STATS. */
 struct act_decode_stats {
     uint64_t rounds, requests, cancelled, parked, resumed;
-    struct mdl_counters tokens;
-    uint32_t running, reserved, parked_now, lease;
+    uint64_t round_ns, round_streams; /* time in rounds; sequences of all rounds together */
+    uint32_t last_round_us, batch;    /* of the last round */
+    struct mdl_counters tokens;       /* of sequences that have ended */
 };
 
 /* arg: struct act_engine *. */

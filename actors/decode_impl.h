@@ -65,9 +65,9 @@ struct decode {
     int asked;                 /* pages asked for and not yet answered */
     bool tier_empty;           /* the last answer was: none */
     bool draining;
-    int64_t round_began, reported; /* ns */
-    int reported_batch;
     struct act_decode_stats stats;
+    int64_t round_began;       /* ns */
+    struct act_timer report;
     struct cfg_error err;
 };
 
@@ -84,6 +84,14 @@ void dec_pages_return(struct decode *d, const uint32_t *page, int n);
 bool dec_park_youngest(struct decode *d, const struct dec_stream *keep);
 /* Brings parked sequences back, oldest first, while pages are there. */
 void dec_unpark(struct decode *d);
+
+/* ---- decode_stats.c: figures for the observer ---- */
+
+void dec_stats_round_began(struct decode *d);
+void dec_stats_round_ended(struct decode *d);
+/* The sequence leaves: its counters join the totals. */
+void dec_stats_add(struct decode *d, const struct dec_stream *s);
+void dec_stats_send(struct decode *d);
 
 /* ---- decode_tokens.c: picking and reporting ---- */
 

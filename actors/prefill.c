@@ -301,6 +301,16 @@ static void take_found(struct prefill *p, struct job *j, struct act_msg *m)
     j->state = JOB_PAGES;
 }
 
+static void report_prefilling(struct prefill *p, const struct job *j)
+{
+    struct act_msg m = act_msg_make(ACT_PREFILLING, j->requester);
+    m.request = j->request;
+    m.attempt = j->attempt;
+    *act_p_prefilling(&m) = (struct act_p_prefilling){.ids = (uint32_t)j->recipe.n_ids, .cached = (uint32_t)j->hit};
+    if (act_send(p->self, &m))
+        act_msg_drop(&m);
+}
+
 static void take_given(struct prefill *p, struct job *j, struct act_msg *m)
 {
     size_t bytes;
@@ -316,6 +326,8 @@ static void take_given(struct prefill *p, struct job *j, struct act_msg *m)
     int r = begin_plan(p, j);
     if (r)
         job_fail(p, j, r, p->err.msg);
+    else
+        report_prefilling(p, j);
 }
 
 static void take_answer(struct prefill *p, struct act_msg *m)

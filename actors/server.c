@@ -15,6 +15,7 @@
 #include "actors/runtime/log.h"
 #include "actors/runtime/runtime.h"
 #include "actors/tier_device.h"
+#include "model/team.h"
 
 enum { WORKER_IO, WORKER_ENGINE, WORKERS };
 
@@ -32,8 +33,10 @@ struct act_server {
     /* What the gateway's thread tells the main one. */
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    bool ready, drained;
+    bool ready, drained, failed;
     int port;
+    struct cfg_error gateway_error;
+    struct ssl_ctx_st *tls;
 };
 
 static void on_ready(void *ctx, int port)
@@ -42,6 +45,15 @@ static void on_ready(void *ctx, int port)
     pthread_mutex_lock(&s->lock);
     s->ready = true;
     s->port = port;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void on_failed(void *ctx)
+{
+    struct act_server *s = ctx;
+    pthread_mutex_lock(&s->lock);
+    s->failed = true;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
 }
@@ -68,6 +80,22 @@ static int open_model(struct act_server *s, struct cfg_error *err)
     if (!r && mdl_tokenizer_vocab_size(s->tok) > s->m->cfg->vocab_size)
         r = cfg_error_set(err, EINVAL, "%s: the tokenizer has %d ids, the model only %d", c->model.path,
                           mdl_tokenizer_vocab_size(s->tok), s->m->cfg->vocab_size);
+    return r == -EINVAL ? -EBADMSG : r;
+}
+
+/* The first thing in the configuration that does not fit the model. */
+static int check_config(const struct act_server *s, struct cfg_error *err)
+{
+    const struct mdl_config *m = s->m->cfg;
+    struct cfg_report report = {0};
+    int r = cfg_config_check_model(s->config, m->window, m->max_position, m->n_draft ? m->draft_block : 0, &report);
+    if (r && report.count) {
+        const struct cfg_problem *p = &report.problems[0];
+        cfg_error_set(err, EINVAL, "%s:%d: %s. %s", p->file, p->line, p->message, p->remedy);
+    } else if (r) {
+        cfg_error_set(err, EINVAL, "the configuration does not fit the model");
+    }
+    cfg_report_free(&report);
     return r;
 }
 
@@ -134,9 +162,12 @@ static int plan_gateway(struct act_server *s, const struct cfg_node *node, struc
     set->context = s->engine.limits.context;
     set->default_max_tokens = c->sampling.max_tokens;
     set->max_requests = c->limits.requests;
+    set->threads = mdl_team_size(s->m->team);
     mdl_sampling_init(&set->sampling);
     set->sampling.temperature = c->sampling.temperature;
     set->sampling.top_p = c->sampling.top_p;
+    set->debug = c->security.debug;
+    set->stuck_ns = c->limits.stuck_us * 1000;
     set->keepalive_ms = (int)(c->limits.keepalive_us / 1000);
     set->http = (struct gw_http_limits){.connections = c->limits.connections, .header_bytes = (size_t)c->limits.header_bytes,
                                         .body_bytes = (size_t)c->limits.request_bytes, .pending_bytes = 1 << 20,
@@ -148,9 +179,16 @@ static int plan_gateway(struct act_server *s, const struct cfg_node *node, struc
                                        .block_tokens = (uint32_t)c->kv.block_tokens, .numerics = set->numerics};
     g->block_tokens = c->kv.block_tokens;
     g->page_bytes = s->engine.layout.block_bytes;
+    g->metrics.decoder.places = s->engine.limits.draft;
     g->log = s->log;
     g->ready = on_ready;
     g->drained = on_drained;
+    g->failed = on_failed;
+    g->start_error = &s->gateway_error;
+    g->keys_file = c->security.keys_file[0] ? c->security.keys_file : NULL;
+    if (c->security.tls_cert[0] && gw_http_tls_new(c->security.tls_cert, c->security.tls_key, &s->tls, err))
+        return -EINVAL;
+    g->tls = s->tls;
     g->ready_ctx = s;
     return 0;
 }
@@ -193,10 +231,11 @@ static int spawn_all(struct act_server *s, struct cfg_error *err)
     s->gateway.decode = e->decode;
     s->gateway.tier = e->tier;
     spec = (struct act_spawn){.behaviour = &gw_gateway_behaviour, .worker = WORKER_IO, .arg = &s->gateway, .outbox = 64};
-    if (!r)
+    if (!r) {
         r = act_runtime_spawn(s->rt, &spec, &s->gateway_addr, err);
-    if (r && s->gateway.failure[0])
-        cfg_error_set(err, -r, "%s", s->gateway.failure);
+        if (r && s->gateway_error.msg[0])
+            *err = s->gateway_error;
+    }
     e->observer = s->gateway_addr;
     return r;
 }
@@ -223,6 +262,8 @@ int act_server_new(const struct cfg_config *config, const char *node_name, struc
                                                           .actors_max = ACT_SHARDS_MAX + 16};
     int r = open_model(s, err);
     if (!r)
+        r = check_config(s, err);
+    if (!r)
         r = plan_engine(s, err);
     if (!r)
         r = plan_gateway(s, node, err);
@@ -244,11 +285,48 @@ int act_server_start(struct act_server *s, int *port, struct cfg_error *err)
     if (r)
         return r;
     pthread_mutex_lock(&s->lock);
-    while (!s->ready)
+    while (!s->ready && !s->failed)
         pthread_cond_wait(&s->changed, &s->lock);
     *port = s->port;
+    bool ready = s->ready;
     pthread_mutex_unlock(&s->lock);
-    return 0;
+    return ready ? 0 : cfg_error_set(err, EIO, "the gateway ended before it accepted; the log says why");
+}
+
+void act_server_url(const struct act_server *s, char *out, size_t size)
+{
+    const char *host = s->gateway.settings.host;
+    bool v6 = strchr(host, ':') != NULL;
+    snprintf(out, size, "%s://%s%s%s:%d", s->tls ? "https" : "http", v6 ? "[" : "", host, v6 ? "]" : "", s->port);
+}
+
+static bool is_loopback(const char *host)
+{
+    return !strncmp(host, "127.", 4) || !strcmp(host, "localhost") || !strcmp(host, "::1");
+}
+
+const char *act_server_warning(const struct act_server *s)
+{
+    if (is_loopback(s->gateway.settings.host))
+        return NULL;
+    if (!s->gateway.keys_file)
+        return "this address can be reached from other machines and no API key is asked for; set security.keys_file";
+    return s->tls ? NULL : "this address can be reached from other machines and nothing is encrypted, API keys included; set "
+                           "security.tls_cert and security.tls_key, or put a TLS proxy before it";
+}
+
+bool act_server_failed(struct act_server *s)
+{
+    pthread_mutex_lock(&s->lock);
+    bool failed = s->failed;
+    pthread_mutex_unlock(&s->lock);
+    return failed;
+}
+
+void act_server_reload(struct act_server *s)
+{
+    struct act_msg m = act_msg_make(ACT_RELOAD, s->gateway_addr);
+    act_runtime_post(s->rt, &m);
 }
 
 void act_server_drain(struct act_server *s)
@@ -278,6 +356,8 @@ void act_server_free(struct act_server *s)
     if (!s)
         return;
     act_runtime_free(s->rt);
+    gw_keys_free(&s->gateway.keys);
+    gw_http_tls_free(s->tls);
     kv_device_free(s->engine.device);
     mdl_tok_encoder_free(s->enc);
     mdl_tokenizer_free(s->tok);

@@ -4,17 +4,29 @@
 #ifndef WEFT_ACTORS_SERVER_H
 #define WEFT_ACTORS_SERVER_H
 
+#include <stdbool.h>
+#include <stddef.h>
+
 #include "config/config.h"
 #include "config/error.h"
 
 struct act_server;
 struct act_log;
 
-/* node: name in the configuration, NULL: the only one. log outlives the server. */
+/* node: name in the configuration, NULL: the only one. config and log outlive the server. -EINVAL: the configuration is
+ * at fault, alone or for this model; other errors: the model or the machine is. */
 int act_server_new(const struct cfg_config *config, const char *node, struct act_log *log, struct act_server **out,
                    struct cfg_error *err);
 /* Starts the workers and waits until the gateway accepts. *port is the one it is bound to. */
 int act_server_start(struct act_server *s, int *port, struct cfg_error *err);
+/* Where it is to be reached, such as "http://127.0.0.1:8000"; valid after start. */
+void act_server_url(const struct act_server *s, char *out, size_t size);
+/* What the operator should know about who can reach it; NULL: nothing. */
+const char *act_server_warning(const struct act_server *s);
+/* Whether it can serve nothing more, because the gateway or a part of the engine has ended. */
+bool act_server_failed(struct act_server *s);
+/* Reads the API keys again; what is wrong with them goes to the log and the old ones stay. */
+void act_server_reload(struct act_server *s);
 /* Refuses new requests from now on. */
 void act_server_drain(struct act_server *s);
 /* Whether the last request has ended after act_server_drain. wait_ms: how long to wait for it. */

@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -21,6 +22,21 @@ static void block_signals(sigset_t *set)
     sigaddset(set, SIGHUP);
     sigprocmask(SIG_BLOCK, set, NULL);
     signal(SIGPIPE, SIG_IGN);
+}
+
+/* As many descriptors as the connections may need, where the hard limit allows it. */
+static void raise_files(const struct cfg_config *c)
+{
+    struct rlimit limit;
+    rlim_t need = 2 * (rlim_t)c->limits.connections + 64;
+    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= need)
+        return;
+    limit.rlim_cur = need < limit.rlim_max ? need : limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    if (limit.rlim_cur < need)
+        fprintf(stderr, "weft: warning: limits.connections = %d may need %llu descriptors, %llu are allowed; raise the limit "
+                        "(ulimit -n) or lower limits.connections\n", c->limits.connections, (unsigned long long)need,
+                (unsigned long long)limit.rlim_cur);
 }
 
 /* Waits for the next signal, at most until `ms` have passed (-1: for ever). 0: none came. */
@@ -49,52 +65,135 @@ static int drain(struct act_server *s, const sigset_t *set, int64_t limit_ms)
     return 1;
 }
 
-static int serve(const struct cfg_config *c, const char *node, struct cfg_error *err)
+struct arguments {
+    const char *node, *model, *listen;
+    bool hint, debug;
+};
+
+/* How to call it, for people who see it for the first time. */
+static void print_hint(const struct cfg_config *c, const char *url)
+{
+    const char *slash = strrchr(c->model.path, '/');
+    const char *name = c->model.name[0] ? c->model.name : slash && slash[1] ? slash + 1 : c->model.path;
+    const char *key = c->security.keys_file[0] ? " -H 'Authorization: Bearer KEY'" : "";
+    printf("\n"
+           "Try it:\n"
+           "  curl %s/v1/chat/completions%s -H 'Content-Type: application/json' \\\n"
+           "    -d '{\"model\": \"%s\", \"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}], \"max_tokens\": 64}'\n"
+           "OpenAI SDK:     base URL %s/v1%s\n"
+           "Anthropic SDK:  base URL %s\n"
+           "Status page:    %s/\n"
+           "Ctrl-C ends it.\n",
+           url, key, name, url, key[0] ? "" : ", any API key", url, url);
+}
+
+/* Until a signal asks for the end, or nothing can be served any more. The signal, 0: failed. */
+static int run(struct act_server *s, struct act_log *log, const sigset_t *set)
+{
+    enum { LOOK_MS = 500 };
+    while (!act_server_failed(s)) {
+        int sig = next_signal(set, LOOK_MS);
+        if (sig == SIGTERM || sig == SIGINT)
+            return sig;
+        if (sig == SIGHUP) {
+            act_log_reopen(log);
+            act_server_reload(s);
+        }
+    }
+    return 0;
+}
+
+static void report_start(struct act_server *s, const struct cfg_config *c, struct act_log *log, bool hint)
+{
+    char url[320];
+    const char *warning = act_server_warning(s);
+    act_server_url(s, url, sizeof url);
+    if (warning)
+        fprintf(stderr, "weft: warning: %s: %s\n", url, warning);
+    if (warning && c->log.file[0])
+        act_log_write(log, ACT_LOG_WARNING, "serve", 0, "%s: %s", url, warning);
+    act_log_event(log, ACT_LOG_INFO, "serve", 0, "accepting", "url=%s version=%s", url, WEFT_VERSION);
+    printf("%s\n", url);
+    if (hint)
+        print_hint(c, url);
+    fflush(stdout);
+}
+
+static int serve(const struct cfg_config *c, const struct arguments *a, struct cfg_error *err)
 {
     struct act_log *log = NULL;
     struct act_server *s = NULL;
     sigset_t set;
     int port;
     block_signals(&set);
-    const struct act_log_config lc = {.level = (enum act_log_level)c->log.level, .json = c->log.format == CFG_LOG_JSON};
+    raise_files(c);
+    const struct act_log_config lc = {.path = c->log.file[0] ? c->log.file : NULL, .level = (enum act_log_level)c->log.level,
+                                      .json = c->log.format == CFG_LOG_JSON};
     int r = act_log_open(&lc, &log, err);
     if (!r)
-        r = act_server_new(c, node, log, &s, err);
+        r = act_server_new(c, a->node, log, &s, err);
     if (!r)
         r = act_server_start(s, &port, err);
     if (!r) {
-        char host[256];
-        const struct cfg_node *n = node ? cfg_config_node(c, node) : &c->nodes[0];
-        snprintf(host, sizeof host, "%.*s", (int)(strrchr(n->listen, ':') - n->listen), n->listen);
-        printf("http://%s:%d\n", host, port);
-        fflush(stdout);
-        int sig;
-        while ((sig = next_signal(&set, -1)) == SIGHUP)
-            act_log_reopen(log);
-        act_log_write(log, ACT_LOG_INFO, "serve", 0, "signal %d: draining, at most %lld ms; again to stop at once", sig,
-                      (long long)(c->limits.drain_us / 1000));
-        if (drain(s, &set, c->limits.drain_us / 1000))
-            r = cfg_error_set(err, EINTR, "requests were cut off");
+        report_start(s, c, log, a->hint);
+        int sig = run(s, log, &set);
+        if (!sig) {
+            r = cfg_error_set(err, EIO, "a part of the server has ended and nothing can be served any more; the log says which");
+        } else {
+            act_log_event(log, ACT_LOG_INFO, "serve", 0, "draining", "signal=%d limit_ms=%lld", sig,
+                          (long long)(c->limits.drain_us / 1000));
+            if (drain(s, &set, c->limits.drain_us / 1000))
+                r = cfg_error_set(err, EINTR, "requests were cut off");
+        }
     }
     act_server_free(s);
+    if (r && log && c->log.file[0])
+        act_log_write(log, ACT_LOG_ERROR, "serve", 0, "%s", err->msg);
+    if (!r)
+        act_log_event(log, ACT_LOG_INFO, "serve", 0, "ended", "%s", "");
     act_log_close(log);
     return r;
+}
+
+/* What the command line says instead of the file. */
+static int override(struct cfg_config *c, const struct arguments *a, struct cfg_error *err)
+{
+    if (a->model && strlen(a->model) >= sizeof c->model.path)
+        return cfg_error_set(err, EINVAL, "--model is longer than %zu bytes", sizeof c->model.path - 1);
+    if (a->model)
+        snprintf(c->model.path, sizeof c->model.path, "%s", a->model);
+    c->security.debug |= a->debug;
+    if (!a->listen)
+        return 0;
+    struct cfg_node *n = &c->nodes[0];
+    for (int i = 0; a->node && i < c->n_nodes; i++)
+        if (!strcmp(c->nodes[i].name, a->node))
+            n = &c->nodes[i];
+    if (!cfg_address_valid(a->listen) || strlen(a->listen) >= sizeof n->listen)
+        return cfg_error_set(err, EINVAL, "--listen %s is not HOST:PORT with a port of 0 (any free one) to 65535", a->listen);
+    snprintf(n->listen, sizeof n->listen, "%s", a->listen);
+    return 0;
 }
 
 int cli_serve_run(int argc, char **argv)
 {
     static struct cfg_config config;
-    const char *node = NULL;
+    struct arguments a = {0};
     struct cfg_report report = {0};
     struct cfg_error err;
     const struct cli_option options[] = {
-        {CLI_TEXT, "node", 0, &node, "NAME", "which node of the configuration this process is"},
+        {CLI_TEXT, "node", 0, &a.node, "NAME", "which node of the configuration this process is"},
+        {CLI_TEXT, "model", 'm', &a.model, "DIR", "serve this model instead of model.path"},
+        {CLI_TEXT, "listen", 0, &a.listen, "HOST:PORT", "accept here instead of the node's listen; port 0: any free one"},
+        {CLI_FLAG, "debug", 0, &a.debug, NULL, "as security.debug = true"},
+        {CLI_FLAG, "hint", 0, &a.hint, NULL, "print how to call it, too"},
         {.kind = CLI_END},
     };
     const struct cli_usage usage = {
-        .synopsis = "serve [--node NAME] [FILE.conf]",
-        .intro = "Serves a model over HTTP until SIGTERM. Prints its base address when it accepts requests. Without a file:\n"
-                 "the defaults, as `weft config --explain` gives them.",
+        .synopsis = "serve [options] [FILE.conf]",
+        .intro = "Serves a model over HTTP. Prints its base address when it accepts requests. SIGTERM ends it when running\n"
+                 "requests have ended (at most limits.drain), a second one at once; SIGHUP reads API keys again and opens\n"
+                 "the log again. Without a file: the defaults, as `weft config --explain` gives them.",
         .options = options,
         .max_args = 1,
     };
@@ -108,6 +207,8 @@ int cli_serve_run(int argc, char **argv)
         return CLI_USAGE;
     }
     cfg_report_free(&report);
-    r = serve(&config, node, &err);
-    return r ? cli_error(CLI_FAILED, "%s", err.msg) : CLI_OK;
+    r = override(&config, &a, &err);
+    if (!r)
+        r = serve(&config, &a, &err);
+    return r ? cli_error(r == -EINVAL ? CLI_USAGE : CLI_FAILED, "%s", err.msg) : CLI_OK;
 }

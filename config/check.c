@@ -70,6 +70,16 @@ static void check_model(const struct cfg_config *c, struct cfg_report *report)
     }
 }
 
+static void check_security(const struct cfg_config *c, struct cfg_report *report)
+{
+    bool cert = c->security.tls_cert[0], key = c->security.tls_key[0];
+    if (cert == key)
+        return;
+    struct cfg_place at = place_of(c, "security.tls_cert", "security.tls_key");
+    REPORT_AT(report, c, at, "TLS needs both, the certificate chain and its private key; give the other one too.",
+              "security.%s is given without security.%s", cert ? "tls_cert" : "tls_key", cert ? "tls_key" : "tls_cert");
+}
+
 static void check_node(const struct cfg_config *c, const struct cfg_node *n, struct cfg_report *report)
 {
     bool gateway = n->roles & CFG_ROLE_GATEWAY;
@@ -114,6 +124,7 @@ void cfg_check_combinations(const struct cfg_config *c, struct cfg_report *repor
     check_compute(c, report);
     check_replay(c, report);
     check_model(c, report);
+    check_security(c, report);
     check_nodes(c, report);
 }
 

@@ -82,7 +82,7 @@ struct cfg_config {
         int64_t request_bytes, header_bytes;
         int requests;    /* at a time */
         int connections; /* at a time */
-        int64_t keepalive_us, drain_us;
+        int64_t keepalive_us, drain_us, stuck_us;
     } limits;
     struct {
         int64_t memory, snapshots; /* bytes of KV pages, of snapshots */
@@ -94,7 +94,13 @@ struct cfg_config {
         int expert_shards;
     } engine;
     struct {
+        char keys_file[CFG_PATH_TEXT]; /* "": no keys are asked for */
+        char tls_cert[CFG_PATH_TEXT], tls_key[CFG_PATH_TEXT]; /* both or none */
+        bool debug;
+    } security;
+    struct {
         int level, format; /* enum cfg_log_level, enum cfg_log_format */
+        char file[CFG_PATH_TEXT]; /* "": standard error */
         int64_t progress_after_us;
     } log;
     struct cfg_node nodes[CFG_NODES_MAX];
@@ -122,6 +128,9 @@ int cfg_config_check_model(const struct cfg_config *c, int window, int max_posit
 
 /* Rows of bounded replay for a model with this window. */
 int cfg_replay_rows(const struct cfg_config *c, int window);
+
+/* Whether text is HOST:PORT with a port of 0 to 65535; an IPv6 address is in brackets. */
+bool cfg_address_valid(const char *text);
 
 /* The node with this name, or NULL. */
 const struct cfg_node *cfg_config_node(const struct cfg_config *c, const char *name);

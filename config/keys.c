@@ -90,6 +90,8 @@ const struct cfg_key cfg_keys[] = {
      .help = "A stream that has nothing to say sends a comment this often."},
     {"limits.drain", CFG_DURATION, "ms", 0, 3600000, AT(limits.drain_us), .fallback = "30s",
      .help = "After SIGTERM running requests may go on for this long."},
+    {"limits.stuck", CFG_DURATION, "ms", 100, 3600000, AT(limits.stuck_us), .fallback = "30s",
+     .help = "The server is no longer ready when work has made no progress for this long."},
 
     {"kv", CFG_GROUP, .help = "Memory for the key-value rows of sequences and of cached prompts."},
     {"kv.memory", CFG_SIZE, "B", 1 << 20, INT64_C(1) << 44, AT(kv.memory), .fallback = "1GiB",
@@ -112,7 +114,20 @@ const struct cfg_key cfg_keys[] = {
     {"engine.expert_shards", CFG_INT, "actors", 1, 256, AT(engine.expert_shards), .fallback = "2",
      .help = "Expert shards in this process, each an actor with an equal part of the experts. Results do not depend on it."},
 
-    {"log", CFG_GROUP, .help = "What is said on standard error."},
+    {"security", CFG_GROUP, .help = "Who may use the server, and what is encrypted. Nothing is, without a certificate."},
+    {"security.keys_file", CFG_TEXT, "file", AT(security.keys_file), .fallback = "",
+     .help = "API keys, one per line: KEY [NAME [REQUESTS AT A TIME]]. Clients send one as `Authorization: Bearer KEY` or "
+             "`x-api-key: KEY`. SIGHUP reads the file again. Empty: no key is asked for."},
+    {"security.tls_cert", CFG_TEXT, "file", AT(security.tls_cert), .fallback = "",
+     .help = "Certificate chain in PEM form. With it clients are served over TLS only."},
+    {"security.tls_key", CFG_TEXT, "file", AT(security.tls_key), .fallback = "",
+     .help = "Private key of that certificate in PEM form, without a passphrase."},
+    {"security.debug", CFG_BOOL, AT(security.debug), .fallback = "false",
+     .help = "Offer /debug to clients on this machine: what actors do, and time stamps in streams that ask for them."},
+
+    {"log", CFG_GROUP, .help = "What is said, and where."},
+    {"log.file", CFG_TEXT, "file", AT(log.file), .fallback = "",
+     .help = "File that records are appended to; SIGHUP opens it again, for rotation. Empty: standard error."},
     {"log.level", CFG_ENUM, .values = level_values, AT(log.level), .fallback = "info",
      .help = "Messages of this importance and above."},
     {"log.format", CFG_ENUM, .values = format_values, AT(log.format), .fallback = "text",

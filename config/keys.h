@@ -52,7 +52,5 @@ void cfg_key_set_default(int i, void *base);
 void cfg_key_range(int i, char *out, size_t size);
 /* The value of key i in base as it stands in a file, or (pretty) as people read it; needs at least 2 KiB for texts. */
 void cfg_key_print(int i, const void *base, char *out, size_t size);
-/* Whether text is HOST:PORT with a port of 1 to 65535; an IPv6 address is in brackets. */
-bool cfg_address_valid(const char *text);
 
 #endif

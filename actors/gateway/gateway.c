@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "actors/gateway/bytes.h"
 #include "actors/gateway/reply.h"
@@ -34,11 +35,16 @@ static void answer_json(struct gw_exchange *x, int status, json_t *j)
 void gw_answer_error(struct gw_context *g, struct gw_exchange *x, enum gw_protocol protocol, const struct gw_error *err)
 {
     size_t len;
-    char retry[16], *body = gw_error_body(protocol, err, &len);
-    (void)g;
+    char retry[16], id[GW_REQUEST_ID], *body = gw_error_body(protocol, err, &len);
+    struct gw_header h[3] = {{"X-Request-Id", id}};
+    int n = 1;
+    gw_request_id(g, x, id);
     snprintf(retry, sizeof retry, "%d", err->retry_after);
-    gw_exchange_reply(x, err->status, "application/json", &(struct gw_header){"Retry-After", retry}, err->retry_after > 0,
-                      body ? body : "", body ? len : 0);
+    if (err->retry_after > 0)
+        h[n++] = (struct gw_header){"Retry-After", retry};
+    if (err->status == 401)
+        h[n++] = (struct gw_header){"WWW-Authenticate", "Bearer"};
+    gw_exchange_reply(x, err->status, "application/json", h, n, body ? body : "", body ? len : 0);
     free(body);
 }
 
@@ -159,6 +165,67 @@ bool gw_prompt_ids(struct gw_context *g, struct gw_request *r, struct mdl_ids *o
     return !status || prompt_failed(&e, err);
 }
 
+/* ---- who asks ---- */
+
+/* The client's own id when it is one, else the number. */
+static void public_id(const struct gw_exchange *x, uint64_t number, char out[GW_REQUEST_ID])
+{
+    static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-";
+    const char *given = gw_exchange_header(x, "x-request-id");
+    size_t n = given ? strlen(given) : 0;
+    if (n && n < GW_REQUEST_ID && strspn(given, allowed) == n)
+        memcpy(out, given, n + 1);
+    else
+        snprintf(out, GW_REQUEST_ID, "%016llx", (unsigned long long)number);
+}
+
+void gw_request_id(struct gw_context *g, struct gw_exchange *x, char out[GW_REQUEST_ID])
+{
+    const struct gw_job *job = gw_exchange_user(x);
+    if (job)
+        memcpy(out, job->public_id, GW_REQUEST_ID);
+    else
+        public_id(x, act_random(g->self), out);
+}
+
+static const char *sent_key(const struct gw_exchange *x)
+{
+    const char *bearer = gw_exchange_header(x, "authorization");
+    if (bearer && !strncasecmp(bearer, "bearer ", 7))
+        return bearer + 7 + strspn(bearer + 7, " ");
+    return gw_exchange_header(x, "x-api-key");
+}
+
+bool gw_admit(struct gw_context *g, struct gw_exchange *x, enum gw_protocol protocol, struct gw_key **key)
+{
+    const char *sent = sent_key(x);
+    *key = NULL;
+    if (!g->keys_file)
+        return true;
+    if (sent)
+        *key = gw_keys_find(&g->keys, sent, strlen(sent));
+    if (*key)
+        return true;
+    struct gw_error err;
+    gw_error_set(&err, protocol, 401, NULL, "%s", sent ? "this API key is not known here" :
+                 "an API key is needed; send it as \"Authorization: Bearer KEY\" or \"x-api-key: KEY\"");
+    snprintf(err.code, sizeof err.code, "invalid_api_key");
+    g->metrics.refused[GW_REF_KEY]++;
+    gw_answer_error(g, x, protocol, &err);
+    return false;
+}
+
+static void read_keys(struct gw_context *g)
+{
+    struct cfg_error err;
+    if (!g->keys_file)
+        return;
+    if (gw_keys_load(&g->keys, g->keys_file, &err))
+        act_log_write(g->log, ACT_LOG_ERROR, "gateway", 0, "%s; the keys stay as they were", err.msg);
+    else
+        act_log_event(g->log, ACT_LOG_INFO, "gateway", 0, "keys_read", "keys=%d", g->keys.listed);
+}
+
 /* ---- endpoints ---- */
 
 static void start_generation(struct gw_context *g, struct gw_exchange *x, enum gw_protocol protocol)
@@ -169,6 +236,9 @@ static void start_generation(struct gw_context *g, struct gw_exchange *x, enum g
         refuse(g, x, protocol, GW_REF_DRAINING, 503, "server_error", "draining", "the server is shutting down");
         return;
     }
+    struct gw_key *key;
+    if (!gw_admit(g, x, protocol, &key))
+        return;
     if (g->requests >= g->settings.max_requests) {
         refuse(g, x, protocol, GW_REF_BUSY, 429, "rate_limit_error", "busy", "too many requests at a time; try again");
         return;
@@ -190,12 +260,24 @@ static void start_generation(struct gw_context *g, struct gw_exchange *x, enum g
     job->g = g;
     job->x = x;
     job->id = act_random(g->self) | 1;
+    job->trace = g->settings.debug && h->loopback && gw_exchange_header(x, "x-weft-trace");
+    public_id(x, job->id, job->public_id);
+    if (key && !gw_key_enter(key)) {
+        gw_request_free(&job->request);
+        free(job);
+        refuse(g, x, protocol, GW_REF_BUSY, 429, "rate_limit_error", "key_busy",
+               "this API key has as many requests at a time as it may have; try again");
+        return;
+    }
+    job->key = key;
     struct act_addr addr;
     struct cfg_error e;
     const struct act_spawn spec = {.behaviour = &gw_request_behaviour, .arg = job, .outbox = 16};
     gw_exchange_set_user(x, job);
     if (act_spawn(g->self, &spec, &addr, &e)) {
         gw_exchange_set_user(x, NULL);
+        if (key)
+            gw_key_leave(&g->keys, key);
         gw_request_free(&job->request);
         free(job);
         refuse(g, x, protocol, GW_REF_BUSY, 429, "rate_limit_error", "busy", "too many requests at a time; try again");
@@ -213,8 +295,9 @@ static void show_version(struct gw_context *g, struct gw_exchange *x)
 {
     char revision[17];
     snprintf(revision, sizeof revision, "%016llx", (unsigned long long)g->settings.revision);
-    answer_json(x, 200, json_pack("{s:s,s:s,s:s,s:s}", "version", WEFT_VERSION, "model", g->settings.model_name,
-                                  "model_revision", revision, "numerics", g->settings.numerics));
+    answer_json(x, 200, json_pack("{s:s,s:s,s:s,s:s,s:i,s:i}", "version", WEFT_VERSION, "model", g->settings.model_name,
+                                  "model_revision", revision, "numerics", g->settings.numerics, "threads", g->settings.threads,
+                                  "context", g->settings.context));
 }
 
 /* live: the loop turns, which this answer shows. ready: accepting, and no part of the engine is stuck. */
@@ -227,12 +310,33 @@ static void show_health(struct gw_context *g, struct gw_exchange *x, bool ready)
         struct act_stats_worker s;
         if (act_stats_worker(rt, w, &s))
             continue;
-        stuck |= s.progress_age_ns > 30000000000;
+        stuck |= s.progress_age_ns > g->settings.stuck_ns;
         json_array_append_new(workers, json_pack("{s:s,s:f,s:f}", "worker", s.name, "turn_age_seconds", 1e-9 * (double)s.turn_age_ns,
                                                  "progress_age_seconds", 1e-9 * (double)s.progress_age_ns));
     }
-    const char *status = g->draining ? "draining" : stuck ? "stuck" : "ok";
-    answer_json(x, ready && (g->draining || stuck) ? 503 : 200, json_pack("{s:s,s:o}", "status", status, "workers", workers));
+    const char *status = g->draining ? "draining" : g->lost ? "lost" : stuck ? "stuck" : "ok";
+    answer_json(x, ready && strcmp(status, "ok") ? 503 : 200, json_pack("{s:s,s:o}", "status", status, "workers", workers));
+}
+
+static void add_actor(void *ctx, const struct act_stats_actor *a)
+{
+    json_array_append_new(ctx, json_pack("{s:s,s:i,s:i,s:I,s:I,s:i,s:i,s:f}", "name", a->name, "index", (int)a->addr.index,
+                                         "worker", a->worker, "batches", (json_int_t)a->batches, "messages",
+                                         (json_int_t)a->messages, "waiting", a->waiting, "outbox", a->outbox,
+                                         "progress_age_seconds", 1e-9 * (double)a->progress_age_ns));
+}
+
+/* Only where it is enabled and to this machine only; to others there is nothing here. */
+static void show_actors(struct gw_context *g, struct gw_exchange *x)
+{
+    if (!g->settings.debug || !gw_exchange_request(x)->loopback) {
+        refuse(g, x, GW_CHAT, GW_REF_BAD_REQUEST, 404, "invalid_request_error", "not_found",
+               "there is nothing at /debug; security.debug = true offers it to clients on this machine");
+        return;
+    }
+    json_t *list = json_array();
+    act_stats_actors(act_self_runtime(g->self), add_actor, list);
+    answer_json(x, 200, json_pack("{s:o}", "actors", list));
 }
 
 static void show_metrics(struct gw_context *g, struct gw_exchange *x)
@@ -315,7 +419,7 @@ static void count_tokens(struct gw_context *g, struct gw_exchange *x)
 
 enum route {
     ROUTE_CHAT, ROUTE_COMPLETIONS, ROUTE_RESPONSES, ROUTE_MESSAGES, ROUTE_COUNT, ROUTE_TOKENIZE, ROUTE_DETOKENIZE,
-    ROUTE_MODELS, ROUTE_LIVE, ROUTE_READY, ROUTE_METRICS, ROUTE_VERSION, ROUTE_PAGE,
+    ROUTE_MODELS, ROUTE_LIVE, ROUTE_READY, ROUTE_METRICS, ROUTE_VERSION, ROUTE_PAGE, ROUTE_DEBUG_ACTORS,
 };
 
 static const struct {
@@ -328,7 +432,7 @@ static const struct {
     {"POST", "/detokenize", ROUTE_DETOKENIZE},    {"GET", "/v1/models", ROUTE_MODELS},
     {"GET", "/health/live", ROUTE_LIVE},          {"GET", "/health/ready", ROUTE_READY},
     {"GET", "/metrics", ROUTE_METRICS},           {"GET", "/version", ROUTE_VERSION},
-    {"GET", "/", ROUTE_PAGE},
+    {"GET", "/", ROUTE_PAGE},                     {"GET", "/debug/actors", ROUTE_DEBUG_ACTORS},
 };
 
 static enum gw_protocol protocol_of(const char *path)
@@ -337,8 +441,34 @@ static enum gw_protocol protocol_of(const char *path)
            !strcmp(path, "/v1/completions") ? GW_COMPLETIONS : GW_CHAT;
 }
 
+/* With keys in use: probes are answered to everybody; figures and the status page to this machine too. Generations ask
+ * for themselves. */
+static bool is_open(const struct gw_http_request *h, enum route route)
+{
+    switch (route) {
+    case ROUTE_LIVE:
+    case ROUTE_READY:
+    case ROUTE_CHAT:
+    case ROUTE_COMPLETIONS:
+    case ROUTE_RESPONSES:
+    case ROUTE_MESSAGES:
+        return true;
+    case ROUTE_METRICS:
+    case ROUTE_VERSION:
+    case ROUTE_PAGE:
+    case ROUTE_DEBUG_ACTORS:
+        return h->loopback;
+    default:
+        return false;
+    }
+}
+
 static void answer(struct gw_context *g, struct gw_exchange *x, enum route route)
 {
+    struct gw_key *key;
+    const struct gw_http_request *h = gw_exchange_request(x);
+    if (!is_open(h, route) && !gw_admit(g, x, protocol_of(h->path), &key))
+        return;
     switch (route) {
     case ROUTE_CHAT:
         start_generation(g, x, GW_CHAT);
@@ -371,6 +501,9 @@ static void answer(struct gw_context *g, struct gw_exchange *x, enum route route
         break;
     case ROUTE_VERSION:
         show_version(g, x);
+        break;
+    case ROUTE_DEBUG_ACTORS:
+        show_actors(g, x);
         break;
     case ROUTE_PAGE:
         gw_exchange_reply(x, 200, "text/html; charset=utf-8", NULL, 0, gw_status_page, strlen(gw_status_page));
@@ -417,6 +550,57 @@ static void on_gone(void *ctx, struct gw_exchange *x, enum gw_gone why)
 
 /* ---- the actor ---- */
 
+static const char *const part_name[] = {"prefill", "decode", "tier"};
+
+static struct act_addr *part(struct gw_context *g, uint32_t i)
+{
+    struct act_addr *const parts[] = {&g->prefill, &g->decode, &g->tier};
+    return parts[i];
+}
+
+static void watch_engine(struct gw_context *g)
+{
+    for (uint32_t i = 0; i < 3; i++)
+        if (!act_addr_is_nobody(*part(g, i)))
+            act_monitor(g->self, *part(g, i), i);
+}
+
+/* A part of the engine has ended. One that was started again is used from now on. */
+static void take_down(struct gw_context *g, struct act_msg *m)
+{
+    uint32_t i = act_p_down(m)->tag;
+    if (act_p_down(m)->reason == -ESHUTDOWN)
+        return;
+    struct act_addr now = act_current(act_self_runtime(g->self), act_p_down(m)->who);
+    act_log_event(g->log, ACT_LOG_ERROR, "gateway", 0, "part_ended", "part=%s reason=%d restarted=%d", part_name[i],
+                  act_p_down(m)->reason, !act_addr_is_nobody(now));
+    if (!act_addr_is_nobody(now)) {
+        *part(g, i) = now;
+        act_monitor(g->self, now, i);
+        return;
+    }
+    g->lost = part_name[i];
+    if (g->failed)
+        g->failed(g->ready_ctx);
+}
+
+static void take_figures(struct gw_context *g, struct act_msg *m)
+{
+    const struct act_b_decode_stats *b = act_b_decode_stats(m);
+    struct gw_decode_figures *f = &g->metrics.decoder;
+    size_t bytes, places = act_p_decode_stats(m)->positions;
+    const uint64_t *at = act_msg_tail(m, &bytes);
+    if (places > GW_DRAFT_PLACES || bytes < 2 * places * sizeof *at)
+        return;
+    *f = (struct gw_decode_figures){
+        .steps = b->steps, .step_ns = b->step_ns, .step_sequences = b->step_sequences, .cancelled = b->cancelled,
+        .parked = b->parked, .resumed = b->resumed, .drafted = b->drafted, .offered = b->offered, .accepted = b->accepted,
+        .emitted = b->emitted, .running = b->running, .reserved = b->reserved, .parked_now = b->parked_now, .batch = b->batch,
+        .last_step_us = b->last_step_us, .lease = b->lease, .places = (int)places};
+    memcpy(f->offered_at, at, places * sizeof *at);
+    memcpy(f->accepted_at, at + places, places * sizeof *at);
+}
+
 static int gateway_start(struct act_self *self, void *state, const void *arg)
 {
     struct gateway *s = state;
@@ -424,15 +608,19 @@ static int gateway_start(struct act_self *self, void *state, const void *arg)
     struct cfg_error err;
     const struct gw_http_handler handler = {g, on_request, on_refuse, on_gone};
     g->self = self;
-    int r = gw_http_new(act_self_event_base(self), &g->settings.http, &handler, &g->http, &err);
+    int r = g->keys_file ? gw_keys_load(&g->keys, g->keys_file, &err) : 0;
     if (!r)
-        r = gw_http_listen(g->http, g->settings.host, g->settings.port, NULL, &g->bound_port, &err);
+        r = gw_http_new(act_self_event_base(self), &g->settings.http, &handler, &g->http, &err);
+    if (!r)
+        r = gw_http_listen(g->http, g->settings.host, g->settings.port, g->tls, &g->bound_port, &err);
     if (r) {
-        snprintf(g->failure, sizeof g->failure, "%.500s", err.msg);
+        if (g->start_error)
+            *g->start_error = err;
         gw_http_free(g->http);
         g->http = NULL;
         return r;
     }
+    watch_engine(g);
     if (g->ready)
         g->ready(g->ready_ctx, g->bound_port);
     return 0;
@@ -468,11 +656,12 @@ static int gateway_receive(struct act_self *self, void *state, struct act_msg *m
             g->metrics.kv.cached = b->cached;
             g->metrics.kv.evicted = b->evicted;
         }
-        if (m[i].type == ACT_LOAD) {
-            g->metrics.batch = (int)act_b_load(&m[i])->running;
-            g->metrics.step_us = act_b_load(&m[i])->step_us;
-            g->metrics.steps += act_p_load(&m[i])->sequence - (uint32_t)g->metrics.steps; /* the counter wraps */
-        }
+        if (m[i].type == ACT_DECODE_STATS)
+            take_figures(g, &m[i]);
+        if (m[i].type == ACT_DOWN)
+            take_down(g, &m[i]);
+        if (m[i].type == ACT_RELOAD)
+            read_keys(g);
         g->draining |= m[i].type == ACT_DRAIN;
     }
     go_on_draining(self, s);
@@ -483,10 +672,11 @@ static void gateway_stop(struct act_self *self, void *state, int reason)
 {
     struct gw_context *g = ((struct gateway *)state)->g;
     (void)self;
-    (void)reason;
     gw_http_free(g->http);
     g->http = NULL;
     g->self = NULL;
+    if (reason != -ESHUTDOWN && g->failed)
+        g->failed(g->ready_ctx);
 }
 
 const struct act_behaviour gw_gateway_behaviour = {

@@ -6,6 +6,7 @@
 #define WEFT_GATEWAY_GATEWAY_H
 
 #include "actors/gateway/http.h"
+#include "actors/gateway/keys.h"
 #include "actors/gateway/request.h"
 #include "actors/runtime/log.h"
 #include "actors/runtime/runtime.h"
@@ -14,7 +15,7 @@
 #include "model/sampler.h"
 #include "model/tokenizer.h"
 
-enum { GW_HISTOGRAM_BUCKETS = 16 };
+enum { GW_HISTOGRAM_BUCKETS = 20 };
 
 /* Cumulative counts per upper bound, as Prometheus wants them. */
 struct gw_histogram {
@@ -25,17 +26,26 @@ struct gw_histogram {
 enum gw_outcome { GW_OUT_STOP, GW_OUT_LENGTH, GW_OUT_TOOL_CALLS, GW_OUT_CANCELLED, GW_OUT_ERROR, GW_OUTCOMES };
 enum gw_refusal { GW_REF_BAD_REQUEST, GW_REF_KEY, GW_REF_BUSY, GW_REF_DRAINING, GW_REF_TOO_LONG, GW_REFUSALS };
 
+enum { GW_REQUEST_ID = 65, GW_DRAFT_PLACES = 32 };
+
+/* What Decode last said about itself. */
+struct gw_decode_figures {
+    uint64_t steps, step_ns, step_sequences, cancelled, parked, resumed, drafted, offered, accepted, emitted;
+    uint32_t running, reserved, parked_now, batch, last_step_us, lease;
+    int places; /* guesses per step at most */
+    uint64_t offered_at[GW_DRAFT_PLACES], accepted_at[GW_DRAFT_PLACES];
+};
+
 struct gw_metrics {
     int running, waiting;  /* requests with a first token, and before it */
-    uint64_t prompt_tokens, cached_tokens, generated_tokens, drafted, accepted, preempted;
-    int batch;             /* sequences of the last reported decode step; 0 at rest */
-    uint32_t step_us;      /* how long it took */
-    uint64_t steps;
+    uint64_t prompt_tokens, cached_tokens, generated_tokens;
     uint64_t outcome[GW_OUTCOMES], refused[GW_REFUSALS];
     struct {
         uint64_t capacity, held, cached, evicted; /* bytes; pages; pages; pages */
     } kv;
+    struct gw_decode_figures decoder;
     struct gw_histogram first_token, inter_token, total, queue, prefill, decode; /* seconds */
+    struct gw_histogram delivery; /* seconds from a token's making to its leaving for the client */
 };
 
 struct gw_settings {
@@ -48,9 +58,11 @@ struct gw_settings {
     int context;            /* tokens */
     int default_max_tokens; /* 0: to the end of the context */
     int max_requests;       /* at a time; more get 429 */
+    int threads;            /* of the compute team */
     struct mdl_sampling sampling;
     struct gw_http_limits http;
     int keepalive_ms;       /* comments while a stream has nothing to say */
+    int64_t stuck_ns;       /* not ready when work has made no progress for this long */
     bool debug;             /* /debug on loopback */
 };
 
@@ -64,6 +76,11 @@ struct gw_context {
     size_t page_bytes;
     struct act_addr prefill, decode, tier;
     struct act_log *log;
+    const char *keys_file;       /* NULL: no key is asked for */
+    struct gw_keys keys;         /* freed by whoever made the context, after the Request actors */
+    struct ssl_ctx_st *tls;      /* NULL: plain HTTP */
+    const char *lost;            /* the part of the engine that has ended; NULL: all are there */
+    struct cfg_error *start_error; /* why the gateway could not start; may be NULL */
     struct gw_http *http;
     struct act_self *self;       /* of the gateway actor; NULL once it has stopped */
     struct gw_metrics metrics;
@@ -71,8 +88,8 @@ struct gw_context {
     int requests;                /* Request actors alive */
     int bound_port;
     void (*ready)(void *ctx, int port); /* called once it accepts; thread of the io worker */
-    char failure[512];                  /* why it did not start */
     void (*drained)(void *ctx);         /* DRAIN was asked for, the last request has ended and its answer has left */
+    void (*failed)(void *ctx);          /* it has ended, or a part of the engine has: nothing more can be served */
     void *ready_ctx;
 };
 
@@ -87,6 +104,9 @@ struct gw_job {
     struct gw_exchange *x;
     struct gw_request request;
     uint64_t id;
+    char public_id[GW_REQUEST_ID]; /* what the client calls the request, else the id in hexadecimal digits */
+    struct gw_key *key;            /* NULL: none was asked for */
+    bool trace;                    /* time stamps in the stream */
     bool gone; /* the client went away: the exchange is dead */
     struct act_self *self;
 };
@@ -95,6 +115,11 @@ void gw_observe(struct gw_histogram *h, double seconds);
 /* The text of /metrics, appended. 0 or -ENOMEM. */
 struct gw_bytes;
 int gw_metrics_text(const struct gw_context *g, struct gw_bytes *out);
+/* The id of a request for X-Request-Id and the log: the client's own when it is one (up to 64 of letters, digits and
+ * ._:-), else one made here. The same for every call on an exchange that has a job. */
+void gw_request_id(struct gw_context *g, struct gw_exchange *x, char out[GW_REQUEST_ID]);
+/* Whether the client may go on; refuses it otherwise. *key: whose request it is, NULL when no key is asked for. */
+bool gw_admit(struct gw_context *g, struct gw_exchange *x, enum gw_protocol protocol, struct gw_key **key);
 /* Answers with an error in the protocol's shape. */
 void gw_answer_error(struct gw_context *g, struct gw_exchange *x, enum gw_protocol protocol, const struct gw_error *err);
 /* The prompt of a request as ids (appended). False: err says what is wrong with it. */

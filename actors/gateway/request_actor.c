@@ -17,7 +17,7 @@ struct request {
     struct gw_job *job;
     struct gw_context *g;
     struct act_self *self;
-    bool begun, ended, sent;
+    bool begun, ended, sent, timed; /* timed: the client knows how long it queued and its prefill took */
     struct mdl_ids ids;
     struct gw_output *output;
     struct gw_reply *reply;
@@ -28,13 +28,32 @@ struct request {
     struct gw_usage usage;
     uint32_t received; /* output tokens seen */
     uint32_t drafted, accepted;
-    int64_t started, prefilled, first, last; /* ns */
+    int64_t started, computing, prefilled, first, last; /* ns */
     int failed;        /* negative errno of an event callback */
+    int status;        /* HTTP status of the answer; 0: the client left before there was one */
 };
 
 static double seconds(int64_t ns)
 {
     return 1e-9 * (double)ns;
+}
+
+/* ---- times ---- */
+
+static double between(int64_t from, int64_t to)
+{
+    return from && to > from ? seconds(to - from) : 0;
+}
+
+/* What is known so far, as the header Server-Timing has it, in ms; "" before the prompt's computation began. */
+static void timing_text(const struct request *r, char *out, size_t size)
+{
+    out[0] = 0;
+    if (!r->computing)
+        return;
+    int n = snprintf(out, size, "queue;dur=%.3f", 1e3 * between(r->started, r->computing));
+    if (r->prefilled)
+        snprintf(out + n, size - (size_t)n, ", prefill;dur=%.3f", 1e3 * between(r->computing, r->prefilled));
 }
 
 /* ---- output ---- */
@@ -58,17 +77,19 @@ static void on_event(void *ctx, const struct gw_event *ev)
 static void begin(struct request *r)
 {
     static const struct gw_header headers[] = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
-    char id[32];
+    char timing[128];
     if (r->begun || r->job->gone)
         return;
     r->begun = true;
+    r->status = 200;
     if (gw_reply_begin(r->reply, &r->usage, &r->out))
         r->failed = -ENOMEM;
     if (!r->job->request.stream)
         return;
-    snprintf(id, sizeof id, "%016llx", (unsigned long long)r->job->id);
-    const struct gw_header all[] = {headers[0], headers[1], {"X-Request-Id", id}};
-    gw_exchange_begin(r->job->x, 200, "text/event-stream; charset=utf-8", all, 3);
+    timing_text(r, timing, sizeof timing);
+    r->timed = timing[0] && r->prefilled;
+    const struct gw_header all[] = {headers[0], headers[1], {"X-Request-Id", r->job->public_id}, {"Server-Timing", timing}};
+    gw_exchange_begin(r->job->x, 200, "text/event-stream; charset=utf-8", all, timing[0] ? 4 : 3);
     flush(r);
 }
 
@@ -76,23 +97,26 @@ static void begin(struct request *r)
 
 static void count_end(struct request *r, enum gw_outcome outcome)
 {
+    static const char *const protocols[] = {"chat", "completions", "responses", "messages"};
+    static const char *const outcomes[] = {"stop", "length", "tool_calls", "cancelled", "error"};
     struct gw_metrics *m = &r->g->metrics;
-    int64_t now = act_now(r->self);
+    int64_t now = act_now(r->self), computing = r->computing ? r->computing : now, ready = r->prefilled ? r->prefilled : now;
     if (r->first)
         m->running--;
     else
         m->waiting--;
     m->outcome[outcome]++;
-    m->drafted += r->drafted;
-    m->accepted += r->accepted;
     gw_observe(&m->total, seconds(now - r->started));
     if (r->first)
         gw_observe(&m->decode, seconds(now - r->first));
-    act_log_write(r->g->log, ACT_LOG_INFO, "request", r->job->id,
-                  "end outcome=%d prompt=%d cached=%d output=%d drafted=%u accepted=%u queue_prefill=%.4f decode=%.4f total=%.4f",
-                  (int)outcome, r->usage.prompt_tokens, r->usage.cached_tokens, r->usage.completion_tokens, r->drafted,
-                  r->accepted, seconds((r->prefilled ? r->prefilled : now) - r->started), r->first ? seconds(now - r->first) : 0,
-                  seconds(now - r->started));
+    act_log_event(r->g->log, ACT_LOG_INFO, "request", r->job->id, "request_end",
+                  "id=%s protocol=%s stream=%d outcome=%s status=%d prompt=%d cached=%d output=%d drafted=%u accepted=%u "
+                  "queue=%.6f prefill=%.6f first_token=%.6f decode=%.6f total=%.6f%s%s",
+                  r->job->public_id, protocols[r->job->request.protocol], r->job->request.stream, outcomes[outcome], r->status,
+                  r->usage.prompt_tokens, r->usage.cached_tokens, r->usage.completion_tokens, r->drafted, r->accepted,
+                  seconds(computing - r->started), between(r->computing, ready), between(r->prefilled, r->first),
+                  between(r->first, now), seconds(now - r->started), r->job->key ? " key=" : "",
+                  r->job->key ? r->job->key->name : "");
 }
 
 static void finish_actor(struct request *r, enum gw_outcome outcome)
@@ -117,6 +141,7 @@ static void fail(struct request *r, const struct gw_error *err)
     if (r->ended)
         return;
     give_up(r, -ECANCELED);
+    r->status = r->job->gone || gw_exchange_begun(r->job->x) ? r->status : err->status;
     if (!r->job->gone && gw_exchange_begun(r->job->x)) {
         gw_reply_fail(r->reply, err, &r->out);
         flush(r);
@@ -159,10 +184,12 @@ static void finish(struct request *r, enum act_finish how)
         flush(r);
         gw_exchange_end(r->job->x);
     } else if (!r->job->gone) {
-        char id[32];
-        snprintf(id, sizeof id, "%016llx", (unsigned long long)r->job->id);
-        gw_exchange_reply(r->job->x, 200, "application/json", &(struct gw_header){"X-Request-Id", id}, 1, r->out.p, r->out.n);
+        char timing[128];
+        timing_text(r, timing, sizeof timing);
+        const struct gw_header h[] = {{"X-Request-Id", r->job->public_id}, {"Server-Timing", timing}};
+        gw_exchange_reply(r->job->x, 200, "application/json", h, timing[0] ? 2 : 1, r->out.p, r->out.n);
     }
+    r->status = 200;
     r->job->gone = true;
     finish_actor(r, reason == GW_FINISH_LENGTH ? GW_OUT_LENGTH : reason == GW_FINISH_TOOL_CALLS ? GW_OUT_TOOL_CALLS : GW_OUT_STOP);
 }
@@ -310,6 +337,21 @@ static void observe_tokens(struct request *r, int count)
     m->generated_tokens += (uint64_t)count;
 }
 
+/* What the head of a stream that began before its prompt could not say yet; and the time stamps that a client may ask for. */
+static void comment(struct request *r, int64_t made_at)
+{
+    if (!r->job->request.stream)
+        return;
+    if (!r->timed) {
+        char timing[128];
+        timing_text(r, timing, sizeof timing);
+        gw_bytes_printf(&r->out, ": Server-Timing: %s\n\n", timing);
+        r->timed = true;
+    }
+    if (r->job->trace && made_at)
+        gw_bytes_printf(&r->out, ": made %lld\n\n", (long long)made_at);
+}
+
 static void take_tokens(struct request *r, struct act_msg *m)
 {
     const struct act_p_tokens *p = act_p_tokens(m);
@@ -321,10 +363,12 @@ static void take_tokens(struct request *r, struct act_msg *m)
     }
     const int32_t *ids = (const int32_t *)(const void *)at;
     at += (size_t)p->count * sizeof(int32_t);
+    int64_t made_at = act_b_tokens(m) ? act_b_tokens(m)->made_at : 0;
     r->received += p->count;
     r->drafted = p->drafted;
     r->accepted = p->accepted;
     begin(r);
+    comment(r, made_at);
     if (r->job->request.forced && p->first == 0 &&
         gw_output_push(r->output, r->job->request.forced, strlen(r->job->request.forced)))
         r->failed = -ENOMEM;
@@ -337,8 +381,11 @@ static void take_tokens(struct request *r, struct act_msg *m)
         more = !gw_output_stopped(r->output) && !gw_output_done(r->output) && !r->failed;
     }
     observe_tokens(r, taken);
-    if (r->job->request.stream)
+    if (r->job->request.stream) {
         flush(r);
+        if (made_at)
+            gw_observe(&r->g->metrics.delivery, seconds(act_now(r->self) - made_at));
+    }
     if (r->failed)
         fail_text(r, 500, "internal_error", "the answer could not be put together");
     else if (!more) {
@@ -385,7 +432,13 @@ static void take_prefilled(struct request *r, struct act_msg *m)
     r->usage.cached_tokens = (int)p->cached;
     r->g->metrics.prompt_tokens += p->ids;
     r->g->metrics.cached_tokens += p->cached;
-    gw_observe(&r->g->metrics.prefill, seconds(r->prefilled - r->started));
+    gw_observe(&r->g->metrics.prefill, between(r->computing, r->prefilled));
+}
+
+static void take_prefilling(struct request *r)
+{
+    r->computing = act_now(r->self);
+    gw_observe(&r->g->metrics.queue, between(r->started, r->computing));
 }
 
 static int request_receive(struct act_self *self, void *state, struct act_msg *m, int count)
@@ -405,12 +458,12 @@ static int request_receive(struct act_self *self, void *state, struct act_msg *m
     for (int i = 0; i < count && !r->ended; i++) {
         if (m[i].type == ACT_TOKENS)
             take_tokens(r, &m[i]);
+        else if (m[i].type == ACT_PREFILLING)
+            take_prefilling(r);
         else if (m[i].type == ACT_PREFILLED)
             take_prefilled(r, &m[i]);
         else if (m[i].type == ACT_FAILED)
             take_failed(r, &m[i]);
-        else if (m[i].type == ACT_PARKED)
-            r->g->metrics.preempted++;
         else if (m[i].type == ACT_TIMER)
             keep_alive(r);
         else if (m[i].type == ACT_UNDELIVERABLE)
@@ -441,7 +494,7 @@ static void request_stop(struct act_self *self, void *state, int reason)
             gw_exchange_abort(r->job->x);
         else if (!r->job->gone)
             gw_answer_error(r->g, r->job->x, r->job->request.protocol,
-                            &(struct gw_error){.status = 503, .type = "server_error", .code = "shutting_down",
+                            &(struct gw_error){.status = r->status = 503, .type = "server_error", .code = "shutting_down",
                                                .message = "the server is stopping"});
         count_end(r, GW_OUT_ERROR);
     }
@@ -452,6 +505,8 @@ static void request_stop(struct act_self *self, void *state, int reason)
     gw_reply_free(r->reply);
     gw_bytes_free(&r->out);
     gw_request_free(&r->job->request);
+    if (r->job->key)
+        gw_key_leave(&r->g->keys, r->job->key);
     if (--r->g->requests == 0 && r->g->draining && r->g->self)
         act_yield(r->g->self);
     free(r->job);

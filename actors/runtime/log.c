@@ -16,7 +16,7 @@ enum { RINGS = 65, RING_RECORDS = 256, WRITE_EVERY_MS = 20 };
 struct record {
     int64_t wall;
     uint64_t request;
-    const char *who;
+    const char *who, *event; /* event: NULL, or text is fields */
     enum act_log_level level;
     char text[ACT_LOG_TEXT_MAX];
 };
@@ -58,10 +58,10 @@ static int64_t wall(const struct act_log *log)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static void print_json_text(FILE *f, const char *s)
+static void print_json_bytes(FILE *f, const char *s, size_t n)
 {
     fputc('"', f);
-    for (; *s; s++) {
+    for (const char *end = s + n; s < end; s++) {
         unsigned char c = (unsigned char)*s;
         if (c == '"' || c == '\\')
             fprintf(f, "\\%c", c);
@@ -71,6 +71,48 @@ static void print_json_text(FILE *f, const char *s)
             fputc(c, f);
     }
     fputc('"', f);
+}
+
+static void print_json_text(FILE *f, const char *s)
+{
+    print_json_bytes(f, s, strlen(s));
+}
+
+/* Whether these n bytes are a number as JSON writes one. */
+static bool is_number(const char *s, size_t n)
+{
+    size_t i = n && s[0] == '-', digits = strspn(s + i, "0123456789"), more = 0;
+    if (!digits || (digits > 1 && s[i] == '0'))
+        return false;
+    i += digits;
+    if (i < n && s[i] == '.') {
+        more = strspn(s + i + 1, "0123456789");
+        if (!more)
+            return false;
+        i += 1 + more;
+    }
+    return i == n;
+}
+
+/* "key=value key=value" as members of the object at hand; a word without = is left out. */
+static void print_fields(FILE *f, const char *text)
+{
+    while (*text) {
+        size_t n = strcspn(text, " ");
+        const char *eq = memchr(text, '=', n);
+        if (eq && eq > text) {
+            size_t key = (size_t)(eq - text);
+            fputc(',', f);
+            print_json_bytes(f, text, key);
+            fputc(':', f);
+            if (is_number(eq + 1, n - key - 1))
+                fwrite(eq + 1, 1, n - key - 1, f);
+            else
+                print_json_bytes(f, eq + 1, n - key - 1);
+        }
+        text += n;
+        text += strspn(text, " ");
+    }
 }
 
 static void print(const struct act_log *log, const struct record *r)
@@ -86,7 +128,7 @@ static void print(const struct act_log *log, const struct record *r)
         fprintf(f, "%s %-7s %s", when, level_name[r->level], r->who);
         if (r->request)
             fprintf(f, " %016llx", (unsigned long long)r->request);
-        fputs(": ", f);
+        fprintf(f, ": %s%s", r->event ? r->event : "", r->event && r->text[0] ? " " : "");
         for (const char *p = r->text; *p; p++)
             fputc((unsigned char)*p < 0x20 || *p == 0x7f ? '?' : *p, f);
         fputc('\n', f);
@@ -96,8 +138,10 @@ static void print(const struct act_log *log, const struct record *r)
     print_json_text(f, r->who);
     if (r->request)
         fprintf(f, ",\"request\":\"%016llx\"", (unsigned long long)r->request);
-    fputs(",\"message\":", f);
-    print_json_text(f, r->text);
+    fputs(r->event ? ",\"event\":" : ",\"message\":", f);
+    print_json_text(f, r->event ? r->event : r->text);
+    if (r->event)
+        print_fields(f, r->text);
     fputs("}\n", f);
 }
 
@@ -202,8 +246,31 @@ bool act_log_on(const struct act_log *log, enum act_log_level level)
     return log && level <= log->config.level;
 }
 
-void act_log_write(struct act_log *log, enum act_log_level level, const char *who, uint64_t request, const char *fmt,
-                   ...)
+static void put(struct act_log *log, const struct record *x)
+{
+    if (log->config.direct) {
+        pthread_mutex_lock(&log->lock);
+        print(log, x);
+        fflush(log->file);
+        pthread_mutex_unlock(&log->lock);
+        return;
+    }
+    struct ring *r = own_ring(log);
+    bool ok;
+    if (r) {
+        ok = put_record(r, x);
+    } else {
+        pthread_mutex_lock(&log->lock);
+        /* Relaxed: made in act_log_open. */
+        ok = put_record(atomic_load_explicit(&log->ring[RINGS - 1], memory_order_relaxed), x);
+        pthread_mutex_unlock(&log->lock);
+    }
+    if (!ok)
+        /* Relaxed: a count. */
+        atomic_fetch_add_explicit(&log->dropped, 1, memory_order_relaxed);
+}
+
+void act_log_write(struct act_log *log, enum act_log_level level, const char *who, uint64_t request, const char *fmt, ...)
 {
     if (!act_log_on(log, level))
         return;
@@ -212,26 +279,20 @@ void act_log_write(struct act_log *log, enum act_log_level level, const char *wh
     va_start(ap, fmt);
     vsnprintf(x.text, sizeof x.text, fmt, ap);
     va_end(ap);
-    if (log->config.direct) {
-        pthread_mutex_lock(&log->lock);
-        print(log, &x);
-        fflush(log->file);
-        pthread_mutex_unlock(&log->lock);
+    put(log, &x);
+}
+
+void act_log_event(struct act_log *log, enum act_log_level level, const char *who, uint64_t request, const char *event,
+                   const char *fmt, ...)
+{
+    if (!act_log_on(log, level))
         return;
-    }
-    struct ring *r = own_ring(log);
-    bool ok;
-    if (r) {
-        ok = put_record(r, &x);
-    } else {
-        pthread_mutex_lock(&log->lock);
-        /* Relaxed: made in act_log_open. */
-        ok = put_record(atomic_load_explicit(&log->ring[RINGS - 1], memory_order_relaxed), &x);
-        pthread_mutex_unlock(&log->lock);
-    }
-    if (!ok)
-        /* Relaxed: a count. */
-        atomic_fetch_add_explicit(&log->dropped, 1, memory_order_relaxed);
+    struct record x = {.wall = wall(log), .request = request, .who = who, .event = event, .level = level};
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(x.text, sizeof x.text, fmt, ap);
+    va_end(ap);
+    put(log, &x);
 }
 
 /* ---- opening and closing --------------------------------------------------------------------- */

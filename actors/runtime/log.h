@@ -12,7 +12,7 @@
 #include "config/error.h"
 
 enum act_log_level { ACT_LOG_ERROR, ACT_LOG_WARNING, ACT_LOG_INFO, ACT_LOG_DEBUG };
-enum { ACT_LOG_TEXT_MAX = 216 };
+enum { ACT_LOG_TEXT_MAX = 472 };
 
 struct act_log_config {
     const char *path; /* appended to; NULL: standard error */
@@ -36,6 +36,10 @@ bool act_log_on(const struct act_log *log, enum act_log_level level);
  * bytes. log may be NULL. */
 void act_log_write(struct act_log *log, enum act_log_level level, const char *who, uint64_t request, const char *fmt,
                    ...) __attribute__((format(printf, 5, 6)));
+/* The same for an event with fields: what it is called (a literal), then "key=value key=value" with values without blanks.
+ * A text line is "EVENT key=value ..."; a JSON line has "event" and one member per field, numbers as numbers. */
+void act_log_event(struct act_log *log, enum act_log_level level, const char *who, uint64_t request, const char *event,
+                   const char *fmt, ...) __attribute__((format(printf, 6, 7)));
 /* Records that were dropped because a ring was full. */
 uint64_t act_log_dropped(const struct act_log *log);
 

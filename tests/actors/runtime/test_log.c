@@ -67,6 +67,40 @@ Test(log, text)
     free(text);
 }
 
+Test(log, an_event_has_fields)
+{
+    struct act_log *log = open_log(true, true);
+    act_log_event(log, ACT_LOG_INFO, "request", 7, "request_end", "id=%s total=%.3f n=%d half=-0.5 odd=01 word empty= last=1.", "a:b",
+                  0.25, 12);
+    act_log_event(log, ACT_LOG_DEBUG, "request", 7, "request_end", "not=here");
+    act_log_close(log);
+    char *text = content();
+    json_t *j = json_loads(text, 0, NULL);
+    cr_assert_not_null(j, "%s", text);
+    cr_expect_str_eq(json_string_value(json_object_get(j, "event")), "request_end");
+    cr_expect_null(json_object_get(j, "message"));
+    cr_expect_str_eq(json_string_value(json_object_get(j, "id")), "a:b");
+    cr_expect_float_eq(json_real_value(json_object_get(j, "total")), 0.25, 1e-9);
+    cr_expect_eq(json_integer_value(json_object_get(j, "n")), 12);
+    cr_expect_float_eq(json_real_value(json_object_get(j, "half")), -0.5, 1e-9);
+    cr_expect_str_eq(json_string_value(json_object_get(j, "odd")), "01");
+    cr_expect_str_eq(json_string_value(json_object_get(j, "empty")), "");
+    cr_expect_str_eq(json_string_value(json_object_get(j, "last")), "1.");
+    cr_expect_null(json_object_get(j, "word"));
+    json_decref(j);
+    free(text);
+}
+
+Test(log, an_event_as_text)
+{
+    struct act_log *log = open_log(false, true);
+    act_log_event(log, ACT_LOG_INFO, "gateway", 0, "keys_read", "keys=%d", 3);
+    act_log_close(log);
+    char *text = content();
+    cr_expect_str_eq(text, "2023-11-14T22:13:20.123456Z info    gateway: keys_read keys=3\n");
+    free(text);
+}
+
 Test(log, json_lines_are_json)
 {
     struct act_log *log = open_log(true, true);

@@ -1,0 +1,517 @@
+/* `weft bench serve`: puts load on a running server, or on one that it starts, and reports what the clients saw. Closed
+ * loop: so many requests at a time, one after another. Open loop: arrivals at a mean rate, whatever the server does. */
+#include "cli/bench_serve.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+#include "cli/load_client.h"
+#include "cli/options.h"
+#include "cli/progress.h"
+
+enum { POINTS_MAX = 32, QUANTILES = 3, PROMPTS_MAX = 100000 };
+
+static const double quantile[QUANTILES] = {0.5, 0.9, 0.99};
+
+struct arguments {
+    const char *url, *model, *config, *prompts, *concurrency, *rate, *json, *csv;
+    int requests, warmup, prompt_tokens, max_tokens, seed;
+    double limit;
+    bool gateway;
+};
+
+/* One row of the table. Times in seconds. */
+enum column { FIRST_TOKEN, INTER_TOKEN, END_TO_END, QUEUE, PREFILL, FIRST_DELIVERY, DELIVERY, COLUMNS };
+static const char *const column_name[COLUMNS] = {"first_token", "inter_token", "end_to_end", "queue", "prefill", "first_delivery",
+                                                 "delivery"};
+
+struct point {
+    bool open;
+    double load; /* requests at a time, or per second */
+    int requests, whole, refused, failed; /* refused: 429 and 503; failed: anything else that is not a whole answer */
+    double seconds;
+    int64_t prompt_tokens, output_tokens;
+    double value[COLUMNS][QUANTILES], mean[COLUMNS];
+};
+
+struct bench {
+    struct arguments a;
+    struct load_target target;
+    pid_t server; /* started here; 0: none */
+    char url[320];
+    char **body;  /* [n_bodies] */
+    int n_bodies;
+    uint64_t random;
+    json_t *conditions;
+    struct point point[POINTS_MAX];
+    int n_points;
+};
+
+static double uniform(struct bench *b)
+{
+    b->random += UINT64_C(0x9e3779b97f4a7c15);
+    uint64_t z = b->random;
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
+}
+
+/* ---- a server of its own ---- */
+
+static int start_server(struct bench *b, struct cfg_error *err)
+{
+    int out[2];
+    char *args[12] = {"weft", "serve", "--listen", "127.0.0.1:0", "-m", (char *)b->a.model}, self[4096];
+    int n = 6;
+    ssize_t len = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (b->a.gateway)
+        args[n++] = "--debug";
+    if (b->a.config)
+        args[n++] = (char *)b->a.config;
+    if (len < 0 || pipe(out))
+        return cfg_error_set(err, errno, "the server cannot be started: %s", strerror(errno));
+    self[len] = 0;
+    b->server = fork();
+    if (b->server == 0) {
+        close(out[0]);
+        dup2(out[1], 1);
+        FILE *quiet = freopen("/dev/null", "w", stderr);
+        (void)quiet;
+        execv(self, args);
+        _exit(127);
+    }
+    close(out[1]);
+    FILE *f = fdopen(out[0], "r");
+    bool up = f && fgets(b->url, sizeof b->url, f);
+    if (f)
+        fclose(f);
+    b->url[strcspn(b->url, "\n")] = 0;
+    if (up)
+        return 0;
+    int status;
+    waitpid(b->server, &status, 0);
+    b->server = 0;
+    return cfg_error_set(err, EIO, "the server did not start; `weft serve -m %s%s%s` says why", b->a.model,
+                         b->a.config ? " " : "", b->a.config ? b->a.config : "");
+}
+
+static void stop_server(struct bench *b)
+{
+    if (b->server > 0) {
+        kill(b->server, SIGTERM);
+        waitpid(b->server, NULL, 0);
+    }
+}
+
+/* ---- prompts ---- */
+
+static const char filler[] =
+    "The weaver sat by the window and looked at the river. Boats went by, slow in the morning light, and each of them "
+    "carried something that somebody far away was waiting for: salt, wool, letters, a clock. She counted the threads once "
+    "more, from left to right, and the shuttle began to move. In the next room the children were learning to read. One of "
+    "them asked why the moon is cold, another what a number is for, and nobody had an answer that was short enough.";
+
+static json_t *fetch_json(struct bench *b, const char *method, const char *path, json_t *send, struct cfg_error *err)
+{
+    char *body, *text = send ? json_dumps(send, JSON_COMPACT) : NULL;
+    json_error_t je;
+    json_decref(send);
+    int status = load_fetch(&b->target, method, path, text, &body, err);
+    free(text);
+    json_t *j = status == 200 ? json_loads(body, 0, &je) : NULL;
+    if (status > 0 && !j)
+        cfg_error_set(err, EPROTO, "%s%s answered %d: %.200s", b->url, path, status, body ? body : "");
+    free(body);
+    return j;
+}
+
+static int add_body(struct bench *b, json_t *prompt)
+{
+    char **more = realloc(b->body, (size_t)(b->n_bodies + 1) * sizeof *more);
+    json_t *j = json_pack("{s:o,s:i,s:b,s:b,s:i,s:{s:b}}", "prompt", prompt, "max_tokens", b->a.max_tokens, "stream", 1,
+                          "ignore_eos", 1, "seed", b->a.seed + b->n_bodies, "stream_options", "include_usage", 1);
+    if (more)
+        b->body = more;
+    char *text = more && j ? json_dumps(j, JSON_COMPACT) : NULL;
+    json_decref(j);
+    if (!text)
+        return -ENOMEM;
+    b->body[b->n_bodies++] = text;
+    return 0;
+}
+
+/* Prompts of an exact length in tokens, no two alike: ids of the filler in random order. */
+static int make_prompts(struct bench *b, int count, struct cfg_error *err)
+{
+    json_t *j = fetch_json(b, "POST", "/tokenize", json_pack("{s:s}", "prompt", filler), err), *ids = json_object_get(j, "tokens");
+    size_t n = json_array_size(ids);
+    int r = n ? 0 : -EPROTO;
+    for (int i = 0; i < count && !r; i++) {
+        json_t *prompt = json_array();
+        for (int k = 0; k < b->a.prompt_tokens; k++)
+            json_array_append(prompt, json_array_get(ids, (size_t)(uniform(b) * (double)n)));
+        r = add_body(b, prompt);
+    }
+    json_decref(j);
+    return r == -ENOMEM ? cfg_error_set(err, ENOMEM, "out of memory") : r;
+}
+
+/* One per line; empty lines are left out. */
+static int read_prompts(struct bench *b, struct cfg_error *err)
+{
+    FILE *f = fopen(b->a.prompts, "re");
+    char *line = NULL;
+    size_t cap = 0;
+    int r = 0;
+    if (!f)
+        return cfg_error_set(err, errno, "%s: %s", b->a.prompts, strerror(errno));
+    while (!r && b->n_bodies < PROMPTS_MAX && getline(&line, &cap, f) > 0) {
+        line[strcspn(line, "\r\n")] = 0;
+        json_t *prompt = line[0] ? json_string(line) : NULL;
+        if (line[0] && !prompt)
+            r = cfg_error_set(err, EILSEQ, "%s: line %d is not UTF-8", b->a.prompts, b->n_bodies + 1);
+        else if (prompt && add_body(b, prompt))
+            r = cfg_error_set(err, ENOMEM, "out of memory");
+    }
+    free(line);
+    fclose(f);
+    return r || b->n_bodies ? r : cfg_error_set(err, EINVAL, "%s holds no prompt; write one per line", b->a.prompts);
+}
+
+/* ---- figures ---- */
+
+static void set_column(struct point *p, enum column c, struct load_list *l)
+{
+    double sum = 0;
+    for (int q = 0; q < QUANTILES; q++)
+        p->value[c][q] = load_list_quantile(l, quantile[q]);
+    for (size_t i = 0; i < l->n; i++)
+        sum += l->v[i];
+    p->mean[c] = l->n ? sum / (double)l->n : NAN;
+}
+
+static void count_sample(struct point *p, const struct load_sample *s)
+{
+    p->requests++;
+    p->whole += s->whole;
+    p->refused += s->status == 429 || s->status == 503;
+    p->failed += !s->whole && s->status != 429 && s->status != 503;
+    p->prompt_tokens += s->whole ? s->prompt_tokens : 0;
+    p->output_tokens += s->whole ? s->output_tokens : 0;
+}
+
+static void take_figures(struct point *p, struct load_run *run, int n)
+{
+    struct load_list first = {0}, end = {0}, queue = {0}, prefill = {0};
+    for (int i = 0; i < n; i++) {
+        const struct load_sample *s = &run->sample[i];
+        count_sample(p, s);
+        if (s->first > 0)
+            load_list_add(&first, s->first - s->start);
+        if (s->whole)
+            load_list_add(&end, s->end - s->start);
+        if (s->queue >= 0)
+            load_list_add(&queue, s->queue);
+        if (s->prefill >= 0)
+            load_list_add(&prefill, s->prefill);
+    }
+    p->seconds = run->ended - run->began;
+    struct load_list *const lists[COLUMNS] = {&first, &run->gap, &end, &queue, &prefill, &run->first_delivery, &run->delivery};
+    for (int c = 0; c < COLUMNS; c++)
+        set_column(p, (enum column)c, lists[c]);
+    free(first.v);
+    free(end.v);
+    free(queue.v);
+    free(prefill.v);
+}
+
+static void show_progress(void *ctx, int done)
+{
+    cli_progress_update(ctx, done);
+}
+
+static int run_load(struct bench *b, bool open, double load, int requests, int first_body, struct point *p, struct cfg_error *err)
+{
+    struct cli_progress progress;
+    struct load_run run;
+    double *arrival = calloc((size_t)requests, sizeof *arrival), at = 0;
+    const char **body = calloc((size_t)requests, sizeof *body);
+    int r = arrival && body ? 0 : cfg_error_set(err, ENOMEM, "out of memory");
+    for (int i = 0; i < requests && !r; i++) {
+        body[i] = b->body[(first_body + i) % b->n_bodies];
+        if (open)
+            arrival[i] = at += -log1p(-uniform(b)) / load;
+    }
+    if (!r) {
+        cli_progress_start(&progress, open ? "open loop" : "closed loop", "requests", requests);
+        const struct load_plan plan = {.requests = requests, .concurrency = open ? 0 : (int)load, .arrival = arrival, .body = body,
+                                       .limit = b->a.limit, .progress = show_progress, .ctx = &progress};
+        r = load_run(&b->target, &plan, &run, err);
+        cli_progress_end(&progress);
+        *p = (struct point){.open = open, .load = load};
+        if (!r)
+            take_figures(p, &run, requests);
+        load_run_free(&run);
+    }
+    free(arrival);
+    free(body);
+    return r;
+}
+
+/* "1,2,4": every number is one more point. */
+static int run_points(struct bench *b, const char *list, bool open, struct cfg_error *err)
+{
+    const char *at = list;
+    int r = 0;
+    while (*at && !r) {
+        char *end;
+        double v = strtod(at, &end);
+        if (end == at || (*end && *end != ',') || !(v > 0) || v > 1e6 || (!open && v != floor(v)))
+            return cfg_error_set(err, EINVAL, "--%s %s: give %s above 0, separated by commas", open ? "rate" : "concurrency", list,
+                                 open ? "numbers" : "integers");
+        if (b->n_points == POINTS_MAX)
+            return cfg_error_set(err, EINVAL, "more than %d points; give fewer", POINTS_MAX);
+        r = run_load(b, open, v, b->a.requests, b->a.warmup + b->n_points * b->a.requests, &b->point[b->n_points], err);
+        b->n_points += !r;
+        at = *end ? end + 1 : end;
+    }
+    return r;
+}
+
+/* ---- conditions ---- */
+
+static void cpu_model(char *out, size_t size)
+{
+    char line[512];
+    FILE *f = fopen("/proc/cpuinfo", "re");
+    snprintf(out, size, "unknown");
+    while (f && fgets(line, sizeof line, f))
+        if (!strncmp(line, "model name", 10)) {
+            const char *v = strchr(line, ':');
+            snprintf(out, size, "%.*s", v ? (int)strcspn(v + 2, "\n") : 0, v ? v + 2 : "");
+            break;
+        }
+    if (f)
+        fclose(f);
+}
+
+static json_t *gather_conditions(struct bench *b, struct cfg_error *err)
+{
+    struct utsname u;
+    char cpu[256], when[40];
+    double load[3] = {0};
+    time_t now = time(NULL);
+    struct tm tm;
+    json_t *server = fetch_json(b, "GET", "/version", NULL, err);
+    if (!server)
+        return NULL;
+    cpu_model(cpu, sizeof cpu);
+    uname(&u);
+    if (getloadavg(load, 3) < 1)
+        load[0] = 0;
+    gmtime_r(&now, &tm);
+    strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", &tm);
+    return json_pack("{s:o,s:s,s:b,s:s,s:s,s:s,s:s,s:i,s:f,s:i,s:i,s:i,s:i,s:i}", "server", server, "url", b->url, "started_here",
+                     b->server > 0, "config", b->a.config ? b->a.config : "", "time", when, "system", u.release, "cpu", cpu, "cpus",
+                     (int)sysconf(_SC_NPROCESSORS_ONLN), "load_average_before", load[0], "requests_per_point", b->a.requests,
+                     "prompt_tokens", b->a.prompts ? 0 : b->a.prompt_tokens, "max_tokens", b->a.max_tokens, "warmup", b->a.warmup,
+                     "seed", b->a.seed);
+}
+
+/* ---- output ---- */
+
+static void print_table(const struct bench *b)
+{
+    const json_t *c = b->conditions, *v = json_object_get(c, "server");
+    printf("model %s (%s, %d threads), weft %s, %s, %s\n", json_string_value(json_object_get(v, "model")),
+           json_string_value(json_object_get(v, "numerics")), (int)json_integer_value(json_object_get(v, "threads")), json_string_value(json_object_get(v, "version")),
+           json_string_value(json_object_get(c, "cpu")), b->server ? "server started here, on the same machine" : b->url);
+    printf("%d CPUs with a load of %.1f before; %d requests per row, %d output tokens each; times in ms as p50/p90/p99\n\n",
+           (int)json_integer_value(json_object_get(c, "cpus")), json_real_value(json_object_get(c, "load_average_before")),
+           b->a.requests, b->a.max_tokens);
+    printf("%-12s %9s %7s %9s %9s  %-22s %-22s %-24s %-22s\n", "load", "whole", "refused", "req/s", "tok/s", "first token",
+           "between pieces", "end to end", "queue");
+    for (int i = 0; i < b->n_points; i++) {
+        const struct point *p = &b->point[i];
+        char load[24], whole[24];
+        snprintf(load, sizeof load, p->open ? "%g /s" : "%g at once", p->load);
+        snprintf(whole, sizeof whole, "%d/%d", p->whole, p->requests);
+        printf("%-12s %9s %7d %9.2f %9.1f", load, whole, p->refused, p->whole / p->seconds, (double)p->output_tokens / p->seconds);
+        static const enum column shown[] = {FIRST_TOKEN, INTER_TOKEN, END_TO_END, QUEUE};
+        for (size_t k = 0; k < sizeof shown / sizeof *shown; k++) {
+            char text[40];
+            const double *q = p->value[shown[k]];
+            snprintf(text, sizeof text, "%.1f/%.1f/%.1f", 1e3 * q[0], 1e3 * q[1], 1e3 * q[2]);
+            printf("  %-*s", k == 2 ? 22 : 20, text);
+        }
+        putchar('\n');
+    }
+    if (!b->a.gateway)
+        return;
+    puts("\nfrom the making of a token in the engine to its arrival at the client, us as p50/p90/p99 (target: 1000):");
+    for (int i = 0; i < b->n_points; i++) {
+        const struct point *p = &b->point[i];
+        const double *f = p->value[FIRST_DELIVERY], *d = p->value[DELIVERY];
+        printf("  %g %s: first token %.0f/%.0f/%.0f, later ones %.0f/%.0f/%.0f\n", p->load, p->open ? "/s" : "at once", 1e6 * f[0],
+               1e6 * f[1], 1e6 * f[2], 1e6 * d[0], 1e6 * d[1], 1e6 * d[2]);
+    }
+}
+
+static json_t *number(double v)
+{
+    return isfinite(v) ? json_real(v) : json_null();
+}
+
+static json_t *point_json(const struct point *p)
+{
+    json_t *j = json_pack("{s:s,s:f,s:i,s:i,s:i,s:i,s:f,s:I,s:I,s:f,s:f}", "loop", p->open ? "open" : "closed",
+                          p->open ? "requests_per_second" : "concurrency", p->load, "requests", p->requests, "whole", p->whole,
+                          "refused", p->refused, "failed", p->failed, "seconds", p->seconds, "prompt_tokens",
+                          (json_int_t)p->prompt_tokens, "output_tokens", (json_int_t)p->output_tokens, "output_tokens_per_second",
+                          (double)p->output_tokens / p->seconds, "requests_done_per_second", p->whole / p->seconds);
+    for (int c = 0; c < COLUMNS; c++) {
+        char key[64];
+        snprintf(key, sizeof key, "%s_seconds", column_name[c]);
+        json_object_set_new(j, key, json_pack("{s:o,s:o,s:o,s:o}", "p50", number(p->value[c][0]), "p90", number(p->value[c][1]),
+                                              "p99", number(p->value[c][2]), "mean", number(p->mean[c])));
+    }
+    return j;
+}
+
+static int write_json(const struct bench *b, struct cfg_error *err)
+{
+    json_t *points = json_array(), *all;
+    for (int i = 0; i < b->n_points; i++)
+        json_array_append_new(points, point_json(&b->point[i]));
+    all = json_pack("{s:O,s:o}", "conditions", b->conditions, "points", points);
+    int r = !all || json_dump_file(all, b->a.json, JSON_INDENT(1) | JSON_REAL_PRECISION(9));
+    json_decref(all);
+    return r ? cfg_error_set(err, EIO, "%s cannot be written", b->a.json) : 0;
+}
+
+static int write_csv(const struct bench *b, struct cfg_error *err)
+{
+    FILE *f = fopen(b->a.csv, "we");
+    if (!f)
+        return cfg_error_set(err, errno, "%s: %s", b->a.csv, strerror(errno));
+    fputs("loop,load,requests,whole,refused,failed,seconds,prompt_tokens,output_tokens,output_tokens_per_second", f);
+    for (int c = 0; c < COLUMNS; c++)
+        fprintf(f, ",%s_p50,%s_p90,%s_p99,%s_mean", column_name[c], column_name[c], column_name[c], column_name[c]);
+    fputc('\n', f);
+    for (int i = 0; i < b->n_points; i++) {
+        const struct point *p = &b->point[i];
+        fprintf(f, "%s,%g,%d,%d,%d,%d,%.6f,%lld,%lld,%.3f", p->open ? "open" : "closed", p->load, p->requests, p->whole, p->refused,
+                p->failed, p->seconds, (long long)p->prompt_tokens, (long long)p->output_tokens,
+                (double)p->output_tokens / p->seconds);
+        for (int c = 0; c < COLUMNS; c++) {
+            for (int q = 0; q <= QUANTILES; q++) {
+                double v = q < QUANTILES ? p->value[c][q] : p->mean[c];
+                fprintf(f, isfinite(v) ? ",%.9f" : ",", v);
+            }
+        }
+        fputc('\n', f);
+    }
+    return fclose(f) ? cfg_error_set(err, EIO, "%s cannot be written", b->a.csv) : 0;
+}
+
+/* ---- the command ---- */
+
+static int count_points(const char *list)
+{
+    int n = list && *list;
+    for (; list && *list; list++)
+        n += *list == ',';
+    return n;
+}
+
+static int work(struct bench *b, struct cfg_error *err)
+{
+    struct point warm;
+    int points = count_points(b->a.concurrency) + count_points(b->a.rate);
+    int r = b->a.url ? 0 : start_server(b, err);
+    if (b->a.url)
+        snprintf(b->url, sizeof b->url, "%s", b->a.url);
+    if (!r)
+        r = load_target_set(&b->target, b->url, err);
+    b->target.key = getenv("WEFT_API_KEY");
+    b->target.trace = b->a.gateway;
+    if (!r)
+        r = b->a.prompts ? read_prompts(b, err) : make_prompts(b, b->a.warmup + points * b->a.requests, err);
+    if (!r && !(b->conditions = gather_conditions(b, err)))
+        r = -EPROTO;
+    if (!r && b->a.warmup)
+        r = run_load(b, false, 1, b->a.warmup, 0, &warm, err);
+    if (!r && b->a.warmup && !warm.whole)
+        r = cfg_error_set(err, EPROTO, "no request of the warm-up was answered in full; is the model's context long enough for %d "
+                                       "and %d tokens, and WEFT_API_KEY set where keys are asked for?",
+                          b->a.prompt_tokens, b->a.max_tokens);
+    if (!r && b->a.concurrency)
+        r = run_points(b, b->a.concurrency, false, err);
+    if (!r && b->a.rate)
+        r = run_points(b, b->a.rate, true, err);
+    if (!r)
+        print_table(b);
+    if (!r && b->a.json)
+        r = write_json(b, err);
+    if (!r && b->a.csv)
+        r = write_csv(b, err);
+    return r;
+}
+
+int cli_bench_serve_run(int argc, char **argv)
+{
+    static struct bench b;
+    struct arguments *a = &b.a;
+    struct cfg_error err = {{0}};
+    *a = (struct arguments){.model = "samples/tiny", .requests = 64, .warmup = 4, .prompt_tokens = 128, .max_tokens = 64, .seed = 1,
+                            .limit = 600};
+    const struct cli_option options[] = {
+        {CLI_TEXT, "url", 0, &a->url, "URL", "a running server; without it one is started on a free port"},
+        {CLI_TEXT, "model", 'm', &a->model, "DIR", "model of the server that is started (default: samples/tiny)"},
+        {CLI_TEXT, "config", 0, &a->config, "FILE", "configuration of the server that is started"},
+        {CLI_TEXT, "concurrency", 'c', &a->concurrency, "N,N,...", "closed loop: so many requests at a time (default: 1,2,4,8)"},
+        {CLI_TEXT, "rate", 'r', &a->rate, "R,R,...", "open loop: so many requests per second, arriving at random"},
+        {CLI_INT, "requests", 'n', &a->requests, "N", "requests of each point (default: 64)", 1, 100000},
+        {CLI_INT, "warmup", 0, &a->warmup, "N", "requests before, one at a time, that do not count (default: 4)", 0, 1000},
+        {CLI_TEXT, "prompts", 0, &a->prompts, "FILE", "prompts, one per line, over and over; else they are made up"},
+        {CLI_INT, "prompt-tokens", 0, &a->prompt_tokens, "N", "length of the made up ones (default: 128)", 1, 1 << 20},
+        {CLI_INT, "max-tokens", 0, &a->max_tokens, "N", "tokens of each answer (default: 64)", 1, 1 << 20},
+        {CLI_INT, "seed", 0, &a->seed, "N", "of prompts and arrivals (default: 1)", 0, 1 << 30},
+        {CLI_DOUBLE, "limit", 0, &a->limit, "S", "give a point up after this many seconds (default: 600)", 1, 86400},
+        {CLI_FLAG, "gateway", 0, &a->gateway, NULL, "also measure from the making of a token to its arrival; a server that\n"
+                                                    "runs already needs security.debug = true and the same machine"},
+        {CLI_TEXT, "json", 0, &a->json, "FILE", "write conditions and figures"},
+        {CLI_TEXT, "csv", 0, &a->csv, "FILE", "write the figures, one row per point"},
+        {.kind = CLI_END},
+    };
+    const struct cli_usage usage = {
+        .synopsis = "bench serve [options]",
+        .intro = "Puts load on a server and reports what its clients see: time to the first token, between pieces of text, to\n"
+                 "the end; the server's own time of queueing; tokens per second. WEFT_API_KEY: the key to send.",
+        .options = options,
+    };
+    int status = cli_options_parse(&usage, argc, argv, NULL);
+    if (status != CLI_GO_ON)
+        return status;
+    if (!a->concurrency && !a->rate)
+        a->concurrency = "1,2,4,8";
+    b.random = (uint64_t)a->seed;
+    int r = work(&b, &err);
+    stop_server(&b);
+    load_target_clear(&b.target);
+    for (int i = 0; i < b.n_bodies; i++)
+        free(b.body[i]);
+    free(b.body);
+    json_decref(b.conditions);
+    return r ? cli_error(r == -EINVAL ? CLI_USAGE : CLI_FAILED, "bench serve: %s", err.msg) : CLI_OK;
+}
