@@ -15,6 +15,7 @@
 #define ENDLESS "\"ignore_eos\":true"
 #define RUNNING "weft_num_requests_running"
 #define WAITING "weft_num_requests_waiting"
+#define BATCH "weft_decode_batch_size"
 #define HELD "weft_kv_pages_held"
 #define CANCELLED "weft_request_success_total{finished_reason=\"cancelled\"}"
 
@@ -54,6 +55,9 @@ static void check_free(double held, int cancelled)
     ts_until_metric(&server, RUNNING, 0);
     ts_until_metric(&server, WAITING, 0);
     ts_until_metric(&server, CANCELLED, cancelled);
+    /* The engine has stopped too, long before the answer's end: that would take some 900 steps. */
+    ts_until_metric(&server, BATCH, 0);
+    cr_expect_lt(ts_metric(&server, "weft_decode_steps_total"), 600.0);
     ts_until_metric(&server, HELD, held);
     ts_until_metric(&server, "weft_http_connections", 1); /* the one that asks */
 }
@@ -68,6 +72,7 @@ Test(lifecycle, a_client_that_leaves_frees_everything)
         if (stream)
             cr_assert(ts_read_until(fd, "data: "));
         ts_until_metric(&server, RUNNING, 1);
+        ts_until_metric(&server, BATCH, 1);
         close(fd);
         check_free(held, stream + 1);
     }
