@@ -74,9 +74,13 @@ BENCH_BIN := $(BENCH_SRC:%.c=$(BUILD)/%)
 SUPPORT_SRC := $(wildcard tests/support/*.c)
 SUPPORT_OBJ := $(SUPPORT_SRC:%.c=$(BUILD)/%.o)
 TEST_SRC := $(wildcard tests/*/test_*.c tests/*/*/test_*.c)
+# SUITES='actors kvtiers model/test_step': only these folders and suites, and no golden data.
+ifdef SUITES
+TEST_SRC := $(sort $(foreach s,$(SUITES),$(wildcard tests/$(s)/test_*.c tests/$(s)/*/test_*.c tests/$(s).c)))
+endif
 TEST_BIN := $(TEST_SRC:%.c=$(BUILD)/%)
 GOLDEN_SRC := $(wildcard tests/golden_*.c)
-GOLDEN_BIN := $(if $(wildcard tests/golden_runner.c),$(BUILD)/tests/golden_runner)
+GOLDEN_BIN := $(if $(SUITES),,$(BUILD)/tests/golden_runner)
 FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
 REPLAY_BIN := $(FUZZ_SRC:%.c=$(BUILD)/%)
 FUZZ_BIN := $(FUZZ_SRC:tests/fuzz/%.c=$(BUILD)/%)
