@@ -11,6 +11,7 @@ import os
 import subprocess
 import tempfile
 
+import numpy as np
 import torch
 from torch.autograd import Function
 
@@ -33,6 +34,8 @@ def _build():
     return ctypes.CDLL(lib)
 
 
+# -ffast-math makes the library flush denormals process-wide; numpy probes them once, so let it first.
+np.finfo(np.float32), np.finfo(np.float64)
 _lib = _build()
 for _f in ("k_ce", "k_index_kl", "k_draft_loss", "k_sumsq"):
     getattr(_lib, _f).restype = ctypes.c_double
