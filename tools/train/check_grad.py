@@ -80,7 +80,7 @@ def report(params, loss):
             want = float((p.g.double() * d.double()).sum())
             only_kl = p.name.split(".")[-1] in INDEXER
             eps, keep = 5e-3 * max(float(p.w.pow(2).mean()) ** .5, 2.), p.w.clone()
-            if len(p.shape) == 2:
+            if len(p.shape) == 2 and p.w.std() > 0:
                 eps = 2e-3 * float(p.w.std())
             vals = []
             for s in (1, -1):

@@ -243,8 +243,9 @@ def main(out):
         assert all(tok.decode(x[1:-1]) == d[3] for x, d in zip(ids, docs))
         np.save(os.path.join(out, f"{name}.npy"), np.array([t for x in ids for t in x], np.int16))
         starts = np.cumsum([0] + [len(x) for x in ids])[:-1]
-        info[name] = {"starts": starts.tolist(), "bytes": sum(len(d[3]) for d in docs), "kind": [d[0] for d in docs]}
-        print(name, len(docs), "documents", info[name]["bytes"], "bytes", sum(map(len, ids)), "tokens")
+        size = sum(len(strip.sub("", d[3])) for d in docs)
+        info[name] = {"starts": starts.tolist(), "bytes": size, "kind": [d[0] for d in docs]}
+        print(name, len(docs), "documents", size, "bytes of text", sum(map(len, ids)), "tokens")
     json.dump(info, open(os.path.join(out, "docs.json"), "w"))
     text, size = [], 0
     for kind, title, body, _ in held:

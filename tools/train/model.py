@@ -220,9 +220,9 @@ class Model:
         self.draft_store = Store(self.draft_params, shared, workers if draft_only else 1)
 
     # ---- forward -----------------------------------------------------------------------------
-    def tokens_to_x(self, ids):
-        """Embedding rows copied to the four streams."""
-        e = ops.rows(self.embed, ids.reshape(-1, 1))
+    def tokens_to_x(self, ids, frozen=False):
+        """Embedding rows copied to the four streams; frozen: no gradient for the embedding."""
+        e = self.embed.w[ids.reshape(-1)] if frozen else ops.rows(self.embed, ids.reshape(-1, 1))
         return e.repeat(1, HC)
 
     def attention_inputs(self, b, x, pos):
@@ -310,7 +310,7 @@ class Model:
             cache.swa[b.li][:, s:s + n] = w.view(B, n, -1)
             w = cache.swa[b.li].view(-1, c.hd)
         G = idx = kl = None
-        if b.kv_source:
+        if b.kv_source and "bridged" not in st:
             main, ik = self.compress(b, x, st)
             if cache is not None:
                 if main is not None:
@@ -332,9 +332,11 @@ class Model:
         return ops.expand(v, X, Pa), Pa
 
     def forward(self, tokens, cache=None, new=None, explore=0, want_kl=False, drop=0.0, logs=None,
-                trace=None, force_sel=None, rng=None):
+                trace=None, force_sel=None, rng=None, replay=0):
         """tokens: int64 array [B, total]; the last `new` (default all) are processed. Returns a dict:
-        h [rows, D] (normed, ready for the head), u, taps [rows, 3D], kl (list of summed KLs)."""
+        h [rows, D] (normed, ready for the head), u, taps [rows, 3D], kl (list of summed KLs).
+        replay > 0: bounded decoder replay, i.e. layers from the last KV source on run on the last
+        `replay` rows only, with windows truncated at the first of them (no cache)."""
         c = self.c
         B, total = tokens.shape
         n = new or total
@@ -352,6 +354,9 @@ class Model:
         P = self.first.repeat(B * n, 1)
         taps = {}
         for b in self.layers:
+            if replay and b.li == c.kv_source_layer_ids[-1] and replay < n:
+                X, P = self.bridge(b, X, P, st, replay)
+                n = replay
             if trace is not None:
                 trace[f"x.{b.li}"], trace[f"pre.{b.li}"] = X, P[:, :HC]
             if "table" in b.ps:
@@ -377,12 +382,24 @@ class Model:
         h, u = ops.collapse(X, P, self.norm)
         return {"h": h, "u": u, "taps": torch.cat([taps[l] for l in c.dspark_target_layer_ids], 1), "kl": st["kl"]}
 
+    def bridge(self, b, X, P, st, R):
+        """Global rows of the cut layer for all tokens, then st, X, P narrowed to the last R rows."""
+        x, _ = ops.mix(X, P, b.hc_attn_fn, b.hc_attn_base, b.hc_attn_scale, b.attn_norm)
+        st["main"], st["ik"] = self.compress(b, x, st)
+        B, n = st["B"], st["n"]
+        last = torch.arange(n - R, n).repeat(B) + torch.arange(B).repeat_interleave(R) * n
+        pos = st["pos"][last]
+        base = torch.arange(B, dtype=torch.int32).repeat_interleave(R) * R - (n - R)
+        st.update(n=R, pos=pos, bridged=True, hi=(base + pos + 1).to(torch.int32),
+                  lo=(base + (pos - self.c.W + 1).clamp(min=n - R)).to(torch.int32))
+        return X[last].contiguous(), P[last].contiguous()
+
     # ---- drafter -----------------------------------------------------------------------------
     def draft_hidden(self, taps, seq_len, anchors, token, logs=None, trace=None):
         """taps [B*S, 3D] of B sequences of seq_len S; anchors: int array [N] of flat row numbers
         (the last processed position p of each draft); token: [N] input token t at p+1.
         Returns y [N*block, D] (collapsed) and its normed form."""
-        c, n = self.c, c_block(self.c)
+        c, n = self.c, self.c.dspark_block_size
         N = len(anchors)
         main = ops.rms(ops.lin(ops.q8(taps), self.main_proj), self.main_norm)
         mq = ops.q8(main)
@@ -397,7 +414,7 @@ class Model:
         hi = lo + n
         ids = np.full((N, n), c.dspark_noise_token_id, np.int64)
         ids[:, 0] = token
-        X = self.tokens_to_x(torch.from_numpy(ids))
+        X = self.tokens_to_x(torch.from_numpy(ids), frozen=True)
         P = self.first.repeat(N * n, 1)
         for k, b in enumerate(self.stages):
             if trace is not None:
@@ -415,7 +432,7 @@ class Model:
 
     def draft_tokens(self, h, u, token):
         """Greedy draft ids [N, block], confidence logits [N, block] and draft logits [N, block, V]."""
-        c, n = self.c, c_block(self.c)
+        c, n = self.c, self.c.dspark_block_size
         N = len(token)
         base = torch.mm(h, self.head.w.t()).view(N, n, -1)
         u = u.view(N, n, -1)
@@ -430,6 +447,3 @@ class Model:
             conf.append(torch.mm(torch.cat([u[:, j], m], 1), self.conf.w.t())[:, 0])
         return torch.stack(ids, 1), torch.stack(conf, 1), torch.stack(logits, 1)
 
-
-def c_block(c):
-    return c.dspark_block_size

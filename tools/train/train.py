@@ -6,6 +6,7 @@
 DIR of --data is written by data.py. The run directory receives `ckpt.pt` every few minutes.
 """
 import argparse
+import json
 import math
 import os
 import time
@@ -25,7 +26,6 @@ class Batches:
     proportion to their length, so that short entries are not seen more often than long chapters."""
 
     def __init__(self, data):
-        import json
         self.tokens = np.load(os.path.join(data, "train.npy")).astype(np.int64)
         starts = np.array(json.load(open(os.path.join(data, "docs.json")))["train"]["starts"])
         starts = starts[starts < len(self.tokens) - SEQ - 1]
@@ -92,7 +92,7 @@ def main():
     path = os.path.join(a.run, "ckpt.pt")
     per_step = a.micro * a.sequences * SEQ
     batches, held = Batches(a.data), np.load(os.path.join(a.data, "heldout.npy")).astype(np.int64)
-    bytes_per_token = 214472 / len(held)
+    bytes_per_token = json.load(open(os.path.join(a.data, "docs.json")))["heldout"]["bytes"] / len(held)
     trainer = common.Trainer(model, model.store, model.layers, a.workers, a.micro,
                              step_work(batches, a.sequences, 1 / per_step, a.drop))
     if a.resume:
