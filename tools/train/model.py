@@ -96,6 +96,10 @@ def yarn_table(c, ratio, length):
     return torch.from_numpy(np.stack([np.cos(ang), np.sin(ang)], -1).astype(np.float32))
 
 
+def dropout(v, p):
+    return torch.nn.functional.dropout(v, p) if p else v
+
+
 class Block:
     """Parameters of one layer (backbone layer or drafter stage)."""
 
@@ -242,12 +246,12 @@ class Model:
         a = ops.group_lin(o, b.wo_a, c.o_groups)
         return ops.lin(ops.q8(a), b.wo_b)
 
-    def ffn_half(self, b, X, P, log):
+    def ffn_half(self, b, X, P, log, drop=0.):
         c = self.c
         h, Pf = ops.mix(X, P, b.hc_ffn_fn, b.hc_ffn_base, b.hc_ffn_scale, b.ffn_norm)
         k = c.num_experts_per_tok if b.li < c.L else c.dspark_num_experts_per_tok
         v = ops.moe(h, b.gate, b.bias, b.e13, b.e2, b.s13, b.s2, k, c.routed_scaling_factor, c.swiglu_limit, log)
-        return ops.expand(v, X, Pf), Pf
+        return ops.expand(dropout(v, drop), X, Pf), Pf
 
     def compress(self, b, x, st):
         """New global rows (latent -> main rows, index rows) of a KV source; st as in forward()."""
@@ -329,12 +333,13 @@ class Model:
         if kl is not None and st["kl"] is not None:
             st["kl"].append(ops.index_kl(*kl, idx, hs))
         v = self.attention_output(b, o, st["pos"])
-        return ops.expand(v, X, Pa), Pa
+        return ops.expand(dropout(v, st["drop"]), X, Pa), Pa
 
-    def forward(self, tokens, cache=None, new=None, explore=0, want_kl=False, drop=0.0, logs=None,
-                trace=None, force_sel=None, rng=None, replay=0):
+    def forward(self, tokens, cache=None, new=None, explore=0, want_kl=False, drop=0., row_drop=0.,
+                logs=None, trace=None, force_sel=None, rng=None, replay=0):
         """tokens: int64 array [B, total]; the last `new` (default all) are processed. Returns a dict:
         h [rows, D] (normed, ready for the head), u, taps [rows, 3D], kl (list of summed KLs).
+        drop: dropout of every attention and MoE output; row_drop: share of Engram rows blanked.
         replay > 0: bounded decoder replay, i.e. layers from the last KV source on run on the last
         `replay` rows only, with windows truncated at the first of them (no cache)."""
         c = self.c
@@ -346,7 +351,7 @@ class Model:
         seq = torch.arange(B, dtype=torch.int32).repeat_interleave(n) * stride
         st = {"B": B, "n": n, "start": s, "pos": pos, "cache": cache, "explore": explore, "cand": None,
               "lo": (seq + (pos - c.W + 1).clamp(min=0)).to(torch.int32), "hi": (seq + pos + 1).to(torch.int32),
-              "kl": [] if want_kl else None}
+              "kl": [] if want_kl else None, "drop": drop}
         if force_sel is not None:
             st["force_sel"] = force_sel
         ids = torch.from_numpy(np.ascontiguousarray(tokens[:, s:]))
@@ -362,8 +367,8 @@ class Model:
             if "table" in b.ps:
                 hashed = self.hasher.rows(b.li, tokens, s)
                 mask = None
-                if drop:
-                    mask = torch.from_numpy((rng.random(hashed.size) < drop).astype(np.uint8))
+                if row_drop:
+                    mask = torch.from_numpy((rng.random(hashed.size) < row_drop).astype(np.uint8))
                 e = ops.rows(b.table, torch.from_numpy(hashed.reshape(B * n, -1)), mask)
                 X = ops.engram(X, ops.lin(ops.q8(e), b.ewkv), b.eq, b.ek)
             if b.li in c.dspark_target_layer_ids:
@@ -374,7 +379,7 @@ class Model:
             log = None
             if logs is not None:
                 log = logs.setdefault(b.li, {})
-            X, P = self.ffn_half(b, X, P, log)
+            X, P = self.ffn_half(b, X, P, log, drop)
             if trace is not None and b.index_source:
                 trace[f"sel.{b.li}"] = st["sel"]
         if trace is not None:

@@ -39,13 +39,15 @@ class Batches:
         return np.stack([self.tokens[a:a + SEQ + 1] for a in at])
 
 
-def step_work(batches, sequences, scale, drop):
+def step_work(batches, sequences, scale, drop, row_drop):
     def work(model, progress, seed):
         rng = np.random.default_rng([17, seed])
         ops.set_seed(seed + 1)
+        torch.manual_seed(seed + 1)
         t = batches.take(rng, sequences)
         logs = {}
-        out = model.forward(t[:, :-1], explore=8 if progress < .6 else 0, want_kl=True, drop=drop, logs=logs, rng=rng)
+        out = model.forward(t[:, :-1], explore=8 if progress < .6 else 0, want_kl=True, drop=drop,
+                            row_drop=row_drop, logs=logs, rng=rng)
         target = torch.from_numpy(t[:, 1:].reshape(-1).astype(np.int32))
         ce = ops.cross_entropy(out["h"], model.head, target)
         kl = sum(out["kl"])
@@ -75,8 +77,9 @@ def main():
     ap.add_argument("--micro", type=int, default=4, help="micro-batches per step")
     ap.add_argument("--sequences", type=int, default=2, help="sequences per micro-batch")
     ap.add_argument("--workers", type=int, default=2)
-    ap.add_argument("--drop", type=float, default=.3, help="share of Engram rows blanked in training")
-    ap.add_argument("--table-lr", type=float, default=2.)
+    ap.add_argument("--drop", type=float, default=.1, help="dropout of attention and MoE outputs")
+    ap.add_argument("--row-drop", type=float, default=.5, help="share of Engram rows blanked in training")
+    ap.add_argument("--table-lr", type=float, default=1.5)
     ap.add_argument("--decay", type=float, default=.1)
     ap.add_argument("--seed", type=int, default=1)
     ap.add_argument("--quant-from", type=float, default=0., help="progress at which fake-quantisation starts")
@@ -94,7 +97,7 @@ def main():
     batches, held = Batches(a.data), np.load(os.path.join(a.data, "heldout.npy")).astype(np.int64)
     bytes_per_token = json.load(open(os.path.join(a.data, "docs.json")))["heldout"]["bytes"] / len(held)
     trainer = common.Trainer(model, model.store, model.layers, a.workers, a.micro,
-                             step_work(batches, a.sequences, 1 / per_step, a.drop))
+                             step_work(batches, a.sequences, 1 / per_step, a.drop, a.row_drop))
     if a.resume:
         d = checkpoint.load_raw(model, path)
         model.store.m.copy_(d["m"])
@@ -117,7 +120,7 @@ def main():
             t_last[:] = [now, step]
             print(f"step {step} {t / 60:.1f} min loss {loss:.3f} mean {mean[0]:.3f} kl {stats[1] / stats[2]:.3f} "
                   f"norm {norm:.2f} lr {lr:.5f} load {worst:.2f} {rate:.0f} tok/s", flush=True)
-        if time.time() - saved[0] > 240:
+        if time.time() - saved[0] > 300:
             save(step)
 
     def save(step):
