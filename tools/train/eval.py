@@ -25,7 +25,7 @@ from generate import generate
 from model import Model
 from train import SEQ
 
-EOS = 1
+BOS, EOS = 0, 1
 
 
 def load(folder):
@@ -52,18 +52,28 @@ def text_bytes(tok, ids):
     return len(tok.decode([i for i in ids if i not in special]).encode())
 
 
-def bpb(model, tok, data, held):
-    """Windows of 256 predicted tokens over the whole held-out stream."""
-    n = (len(held) - 1) // SEQ
-    nats = total = 0
-    for i in range(0, n, 16):
-        t = np.stack([held[j * SEQ:j * SEQ + SEQ + 1] for j in range(i, min(i + 16, n))])
+def windows(model, ids, size):
+    """Summed loss over whole windows of `size` predicted tokens, each processed from position 0."""
+    n, nats = (len(ids) - 1) // size, 0.
+    for i in range(0, n, 8):
+        t = np.stack([ids[j * size:j * size + size + 1] for j in range(i, min(i + 8, n))])
         nats += float(row_losses(model, t).sum())
-        total += t[:, 1:].size
+    return nats, n * size
+
+
+def bpb(model, tok, data, folder, held):
+    """The whole held-out stream (chat forms included), then DIR/heldout.txt as plain text."""
+    nats, total = windows(model, held, SEQ)
     info = json.load(open(os.path.join(data, "docs.json")))["heldout"]
     per_token = text_bytes(tok, held) / len(held)
     print(f"held out, {total} tokens in windows of {SEQ}: {nats / total:.4f} nats/token, "
           f"{nats / total / math.log(2) / per_token:.4f} bits/byte ({per_token:.3f} bytes/token)")
+    text = np.array([BOS] + tok.encode(open(os.path.join(folder, "heldout.txt")).read()), np.int64)
+    for size in (SEQ, 2 * SEQ):
+        nats, total = windows(model, text, size)
+        n_bytes = text_bytes(tok, text[1:total + 1])
+        print(f"heldout.txt (BOS + text), {total} tokens in windows of {size}: {nats / total:.4f} nats/token, "
+              f"{nats / math.log(2) / n_bytes:.4f} bits/byte")
     ends = info["starts"][1:] + [len(held)]
     for kind in ("bible", "devil"):
         nats = count = size = 0
@@ -219,7 +229,7 @@ def main():
     tok = Tokenizer(os.path.join(a.model, "tokenizer.json"))
     held = np.load(os.path.join(a.data, "heldout.npy")).astype(np.int64)
     if a.what == "bpb":
-        bpb(model, tok, a.data, held)
+        bpb(model, tok, a.data, a.model, held)
     elif a.what == "draft":
         draft_report(model, held)
     elif a.what == "confidence":
