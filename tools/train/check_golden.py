@@ -12,7 +12,7 @@ import torch
 
 import checkpoint
 import ops
-from model import Model
+from model import Cache, Model
 
 
 def main(folder):
@@ -45,7 +45,6 @@ def main(folder):
         print(f"logits: median {err.median():.4f} p95 {err.quantile(.95):.4f} "
               f"argmax {(logits.argmax(1) == want.argmax(1)).float().mean():.3f}")
         # token by token through the cache
-        from model import Cache
         cache, rows = Cache(model.c, 1, ids.shape[1]), []
         for p in range(ids.shape[1]):
             o = model.forward(ids[:, :p + 1], cache, 1)
@@ -59,8 +58,11 @@ def main(folder):
             h, u = model.draft_hidden(taps, taps.shape[0], np.array([p]), np.array([token]), trace=trace)
             got, conf, z = model.draft_tokens(h, u, [token])
             w = gold(f"{run}/draft.{p}.logits")
-            errs = [float(((trace[f"x.{k}"] - gold(f"{run}/draft.{p}.x.{k}").reshape(trace[f'x.{k}'].shape)).abs().amax(1)
-                     / trace[f"x.{k}"].abs().amax(1)).median()) for k in range(model.c.stages + 1)]
+            errs = []
+            for k in range(model.c.stages + 1):
+                x = trace[f"x.{k}"]
+                d = (x - gold(f"{run}/draft.{p}.x.{k}").reshape(x.shape)).abs().amax(1)
+                errs.append(float((d / x.abs().amax(1)).median()))
             ze = ((z[0] - w).pow(2).mean(1).sqrt() / w.std(1)).median()
             ce = np.abs(conf[0].numpy() - np.array(d["confidence"])).max()
             print(f"draft {p}: stage errors {' '.join(f'{e:.4f}' for e in errs)} logits {ze:.5f} "

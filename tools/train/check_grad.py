@@ -58,8 +58,9 @@ def main():
     def draft(back=False):
         for g in dlogs.values():
             g.setdefault("force", g.get("idx"))
-        h, u = model.draft_hidden(taps, 64, anchors, token, dlogs)
-        z = ops.lin(h, model.head, False) + ops.lin(ops.rows(model.markov_embed, prev.view(-1, 1)), model.markov_head, False)
+        h, _ = model.draft_hidden(taps, 64, anchors, token, dlogs)
+        m = ops.rows(model.markov_embed, prev.view(-1, 1))
+        z = ops.lin(h, model.head, False) + ops.lin(m, model.markov_head, False)
         l = ops.draft_loss(z, pl, hard, rw, .7, .9, {})
         if back:
             l.backward()

@@ -5,6 +5,7 @@
 
 Reads RUN/ckpt.pt, makes a bank of sequences (real text and text sampled by the backbone itself)
 with their taps and final hidden rows, trains the drafter blocks and heads, writes RUN/final.pt.
+With --resume it continues from RUN/final.pt on a fresh bank (give another --seed and a lower --lr).
 """
 import argparse
 import math
@@ -65,10 +66,10 @@ class Bank:
                     self.h[k] = self.pack(out["h"]).view(-1, SEQ, self.D)
 
 
-def draft_work(bank, micro):
+def draft_work(bank, micro, resumed):
     def work(model, progress, seed):
         c, block = model.c, model.c.dspark_block_size
-        rng = np.random.default_rng([23, seed])
+        rng = np.random.default_rng([23, int(resumed), seed])
         pick = torch.from_numpy(rng.integers(0, bank.n, SEQUENCES))
         tokens = bank.tokens[pick].numpy().reshape(-1)
         taps = bank.unpack(bank.taps[pick]).reshape(-1, 3 * c.D)
@@ -85,7 +86,7 @@ def draft_work(bank, micro):
         target = torch.mm(hidden[rows], model.head.w.t())
         k = torch.arange(block, dtype=torch.float32)
         rw = torch.exp(-k / 5).repeat(len(anchors)) / (len(rows) * micro)
-        cw = 1 - .9 * min(progress, 1)
+        cw = .1 if resumed else 1 - .9 * min(progress, 1)
         loss = ops.draft_loss(z, target, hard, rw, cw, .9, stats)
         conf = ops.lin(torch.cat([u, m.detach()], 1), model.conf, False)[:, 0]
         bce = (torch.nn.functional.binary_cross_entropy_with_logits(conf, stats["overlap"].clamp(0, 1),
@@ -108,13 +109,15 @@ def main():
     ap.add_argument("--micro", type=int, default=4)
     ap.add_argument("--workers", type=int, default=2)
     ap.add_argument("--seed", type=int, default=1)
+    ap.add_argument("--resume", action="store_true")
     a = ap.parse_args()
     common.restart_with_allocator()
     model = common.new_model(a.data)
     model.allocate(shared=True, workers=a.workers, draft_only=True)
     model.set_biases(model.biases.share_memory_())
-    checkpoint.load_raw(model, os.path.join(a.run, "ckpt.pt"))
-    common.init_params(model.draft_params, a.seed + 1)
+    checkpoint.load_raw(model, os.path.join(a.run, "final.pt" if a.resume else "ckpt.pt"))
+    if not a.resume:
+        common.init_params(model.draft_params, a.seed + 1)
     model.draft_store.requantise()
     ops.set_quant(True)
     batches, t0 = Batches(a.data), time.time()
@@ -129,7 +132,8 @@ def main():
         if p.exitcode:
             raise SystemExit("bank worker failed")
     print(f"bank of {bank.n} sequences in {time.time() - t0:.0f} s", flush=True)
-    trainer = common.Trainer(model, model.draft_store, model.stages, a.workers, a.micro, draft_work(bank, a.micro))
+    trainer = common.Trainer(model, model.draft_store, model.stages, a.workers, a.micro,
+                             draft_work(bank, a.micro, a.resume))
     mean = [None, time.time()]
 
     def lr_at(x):
@@ -140,8 +144,8 @@ def main():
         mean[0] = now if mean[0] is None else .95 * mean[0] + .05 * now
         if step % 25 == 0:
             m = mean[0]
-            print(f"step {step} {t / 60:.1f} min loss {m[0]:.3f} bce {m[1]:.3f} accepted of 5 {m[3]:.3f} of 3 {m[4]:.3f} "
-                  f"overlap {m[5]:.3f} norm {norm:.2f} lr {lr:.5f} load {worst:.2f}", flush=True)
+            print(f"step {step} {t / 60:.1f} min loss {m[0]:.3f} bce {m[1]:.3f} accepted of 5 {m[3]:.3f} "
+                  f"of 3 {m[4]:.3f} overlap {m[5]:.3f} norm {norm:.2f} lr {lr:.5f} load {worst:.2f}", flush=True)
         if time.time() - mean[1] > 180:
             mean[1] = time.time()
             checkpoint.save_raw(model, os.path.join(a.run, "final.pt"))

@@ -156,7 +156,8 @@ def self_test():
     m = {l: multipliers(l, 4, 99092).tolist() for l in (1, 14)}
     assert m[1] == [76632096046245, 4839876093313, 35959672319349, 73987337458391], m[1]
     assert m[14] == [67716810739261, 51510806800915, 30921347202721, 82619226485591], m[14]
-    for text, key in ((" The", "the"), ("\n\n", " "), (" ", " "), ("\u00c9t\u00e9", "ete"), ("\uff21", "a"), ("   x ", "x")):
+    for text, key in ((" The", "the"), ("\n\n", " "), (" ", " "), ("\u00c9t\u00e9", "ete"), ("\uff21", "a"),
+                      ("   x ", "x")):
         assert normalise(text) == key, text
     print("engram_sidecar: self-test passed")
 

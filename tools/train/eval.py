@@ -94,7 +94,8 @@ def drafts(model, held, count=64, prompt=64, new=128):
     prompts = np.stack([held[i * step:i * step + prompt] for i in range(count)])
     tokens = generate(model, prompts, new)
     T = tokens.shape[1]
-    ids, conf = np.zeros((count, T, model.c.dspark_block_size), np.int64), np.zeros((count, T, model.c.dspark_block_size))
+    ids = np.zeros((count, T, model.c.dspark_block_size), np.int64)
+    conf = np.zeros(ids.shape)
     with torch.no_grad():
         for i in range(0, count, 4):
             out = model.forward(tokens[i:i + 4])
@@ -125,7 +126,8 @@ def draft_report(model, held):
     print(f"{len(tokens)} held-out prompts of {prompt} tokens, {tokens.shape[1] - prompt} greedy tokens (cut at EOS); "
           f"distinct 4-grams {grams / max(1, sum(max(0, e - 3 - prompt) for e in end)):.2f}")
     for k in (3, 5):
-        for name, keep in (("all text", lambda d: True), ("sequences with >= 90 % distinct 4-grams", lambda d: d >= .9)):
+        for name, keep in (("all text", lambda d: True),
+                           ("sequences with >= 90 % distinct 4-grams", lambda d: d >= .9)):
             steps, by = 0, np.zeros(k)
             for t, d, e, f in zip(tokens, ids, end, distinct):
                 p = prompt - 1

@@ -63,7 +63,8 @@ def heldout_loss(model, tokens, windows, batch=8, seq=SEQ):
         for i in range(0, windows, batch):
             t = np.stack([tokens[j * seq:j * seq + seq + 1] for j in range(i, min(i + batch, windows))])
             out = model.forward(t[:, :-1])
-            loss += float(ops.cross_entropy(out["h"], model.head, torch.from_numpy(t[:, 1:].reshape(-1).astype(np.int32))))
+            target = torch.from_numpy(t[:, 1:].reshape(-1).astype(np.int32))
+            loss += float(ops.cross_entropy(out["h"], model.head, target))
             n += t[:, 1:].size
     return loss / n
 
