@@ -61,8 +61,8 @@ def main(folder):
             errs = []
             for k in range(model.c.stages + 1):
                 x = trace[f"x.{k}"]
-                d = (x - gold(f"{run}/draft.{p}.x.{k}").reshape(x.shape)).abs().amax(1)
-                errs.append(float((d / x.abs().amax(1)).median()))
+                diff = (x - gold(f"{run}/draft.{p}.x.{k}").reshape(x.shape)).abs().amax(1)
+                errs.append(float((diff / x.abs().amax(1)).median()))
             ze = ((z[0] - w).pow(2).mean(1).sqrt() / w.std(1)).median()
             ce = np.abs(conf[0].numpy() - np.array(d["confidence"])).max()
             print(f"draft {p}: stage errors {' '.join(f'{e:.4f}' for e in errs)} logits {ze:.5f} "
