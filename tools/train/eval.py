@@ -224,22 +224,17 @@ def main():
     ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     ap.add_argument("--model", required=True)
     ap.add_argument("--data", required=True)
-    ap.add_argument("what", choices=["bpb", "draft", "confidence", "replay", "samples"])
+    ap.add_argument("what", nargs="+", choices=["bpb", "draft", "confidence", "replay", "samples"])
     a = ap.parse_args()
     common.restart_with_allocator()
     model = load(a.model)
     tok = Tokenizer(os.path.join(a.model, "tokenizer.json"))
     held = np.load(os.path.join(a.data, "heldout.npy")).astype(np.int64)
-    if a.what == "bpb":
-        bpb(model, tok, a.data, a.model, held)
-    elif a.what == "draft":
-        draft_report(model, held)
-    elif a.what == "confidence":
-        confidence_report(model, held)
-    elif a.what == "replay":
-        replay_report(model, held)
-    else:
-        samples(model, tok)
+    run = {"bpb": lambda: bpb(model, tok, a.data, a.model, held), "draft": lambda: draft_report(model, held),
+           "confidence": lambda: confidence_report(model, held), "replay": lambda: replay_report(model, held),
+           "samples": lambda: samples(model, tok)}
+    for what in a.what:
+        run[what]()
 
 
 if __name__ == "__main__":
