@@ -138,7 +138,7 @@ Test(lifecycle, sigterm_lets_streams_finish_and_refuses_new_ones)
 {
     enum { N = 4 };
     int fd[N];
-    ts_server_start(&server, NULL, SLOW);
+    ts_server_start(&server, NULL, SLOW "limits = { drain = \"10min\"; };\n");
     for (int i = 0; i < N; i++)
         fd[i] = open_request(i % 2, 12, PROMPT);
     ts_until_metric(&server, RUNNING, N);
@@ -158,8 +158,11 @@ Test(lifecycle, sigterm_lets_streams_finish_and_refuses_new_ones)
     ts_reply_free(&r);
     for (int i = 0; i < N; i++) {
         r = ts_read_reply(fd[i]);
+        if (!r.whole) {
+            char *log = ts_server_log(&server);
+            cr_assert_fail("stream %d was cut off: %s%s", i, r.body, log);
+        }
         cr_expect_eq(r.status, 200);
-        cr_expect(r.whole, "stream %d was cut off", i);
         struct ts_answer a = ts_answer_of(TS_CHAT, r.body, i % 2);
         cr_expect_eq(a.output, 12, "%d", a.output);
         cr_expect_str_eq(a.finish, "length");
