@@ -466,7 +466,7 @@ Test(operate, what_keeps_a_server_from_starting)
     expect_no_start("model = { path = \"/nowhere\"; };", 1, "/nowhere/config.json: No such file");
     expect_no_start("model = { context = 16000000; };", 2, "model.context = 16000000 is more than");
     expect_no_start("kv = { memory = \"1MiB\"; block_tokens = 65536; };", 2, "give room for at least 2");
-    expect_no_start("kv = { memory = \"15TiB\"; };", 1, "are not available");
+    expect_no_start("kv = { memory = \"15TiB\"; block_tokens = 65536; };", 1, "are not available");
     expect_no_start("security = { keys_file = \"/nowhere/keys\"; };", 1, "security.keys_file");
     expect_no_start("security = { tls_cert = \"/nowhere/c\"; tls_key = \"/nowhere/k\"; };", 2, "TLS: the certificate chain");
     expect_no_start("log = { file = \"/nowhere/log\"; };", 1, "cannot write the log");
