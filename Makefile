@@ -85,13 +85,16 @@ PLAIN_SRC := $(wildcard tests/*/plain_*.c)
 PLAIN_BIN := $(PLAIN_SRC:%.c=$(BUILD)/%)
 PLANTED_SRC := $(wildcard tests/sanitizer/planted_*.c)
 PLANTED_BIN := $(PLANTED_SRC:%.c=$(BUILD)/%)
+# weft with chosen tokens in place of the network's, for tests/server.
+SCRIPTED_SRC := $(wildcard tests/server/script_hook.c)
+SCRIPTED_BIN := $(if $(SCRIPTED_SRC),$(BUILD)/tests/server/weft_scripted)
 HEADERS := $(wildcard config/*.h kvtiers/*.h model/*.h model/cpu/*.h actors/*.h actors/*/*.h cli/*.h tests/*.h tests/support/*.h)
 ifeq ($(filter x86_64%,$(shell $(CC) -dumpmachine 2>/dev/null)),)
 HEADERS := $(filter-out %_avx2.h %_avx512.h,$(HEADERS))
 endif
 HEADER_OK := $(HEADERS:%=$(BUILD)/headers/%.ok)
 C_FILES := $(LIB_SRC) weft.c $(TOOL_SRC) $(BENCH_SRC) $(TEST_SRC) $(SUPPORT_SRC) $(GOLDEN_SRC) $(FUZZ_SRC) \
-	$(PLAIN_SRC) $(PLANTED_SRC) $(wildcard tests/*.c tests/fuzz/*.c)
+	$(PLAIN_SRC) $(PLANTED_SRC) $(SCRIPTED_SRC) $(wildcard tests/*.c tests/fuzz/*.c)
 OBJ := $(sort $(C_FILES:%.c=$(BUILD)/%.o))
 
 # What the suites start as a process, and where they find it.
@@ -110,6 +113,7 @@ help:
 	@echo 'make tools    build/tools/*'
 	@echo 'make test-golden GOLDEN=DIR   every check on a folder of golden cases'
 	@echo 'make bench    build and run the benchmarks'
+	@echo 'make soak     10,000 clients that leave at any moment'
 	@echo 'make asan     every suite under AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make tsan     every suite under ThreadSanitizer'
 	@echo 'make fuzz     each fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS) seconds'
@@ -159,6 +163,10 @@ $(PLAIN_BIN) $(PLANTED_BIN): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/tests/plain_runne
 	$(say) LINK $@
 	$(Q)$(CC) $(ALL_CFLAGS) $^ -o $@ -lm -pthread
 
+$(SCRIPTED_BIN): $(BUILD)/weft.o $(LIB_OBJ) $(SCRIPTED_SRC:%.c=$(BUILD)/%.o)
+	$(say) LINK $@
+	$(Q)$(CC) $(ALL_CFLAGS) -Wl,--wrap=dec_pick $^ -o $@ $(WEFT_LIBS)
+
 $(BUILD)/tests/golden_runner: $(GOLDEN_SRC:%.c=$(BUILD)/%.o) $(LIB_OBJ)
 	$(say) LINK $@
 	$(Q)$(CC) $(ALL_CFLAGS) $^ -o $@ $(WEFT_LIBS)
@@ -198,7 +206,7 @@ test: deps
 
 # ---- tests ---------------------------------------------------------------------------------------------------------
 
-test-programs: all tools $(TEST_BIN) $(PLAIN_BIN) $(GOLDEN_BIN) $(REPLAY_BIN) $(HEADER_OK)
+test-programs: all tools $(SCRIPTED_BIN) $(TEST_BIN) $(PLAIN_BIN) $(GOLDEN_BIN) $(REPLAY_BIN) $(HEADER_OK)
 
 run-suites:
 	@sh tests/run_suites.sh $(sort $(TEST_BIN)) $(sort $(REPLAY_BIN)) \
@@ -206,6 +214,10 @@ run-suites:
 
 test-golden: $(GOLDEN_BIN)
 	$(if $(GOLDEN_BIN),$(GOLDEN_BIN) '$(GOLDEN)',@echo 'tests/golden_runner.c is not there'; exit 1)
+
+# Many more random cancels than make test has time for.
+soak: all $(BUILD)/tests/server/test_crowd
+	WEFT_SOAK=10000 $(BUILD)/tests/server/test_crowd --filter 'crowd/clients*'
 
 asan:
 	@$(MAKE) --no-print-directory BUILD='$(BUILD)/asan' SANITIZE=address test-programs planted-programs
@@ -262,7 +274,7 @@ clean:
 
 FORCE:
 
-.PHONY: all help tools deps run text test test-programs run-suites test-golden asan tsan planted-programs fuzz \
+.PHONY: all help tools deps run text test test-programs run-suites test-golden soak asan tsan planted-programs fuzz \
 	fuzz-programs bench docs tidy format install clean FORCE
 .SECONDARY: $(OBJ)
 .DELETE_ON_ERROR:

@@ -55,7 +55,7 @@ void dec_stats_send(struct decode *d)
         .steps = t->rounds, .step_ns = t->round_ns, .step_sequences = t->round_streams, .cancelled = t->cancelled,
         .parked = t->parked, .resumed = t->resumed, .drafted = (uint64_t)c.drafted, .offered = (uint64_t)c.offered,
         .accepted = (uint64_t)c.accepted, .emitted = (uint64_t)c.emitted, .running = state[DEC_RUNNING],
-        .reserved = state[DEC_RESERVED], .parked_now = state[DEC_PARKED], .batch = t->batch,
+        .reserved = state[DEC_RESERVED], .parked_now = state[DEC_PARKED], .batch = state[DEC_RUNNING] ? t->batch : 0,
         .last_step_us = t->last_round_us, .lease = (uint32_t)d->n_lease};
     uint64_t *at = act_msg_tail(&m, &bytes);
     for (size_t i = 0; i < places; i++) {

@@ -1,5 +1,5 @@
 /* How fast the CPU kernels are on this machine, next to what the machine can do: memory read bandwidth for one row,
- * dot-product peak for many. Everything is measured in one run, the best of several repetitions each.
+ * dot-product peak for many. Everything is measured in one run, the median of several repetitions each.
  * With one thread CPU time is taken instead of elapsed time, so that other work on the machine disturbs it less.
  *
  *   bench_kernels [threads]      (default: every CPU of the affinity mask) */
@@ -29,17 +29,23 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Seconds of the fastest of several calls. */
-static double best_of(void (*fn)(void *), void *ctx)
+static int by_value(const void *a, const void *b)
 {
-    double best = INFINITY;
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Seconds of the median of several calls. */
+static double median_of(void (*fn)(void *), void *ctx)
+{
+    double took[REPEATS];
     for (int i = 0; i < REPEATS; i++) {
         double t = now();
         fn(ctx);
-        t = now() - t;
-        best = t < best ? t : best;
+        took[i] = now() - t;
     }
-    return best;
+    qsort(took, REPEATS, sizeof *took, by_value);
+    return took[REPEATS / 2];
 }
 
 static void *must(void *p)
@@ -98,7 +104,7 @@ static double read_bandwidth(const void *data, size_t bytes)
 {
     struct read_job j = {.data = data, .piece = 16384};
     j.pieces = (int)(bytes / sizeof(line) / j.piece);
-    double t = best_of(read_all, &j);
+    double t = median_of(read_all, &j);
     return (double)j.pieces * (double)j.piece * sizeof(line) / t;
 }
 
@@ -131,7 +137,7 @@ static void peak_run(void *ctx)
 static double dot_peak(void)
 {
     float sink[256];
-    return 64.0 * PEAK_STEPS * PEAK_CHAINS * threads / best_of(peak_run, sink);
+    return 64.0 * PEAK_STEPS * PEAK_CHAINS * threads / median_of(peak_run, sink);
 }
 #else
 static double dot_peak(void)
@@ -176,7 +182,7 @@ static void bench_linear(const struct mdl_backend *be, double bandwidth, double 
     for (int kind = MDL_W_FP8; kind <= MDL_W_BF16; kind++) {
         int n = small ? 2048 : kind == MDL_W_BF16 ? 32768 : 65536;
         struct linear_job j = {{NULL, be, team}, make_linear((enum mdl_wkind)kind, n, 5120, data, scale), x, y, 1};
-        double t = best_of(linear_run, &j), rate = weight_bytes(&j.w) / t;
+        double t = median_of(linear_run, &j), rate = weight_bytes(&j.w) / t;
         printf("%-7s %-4s 1 row      %5d x %d (%4.0f MB): %7.2f GB/s, %5.1f %% of read bandwidth\n", be->name,
                kind_name[kind], n, 5120, weight_bytes(&j.w) / 1e6, rate / 1e9, 100 * rate / bandwidth);
         for (int rows = 4; rows <= 512; rows *= 2) {
@@ -184,7 +190,7 @@ static void bench_linear(const struct mdl_backend *be, double bandwidth, double 
                 continue;
             j.w = make_linear((enum mdl_wkind)kind, small ? 64 : 2304, 5120, data, scale);
             j.rows = rows;
-            t = best_of(linear_run, &j);
+            t = median_of(linear_run, &j);
             double flops = 2.0 * rows * j.w.n * j.w.k / t;
             printf("%-7s %-4s %3d rows   %5d x %d          : %7.1f GFLOP/s", be->name, kind_name[kind], rows, j.w.n, 5120,
                    flops / 1e9);
@@ -295,7 +301,7 @@ static void bench_small(struct small_job *j)
     };
     for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) {
         j->times = jobs[i].times;
-        double t = best_of(jobs[i].run, j) / jobs[i].times / jobs[i].items;
+        double t = median_of(jobs[i].run, j) / jobs[i].times / jobs[i].items;
         printf("%-7s %-38s %8.3f %s\n", j->be->name, jobs[i].what, t * 1e9, jobs[i].unit);
     }
 }
@@ -378,7 +384,7 @@ int main(int argc, char **argv)
         free(j.out);
     }
     int times = 2000;
-    printf("empty call of the team: %.2f us\n", best_of(run_team, &times) / times * 1e6);
+    printf("empty call of the team: %.2f us\n", median_of(run_team, &times) / times * 1e6);
     mdl_team_free(team);
     free(y);
     free(x);

@@ -117,6 +117,12 @@ static int run_prompt(struct score *s)
     return mdl_prefill_run(&s->plan, s->step, s->chunk, on_chunk, s, &s->err);
 }
 
+/* The token that a draft after the prompt starts from. */
+static int32_t next_token(const struct score *s)
+{
+    return s->n_more ? s->more[0] : s->top;
+}
+
 /* One block after the prompt, as decoding would draft it. */
 static int run_draft(struct score *s)
 {
@@ -129,7 +135,7 @@ static int run_draft(struct score *s)
         return cfg_error_set(&s->err, ENOMEM, "draft: out of memory");
     cli_dump_begin_draft(s->dump, pos);
     mdl_step_begin(s->step, NULL);
-    int r = mdl_draft_add(s->step, s->seq, s->top, &s->err);
+    int r = mdl_draft_add(s->step, s->seq, next_token(s), &s->err);
     if (!r && mdl_step_run(s->step) != MDL_STEP_DONE)
         r = cfg_error_set(&s->err, EIO, "the draft step failed");
     if (!r && mdl_draft_pick(s->step, 0, cfg->draft_block, NULL, NULL, &s->draft, logits))
@@ -184,7 +190,7 @@ static json_t *draft_report(const struct score *s)
         json_array_append_new(ids, json_integer(s->draft.ids[i]));
         json_array_append_new(confidence, json_real((double)s->draft.confidence[i]));
     }
-    return json_pack("{s:i,s:i,s:o,s:o}", "pos", s->n - 1, "token", s->top, "ids", ids, "confidence", confidence);
+    return json_pack("{s:i,s:i,s:o,s:o}", "pos", s->n - 1, "token", next_token(s), "ids", ids, "confidence", confidence);
 }
 
 static int write_report(struct score *s, const char *path)

@@ -84,7 +84,7 @@ static void step_metrics(const struct gw_decode_figures *d, struct gw_bytes *b)
     single(b, "decode_step_seconds_total", "counter", "Time from the beginning to the end of decode steps.",
            1e-9 * (double)d->step_ns);
     single(b, "decode_step_sequences_total", "counter", "Sequences of all decode steps together.", (double)d->step_sequences);
-    single(b, "decode_batch_size", "gauge", "Sequences of the last decode step.", d->batch);
+    single(b, "decode_batch_size", "gauge", "Sequences of the last decode step, 0 at rest.", d->batch);
     single(b, "decode_last_step_seconds", "gauge", "How long the last decode step took.", 1e-6 * d->last_step_us);
     single(b, "sequences_cancelled_total", "counter", "Sequences given up while they generated.", (double)d->cancelled);
     single(b, "sequences_resumed_total", "counter", "Parked sequences that came back.", (double)d->resumed);

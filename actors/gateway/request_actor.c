@@ -279,6 +279,12 @@ static void start_work(struct request *r)
 
 /* ---- messages ---- */
 
+/* The end of text is no part of the answer, so it has no entry among the log-probabilities either. */
+static bool ends_text(const struct request *r, int32_t id)
+{
+    return id == r->g->model->eos_id && !r->job->request.ignore_eos;
+}
+
 static bool take_logprob(struct request *r, int32_t id, const uint8_t **at, const uint8_t *end)
 {
     struct gw_token_logprob lp = {.id = id};
@@ -300,14 +306,14 @@ static bool take_logprob(struct request *r, int32_t id, const uint8_t **at, cons
         lp.top[k].logprob = (double)own;
         mdl_tokenizer_bytes(r->g->tok, lp.top[k].id, &lp.top[k].bytes, &lp.top[k].len);
     }
-    return gw_reply_logprob(r->reply, &lp) == 0;
+    return ends_text(r, id) || gw_reply_logprob(r->reply, &lp) == 0;
 }
 
 static void take_token(struct request *r, int32_t id)
 {
     r->usage.completion_tokens++;
     r->usage.reasoning_tokens += gw_output_in_reasoning(r->output);
-    if (id == r->g->model->eos_id && !r->job->request.ignore_eos)
+    if (ends_text(r, id))
         return;
     r->piece.n = 0;
     if (mdl_tok_stream_push(&r->decode, id, &r->piece) || gw_output_push(r->output, r->piece.s, r->piece.n))
@@ -361,19 +367,20 @@ static void take_tokens(struct request *r, struct act_msg *m)
     r->received += p->count;
     r->drafted = p->drafted;
     r->accepted = p->accepted;
-    observe_tokens(r, p->count);
     begin(r);
     comment(r, made_at);
     if (r->job->request.forced && p->first == 0 &&
         gw_output_push(r->output, r->job->request.forced, strlen(r->job->request.forced)))
         r->failed = -ENOMEM;
     bool more = true;
-    for (int i = 0; i < p->count && more; i++) {
-        if (p->flags & ACT_TOKENS_LOGPROBS && !take_logprob(r, ids[i], &at, end))
+    int taken = 0;
+    for (; taken < p->count && more; taken++) {
+        if (p->flags & ACT_TOKENS_LOGPROBS && !take_logprob(r, ids[taken], &at, end))
             r->failed = -EPROTO;
-        take_token(r, ids[i]);
+        take_token(r, ids[taken]);
         more = !gw_output_stopped(r->output) && !gw_output_done(r->output) && !r->failed;
     }
+    observe_tokens(r, taken);
     if (r->job->request.stream) {
         flush(r);
         if (made_at)

@@ -306,6 +306,39 @@ Test(score, one_token_and_all_dumps)
     tear_down(&t);
 }
 
+/* A draft starts from the token that follows, as in the golden blocks: expected ids and confidences are those of mini8. */
+Test(score, draft_starts_from_the_continuation)
+{
+    struct setting t = set_up(1);
+    struct mdl_st *golden;
+    struct cfg_error err = {0};
+    cr_assert_eq(mdl_st_open(TS_MINI8 "/golden.safetensors", &golden, &err), 0, "%s", err.msg);
+    const struct mdl_tensor *main_ids = mdl_st_find(golden, "main/ids");
+    json_t *j = json_load_file(TS_MINI8 "/golden.json", 0, NULL);
+    json_t *want = json_object_get(json_object_get(json_object_get(json_object_get(j, "runs"), "main"), "drafts"), "3");
+    cr_assert(main_ids && want);
+    const int32_t *id = main_ids->data;
+    char text[64];
+    snprintf(text, sizeof text, "%d %d %d %d", id[0], id[1], id[2], id[3]);
+    char *ids = ts_write_file(t.dir, "four", text);
+    snprintf(text, sizeof text, "%d %d", id[4], id[5]);
+    char *more = ts_write_file(t.dir, "two", text);
+    struct scored s = SCORE(t.dir, "draft", "--ids", ids, "--continue", more, "--exact", "--dump", "draft");
+    json_t *draft = json_object_get(s.report, "draft");
+    cr_expect_eq((int)json_integer_value(json_object_get(draft, "token")), id[4]);
+    cr_expect(json_equal(json_object_get(draft, "ids"), json_object_get(want, "ids")));
+    for (size_t i = 0; i < 5; i++) {
+        double c = json_real_value(json_array_get(json_object_get(draft, "confidence"), i));
+        cr_expect_float_eq(c, json_real_value(json_array_get(json_object_get(want, "confidence"), i)), 0.02);
+    }
+    mdl_st_close(golden);
+    json_decref(j);
+    free(ids);
+    free(more);
+    scored_free(&s);
+    tear_down(&t);
+}
+
 /* A row of an Engram table of each head and order lies behind those of the columns before it. */
 Test(score, dump_of_many_engram_columns)
 {

@@ -9,6 +9,8 @@
 #include "tests/support/server.h"
 
 #define GREEDY "sampling = { temperature = 0.0; };\n"
+/* Slow enough that an answer without a limit outlasts any test. */
+#define SLOW GREEDY "compute = { cpu = \"scalar\"; threads = 1; };\n"
 #define PROMPT "In the beginning God created the heaven and the earth"
 #define ENDLESS "\"ignore_eos\":true"
 #define RUNNING "weft_num_requests_running"
@@ -58,7 +60,7 @@ static void check_free(double held, int cancelled)
 
 Test(lifecycle, a_client_that_leaves_frees_everything)
 {
-    ts_server_start(&server, NULL, GREEDY);
+    ts_server_start(&server, NULL, SLOW);
     int fds = ts_server_fds(&server);
     double held = warm_up();
     for (int stream = 0; stream < 2; stream++) {
@@ -75,7 +77,7 @@ Test(lifecycle, a_client_that_leaves_frees_everything)
 
 Test(lifecycle, a_client_that_leaves_the_queue_frees_its_place)
 {
-    ts_server_start(&server, NULL, GREEDY "engine = { decode_streams = 1; };\n");
+    ts_server_start(&server, NULL, SLOW "engine = { decode_streams = 1; };\n");
     double held = warm_up();
     int first = open_request(true, 0, PROMPT);
     ts_until_metric(&server, RUNNING, 1);
@@ -95,7 +97,7 @@ Test(lifecycle, a_client_that_leaves_the_queue_frees_its_place)
 
 Test(lifecycle, a_client_that_leaves_during_its_prompt_frees_it)
 {
-    ts_server_start(&server, NULL, GREEDY "compute = { prefill_chunk = 2; };\n");
+    ts_server_start(&server, NULL, GREEDY "compute = { cpu = \"scalar\"; threads = 1; prefill_chunk = 2; };\n");
     double held = warm_up();
     char prompt[4000] = "";
     for (int i = 0; i < 300; i++)
@@ -109,7 +111,7 @@ Test(lifecycle, a_client_that_leaves_during_its_prompt_frees_it)
 
 Test(lifecycle, more_than_the_limit_is_told_to_come_back)
 {
-    ts_server_start(&server, NULL, GREEDY "limits = { requests = 2; };\n");
+    ts_server_start(&server, NULL, SLOW "limits = { requests = 2; };\n");
     int fd[2] = {open_request(true, 0, PROMPT), open_request(false, 0, PROMPT)};
     ts_until_metric(&server, RUNNING, 2);
     for (int p = 0; p < TS_PROTOCOLS; p++) {
@@ -136,9 +138,9 @@ Test(lifecycle, sigterm_lets_streams_finish_and_refuses_new_ones)
 {
     enum { N = 4 };
     int fd[N];
-    ts_server_start(&server, NULL, GREEDY);
+    ts_server_start(&server, NULL, SLOW);
     for (int i = 0; i < N; i++)
-        fd[i] = open_request(i % 2, 500, PROMPT);
+        fd[i] = open_request(i % 2, 12, PROMPT);
     ts_until_metric(&server, RUNNING, N);
     kill(server.pid, SIGTERM);
     /* Requests that came before the signal was seen are still answered. */
@@ -159,7 +161,7 @@ Test(lifecycle, sigterm_lets_streams_finish_and_refuses_new_ones)
         cr_expect_eq(r.status, 200);
         cr_expect(r.whole, "stream %d was cut off", i);
         struct ts_answer a = ts_answer_of(TS_CHAT, r.body, i % 2);
-        cr_expect_eq(a.output, 500, "%d", a.output);
+        cr_expect_eq(a.output, 12, "%d", a.output);
         cr_expect_str_eq(a.finish, "length");
         ts_answer_free(&a);
         ts_reply_free(&r);
@@ -191,7 +193,7 @@ static void check_cut_off(int fd)
 
 Test(lifecycle, a_second_sigterm_ends_at_once)
 {
-    ts_server_start(&server, NULL, GREEDY);
+    ts_server_start(&server, NULL, SLOW);
     int fd = open_request(true, 0, PROMPT);
     cr_assert(ts_read_until(fd, "data: "));
     kill(server.pid, SIGTERM);
@@ -208,7 +210,7 @@ Test(lifecycle, a_second_sigterm_ends_at_once)
 
 Test(lifecycle, the_drain_limit_ends_it)
 {
-    ts_server_start(&server, NULL, GREEDY "limits = { drain = \"100ms\"; };\n");
+    ts_server_start(&server, NULL, SLOW "limits = { drain = \"100ms\"; };\n");
     int fd = open_request(true, 0, PROMPT);
     cr_assert(ts_read_until(fd, "data: "));
     kill(server.pid, SIGTERM);
@@ -221,8 +223,8 @@ Test(lifecycle, the_drain_limit_ends_it)
 
 Test(lifecycle, killed_and_started_again_on_the_same_port)
 {
-    ts_server_start(&server, NULL, GREEDY);
-    struct ts_answer before = ts_ask(&server, TS_CHAT, PROMPT, 20, true, "");
+    ts_server_start(&server, NULL, SLOW);
+    struct ts_answer before = ts_ask(&server, TS_CHAT, PROMPT, 5, true, "");
     for (int i = 0; i < 3; i++) {
         int port = server.port, fd = open_request(true, 0, PROMPT);
         cr_assert(ts_read_until(fd, "data: "));
@@ -231,7 +233,7 @@ Test(lifecycle, killed_and_started_again_on_the_same_port)
         check_cut_off(fd);
         cr_assert(ts_server_again(&server, NULL, port));
         cr_expect_eq(server.port, port);
-        struct ts_answer after = ts_ask(&server, TS_CHAT, PROMPT, 20, true, "");
+        struct ts_answer after = ts_ask(&server, TS_CHAT, PROMPT, 5, true, "");
         cr_expect_str_eq(after.text, before.text);
         ts_answer_free(&after);
     }

@@ -443,7 +443,7 @@ Test(serve, every_series_is_there_from_the_start)
         "weft_e2e_request_latency_seconds_count", "weft_request_prefill_time_seconds_count",
         "weft_request_decode_time_seconds_count", "weft_request_success_total{finished_reason=\"stop\"}",
         "weft_request_success_total{finished_reason=\"cancelled\"}", "weft_requests_refused_total{cause=\"busy\"}",
-        "weft_disconnected_clients_total",
+        "weft_disconnected_clients_total", "weft_decode_batch_size", "weft_decode_steps_total",
     };
     ts_server_start(&server, NULL, GREEDY);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -454,5 +454,115 @@ Test(serve, every_series_is_there_from_the_start)
     cr_expect_eq(ts_metric(&server, "weft_request_success_total{finished_reason=\"length\"}"), 1.0);
     cr_expect_eq(ts_metric(&server, "weft_time_to_first_token_seconds_count"), 1.0);
     cr_expect_eq(ts_metric(&server, "weft_inter_token_latency_seconds_count"), 8.0);
+    ts_until_metric(&server, "weft_decode_batch_size", 0);
+    cr_expect_gt(ts_metric(&server, "weft_decode_steps_total"), 1.0);
     ts_answer_free(&a);
+}
+
+/* ---- what else a request can ask for ---- */
+
+Test(serve, logit_bias_forces_and_forbids)
+{
+    ts_server_start(&server, NULL, GREEDY);
+    struct ts_reply r = ts_post(&server, "/tokenize", "{\"prompt\":\" the\"}");
+    json_t *j = parsed(&r, 200);
+    int id = (int)json_integer_value(json_array_get(json_object_get(j, "tokens"), 0));
+    cr_assert_eq(json_array_size(json_object_get(j, "tokens")), 1);
+    json_decref(j);
+    char more[64];
+    snprintf(more, sizeof more, "\"logit_bias\":{\"%d\":100}", id);
+    struct ts_answer a = ts_ask(&server, TS_COMPLETIONS, PROMPT, 6, true, more);
+    cr_expect_str_eq(a.text, " the the the the the the");
+    ts_answer_free(&a);
+    snprintf(more, sizeof more, "\"logit_bias\":{\"%d\":-100}", id);
+    struct ts_answer with = ts_ask(&server, TS_COMPLETIONS, PROMPT, 60, true, ""),
+                     without = ts_ask(&server, TS_COMPLETIONS, PROMPT, 60, true, more);
+    cr_expect(strstr(with.text, " the "));
+    cr_expect_null(strstr(without.text, " the "), "%s", without.text);
+    ts_answer_free(&with);
+    ts_answer_free(&without);
+}
+
+/* One connection for answers of both kinds and a refused request between them. */
+Test(serve, a_connection_is_used_again)
+{
+    ts_server_start(&server, NULL, GREEDY);
+    int fd = ts_connect(server.port);
+    for (int i = 0; i < 6; i++) {
+        char *body = ts_body(TS_CHAT, PROMPT, 6, i % 2, i == 3 ? "\"n\":7" : "");
+        cr_assert(ts_send_request(fd, "POST", ts_path(TS_CHAT), body));
+        struct ts_reply r = ts_read_reply(fd);
+        cr_assert(r.whole);
+        cr_expect_eq(r.status, i == 3 ? 400 : 200);
+        ts_reply_free(&r);
+        free(body);
+    }
+    close(fd);
+    cr_expect_eq(ts_metric(&server, "weft_http_requests_total"), 7.0);
+}
+
+/* A stream that waits for its turn says so with comments, and is a proper stream afterwards. */
+Test(serve, a_waiting_stream_is_kept_alive)
+{
+    ts_server_start(&server, NULL, GREEDY "engine = { decode_streams = 1; };\nlimits = { keepalive = \"100ms\"; };\n"
+                                   "compute = { cpu = \"scalar\"; threads = 1; };\n");
+    struct ts_answer alone = ts_ask(&server, TS_CHAT, PROMPT, 4, true, "");
+    for (int p = 0; p < TS_PROTOCOLS; p++) {
+        struct ts_flow f[2];
+        char *first = ts_body(TS_CHAT, PROMPT, 0, true, "\"ignore_eos\":true"), *second = ts_body(p, PROMPT, 4, true, "");
+        cr_assert(ts_flow_open(&f[0], server.port, ts_path(TS_CHAT), first));
+        ts_until_metric(&server, "weft_num_requests_running", 1);
+        cr_assert(ts_flow_open(&f[1], server.port, ts_path(p), second));
+        for (int i = 0; i < 1000 && !(f[1].data && (strstr(f[1].data, "\n:") || strstr(f[1].data, "ping"))); i++)
+            ts_flows_turn(f, 2, 100);
+        cr_expect_eq(ts_flow_status(&f[1]), 200);
+        ts_flow_close(&f[0]);
+        while (ts_flows_turn(f + 1, 1, 1000))
+            ;
+        char *body = ts_flow_body(&f[1]);
+        cr_expect(strstr(body, p == TS_MESSAGES ? "ping" : ":"), "%s", body);
+        struct ts_answer a = ts_answer_of(p, body, true);
+        if (p != TS_COMPLETIONS)
+            cr_expect_str_eq(a.text, alone.text, "%s", ts_path(p));
+        cr_expect_eq(a.output, 4);
+        ts_answer_free(&a);
+        ts_flow_close(&f[1]);
+        free(body);
+        free(first);
+        free(second);
+        ts_until_metric(&server, "weft_num_requests_running", 0);
+    }
+    ts_answer_free(&alone);
+}
+
+/* More text than there is memory for: the youngest are set aside and come back, and nobody's text changes. */
+Test(serve, out_of_pages_the_youngest_wait)
+{
+    enum { N = 6, TOKENS = 700 };
+    struct ts_flow f[N];
+    char *alone = NULL;
+    ts_server_start(&server, NULL, GREEDY "kv = { memory = \"1MiB\"; block_tokens = 32; };\nspeculation = { draft_length = 0; };\n");
+    struct ts_answer a = ts_ask(&server, TS_COMPLETIONS, PROMPT, TOKENS, true, "\"ignore_eos\":true");
+    alone = strdup(a.text);
+    ts_answer_free(&a);
+    for (int i = 0; i < N; i++) {
+        char *body = ts_body(TS_COMPLETIONS, PROMPT, TOKENS, true, "\"ignore_eos\":true");
+        cr_assert(ts_flow_open(&f[i], server.port, ts_path(TS_COMPLETIONS), body));
+        free(body);
+    }
+    while (ts_flows_turn(f, N, 1000))
+        ;
+    for (int i = 0; i < N; i++) {
+        char *body = ts_flow_body(&f[i]);
+        a = ts_answer_of(TS_COMPLETIONS, body, true);
+        cr_expect_eq(a.output, TOKENS, "stream %d: %d", i, a.output);
+        cr_expect_str_eq(a.text, alone, "stream %d", i);
+        ts_answer_free(&a);
+        free(body);
+        ts_flow_close(&f[i]);
+    }
+    cr_expect_gt(ts_metric(&server, "weft_num_preemptions_total"), 0.0);
+    ts_until_metric(&server, "weft_num_requests_running", 0);
+    ts_until_metric(&server, "weft_kv_pages_held", 8);
+    free(alone);
 }

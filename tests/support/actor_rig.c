@@ -121,8 +121,6 @@ int ts_rig_close(struct ts_rig *rig)
         for (int j = 0; j < rig->config.workers; j++) {
             int messages = 0, requests = 0;
             act_stats_lane(rig->rt, i, j, &messages, &requests);
-            if (messages || requests)
-                printf("lane %d -> %d: %d messages and %d requests on their way\n", i, j, messages, requests);
             left += abs(messages) + abs(requests);
         }
     if (rig->mode == TS_RIG_SIM)

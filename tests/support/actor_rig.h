@@ -32,7 +32,8 @@ void ts_rig_start(struct ts_rig *rig);
 bool ts_rig_until(struct ts_rig *rig, const _Atomic long *flag, long value);
 /* Runs until nothing moves any more. */
 void ts_rig_settle(struct ts_rig *rig);
-/* Stops and checks that no lane has messages or requests on their way, then frees. Returns what was left over. */
+/* Stops and frees. Returns how many messages and requests were on their way, by the accounts of the lanes: 0, unless
+ * room was lost or a promise was never kept. */
 int ts_rig_close(struct ts_rig *rig);
 
 #endif
