@@ -190,6 +190,9 @@ Test(operate, a_request_has_an_id_and_one_line_in_the_log)
     cr_expect_eq(r.status, 400);
     cr_expect(strcasestr(r.head, "\r\nX-Request-Id: bad-one\r\n"), "errors have it too: %s", r.head);
     ts_reply_free(&r);
+    r = ask("GET", "/v1/models", "X-Request-Id: list-1\r\n", "");
+    cr_expect(strcasestr(r.head, "\r\nX-Request-Id: list-1\r\n"), "%s", r.head);
+    ts_reply_free(&r);
     kill(server.pid, SIGTERM);
     cr_expect_eq(ts_server_wait(&server), 0);
     char *log = ts_server_log(&server), *line = strstr(log, "\"id\":\"my-id.1:a_b\"");
