@@ -117,6 +117,7 @@ help:
 	@echo 'make tools    build/tools/*'
 	@echo 'make test-golden GOLDEN=DIR   every check on a folder of golden cases'
 	@echo 'make bench    build and run the benchmarks'
+	@echo 'make measure  print the figures of docs/MEASURING.md'
 	@echo 'make soak     10,000 clients that leave at any moment'
 	@echo 'make asan     every suite under AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make tsan     every suite under ThreadSanitizer'
@@ -248,6 +249,11 @@ fuzz-programs: $(FUZZ_BIN)
 bench: all tools $(BENCH_BIN)
 	@$(if $(BENCH_BIN),set -e; for b in $(BENCH_BIN); do echo "== $$b"; $$b; done,echo 'bench/ has no program yet')
 
+# The figures of docs/MEASURING.md.
+measure: all tools $(BENCH_BIN)
+	@mkdir -p $(BUILD)/measure
+	@sh bench/measure.sh
+
 # ---- the rest ------------------------------------------------------------------------------------------------------
 
 docs: $(BUILD)/weft
@@ -279,7 +285,7 @@ clean:
 FORCE:
 
 .PHONY: all help tools deps run text test test-programs run-suites test-golden soak asan tsan planted-programs fuzz \
-	fuzz-programs bench docs tidy format install clean FORCE
+	fuzz-programs bench measure docs tidy format install clean FORCE
 .SECONDARY: $(OBJ)
 .DELETE_ON_ERROR:
 
