@@ -74,9 +74,13 @@ BENCH_BIN := $(BENCH_SRC:%.c=$(BUILD)/%)
 SUPPORT_SRC := $(wildcard tests/support/*.c)
 SUPPORT_OBJ := $(SUPPORT_SRC:%.c=$(BUILD)/%.o)
 TEST_SRC := $(wildcard tests/*/test_*.c tests/*/*/test_*.c)
+# SUITES='actors kvtiers model/test_step': only these folders and suites, and no golden data.
+ifdef SUITES
+TEST_SRC := $(sort $(foreach s,$(SUITES),$(wildcard tests/$(s)/test_*.c tests/$(s)/*/test_*.c tests/$(s).c)))
+endif
 TEST_BIN := $(TEST_SRC:%.c=$(BUILD)/%)
 GOLDEN_SRC := $(wildcard tests/golden_*.c)
-GOLDEN_BIN := $(if $(wildcard tests/golden_runner.c),$(BUILD)/tests/golden_runner)
+GOLDEN_BIN := $(if $(SUITES),,$(BUILD)/tests/golden_runner)
 FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
 REPLAY_BIN := $(FUZZ_SRC:%.c=$(BUILD)/%)
 FUZZ_BIN := $(FUZZ_SRC:tests/fuzz/%.c=$(BUILD)/%)
@@ -113,6 +117,7 @@ help:
 	@echo 'make tools    build/tools/*'
 	@echo 'make test-golden GOLDEN=DIR   every check on a folder of golden cases'
 	@echo 'make bench    build and run the benchmarks'
+	@echo 'make measure  print the figures of docs/MEASURING.md'
 	@echo 'make soak     10,000 clients that leave at any moment'
 	@echo 'make asan     every suite under AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make tsan     every suite under ThreadSanitizer'
@@ -244,6 +249,11 @@ fuzz-programs: $(FUZZ_BIN)
 bench: all tools $(BENCH_BIN)
 	@$(if $(BENCH_BIN),set -e; for b in $(BENCH_BIN); do echo "== $$b"; $$b; done,echo 'bench/ has no program yet')
 
+# The figures of docs/MEASURING.md.
+measure: all tools $(BENCH_BIN)
+	@mkdir -p $(BUILD)/measure
+	@sh bench/measure.sh
+
 # ---- the rest ------------------------------------------------------------------------------------------------------
 
 docs: $(BUILD)/weft
@@ -275,7 +285,7 @@ clean:
 FORCE:
 
 .PHONY: all help tools deps run text test test-programs run-suites test-golden soak asan tsan planted-programs fuzz \
-	fuzz-programs bench docs tidy format install clean FORCE
+	fuzz-programs bench measure docs tidy format install clean FORCE
 .SECONDARY: $(OBJ)
 .DELETE_ON_ERROR:
 

@@ -352,6 +352,7 @@ struct batch {
     int64_t total;     /* lines that hold a prompt */
     FILE *out;
     struct mdl_counters counters; /* of the requests of this run */
+    int64_t failed;    /* of these, lines that could not be run */
     int64_t tokens;
     double seconds;    /* wall time of all of it, prefill included */
 };
@@ -479,6 +480,7 @@ static int put_result(struct batch *b, struct request *q)
     errno = 0;
     print_json(result_json(q), b->out);
     int e = ferror(b->out) ? errno ? errno : EIO : 0;
+    b->failed += q->job.finish == CLI_FINISH_ERROR;
     add_counters(&b->counters, &q->job.counters);
     b->tokens += q->job.n_new;
     request_free(q);
@@ -549,6 +551,8 @@ static int run_batch(struct generate *g)
         b.seconds += cli_seconds();
         cli_progress_end(&g->progress);
     }
+    if (b.failed)
+        fprintf(stderr, "weft: %lld of %lld prompts failed; their results say why\n", (long long)b.failed, (long long)b.total);
     if (!r && g->stats) {
         fprintf(stderr, "output        %lld tokens in %.3f s, prompts included (%.1f tokens/s)\n", (long long)b.tokens,
                 b.seconds, (double)b.tokens / b.seconds);

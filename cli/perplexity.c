@@ -21,7 +21,7 @@ struct perplexity {
     struct mdl_ids ids;
     struct mdl_seq *seq;
     struct mdl_step *step;
-    int32_t *rows;      /* begin token and one window of text */
+    int32_t *rows;      /* the token before a window, and the window */
     double nats;
     long tokens, bytes; /* predicted so far */
     int broken;         /* -EDOM: some logit was none */
@@ -57,12 +57,13 @@ static void on_chunk(void *ctx, struct mdl_step *step, const struct mdl_segment 
     }
 }
 
-/* Each window starts over behind a begin token, so every token is predicted once. */
+/* Each window starts over with the token before it (the first one with the begin token), so every token is predicted
+ * once, from at most window tokens. */
 static int run_window(struct perplexity *p, size_t at, int n)
 {
     struct mdl_prefill plan;
     const struct mdl_prefill_params params = {.exact = true, .all_logits = true};
-    p->rows[0] = p->m->cfg->bos_id;
+    p->rows[0] = at ? p->ids.v[at - 1] : p->m->cfg->bos_id;
     memcpy(p->rows + 1, p->ids.v + at, (size_t)n * sizeof *p->rows);
     mdl_seq_reset(p->seq);
     int r = mdl_prefill_begin(&plan, p->seq, p->rows, n, &params, &p->err);
@@ -112,14 +113,14 @@ int cli_perplexity_run(int argc, char **argv)
     const struct cli_option options[] = {
         {CLI_TEXT, "model", 'm', &p.model_dir, "DIR", "folder of the checkpoint (required)"},
         {CLI_TEXT, "text", 0, &p.text_file, "FILE", "text to predict (required)"},
-        {CLI_INT, "window", 0, &p.window, "N", "tokens per window, each behind a begin token (default 256)", 2, 1 << 20},
+        {CLI_INT, "window", 0, &p.window, "N", "most tokens that a prediction sees (default 256)", 2, 1 << 20},
         {CLI_INT, "limit", 0, &p.limit, "N", "only the first N tokens of the text", 1, 1 << 30},
         {CLI_INT, "threads", 0, &p.threads, "N", "compute threads (default: one per usable CPU)", 1, 1024},
         {.kind = CLI_END},
     };
     const struct cli_usage usage = {
         .synopsis = "perplexity -m DIR --text FILE [options]",
-        .intro = "Measures how well the model predicts a text: exact mode, windows that start over behind a begin token.",
+        .intro = "Measures how well the model predicts a text: exact mode, in windows that start over.",
         .options = options,
     };
     int r = cli_options_parse(&usage, argc, argv, NULL);

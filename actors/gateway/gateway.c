@@ -24,10 +24,12 @@ struct gateway {
 
 /* ---- answers ---- */
 
-static void answer_json(struct gw_exchange *x, int status, json_t *j)
+static void answer_json(struct gw_context *g, struct gw_exchange *x, int status, json_t *j)
 {
-    char *text = json_dumps(j, JSON_COMPACT | JSON_PRESERVE_ORDER);
-    gw_exchange_reply(x, status, "application/json", NULL, 0, text ? text : "{}", text ? strlen(text) : 2);
+    char id[GW_REQUEST_ID], *text = json_dumps(j, JSON_COMPACT | JSON_PRESERVE_ORDER);
+    gw_request_id(g, x, id);
+    gw_exchange_reply(x, status, "application/json", &(struct gw_header){"X-Request-Id", id}, 1, text ? text : "{}",
+                      text ? strlen(text) : 2);
     free(text);
     json_decref(j);
 }
@@ -288,14 +290,14 @@ static void list_models(struct gw_context *g, struct gw_exchange *x)
 {
     json_t *model = json_pack("{s:s,s:s,s:I,s:s,s:i}", "id", g->settings.model_name, "object", "model", "created",
                               (json_int_t)g->settings.started_at, "owned_by", "weft", "context_length", g->settings.context);
-    answer_json(x, 200, json_pack("{s:s,s:[o]}", "object", "list", "data", model));
+    answer_json(g, x, 200, json_pack("{s:s,s:[o]}", "object", "list", "data", model));
 }
 
 static void show_version(struct gw_context *g, struct gw_exchange *x)
 {
     char revision[17];
     snprintf(revision, sizeof revision, "%016llx", (unsigned long long)g->settings.revision);
-    answer_json(x, 200, json_pack("{s:s,s:s,s:s,s:s,s:i,s:i}", "version", WEFT_VERSION, "model", g->settings.model_name,
+    answer_json(g, x, 200, json_pack("{s:s,s:s,s:s,s:s,s:i,s:i}", "version", WEFT_VERSION, "model", g->settings.model_name,
                                   "model_revision", revision, "numerics", g->settings.numerics, "threads", g->settings.threads,
                                   "context", g->settings.context));
 }
@@ -315,7 +317,7 @@ static void show_health(struct gw_context *g, struct gw_exchange *x, bool ready)
                                                  "progress_age_seconds", 1e-9 * (double)s.progress_age_ns));
     }
     const char *status = g->draining ? "draining" : g->lost ? "lost" : stuck ? "stuck" : "ok";
-    answer_json(x, ready && strcmp(status, "ok") ? 503 : 200, json_pack("{s:s,s:o}", "status", status, "workers", workers));
+    answer_json(g, x, ready && strcmp(status, "ok") ? 503 : 200, json_pack("{s:s,s:o}", "status", status, "workers", workers));
 }
 
 static void add_actor(void *ctx, const struct act_stats_actor *a)
@@ -336,7 +338,7 @@ static void show_actors(struct gw_context *g, struct gw_exchange *x)
     }
     json_t *list = json_array();
     act_stats_actors(act_self_runtime(g->self), add_actor, list);
-    answer_json(x, 200, json_pack("{s:o}", "actors", list));
+    answer_json(g, x, 200, json_pack("{s:o}", "actors", list));
 }
 
 static void show_metrics(struct gw_context *g, struct gw_exchange *x)
@@ -376,13 +378,13 @@ static void tokenize(struct gw_context *g, struct gw_exchange *x, bool back)
         else {
             for (size_t i = 0; i < ids.n; i++)
                 json_array_append_new(list, json_integer(ids.v[i]));
-            answer_json(x, 200, json_pack("{s:O,s:i}", "tokens", list, "count", (int)ids.n));
+            answer_json(g, x, 200, json_pack("{s:O,s:i}", "tokens", list, "count", (int)ids.n));
         }
         mdl_ids_free(&ids);
     } else if (back && json_is_array(in)) {
         struct mdl_text text = {0};
         if (detokenize(g, in, &text))
-            answer_json(x, 200, json_pack("{s:o}", "prompt", json_stringn(text.s ? text.s : "", text.n)));
+            answer_json(g, x, 200, json_pack("{s:o}", "prompt", json_stringn(text.s ? text.s : "", text.n)));
         else
             refuse(g, x, GW_CHAT, GW_REF_BAD_REQUEST, 400, "invalid_request_error", "",
                    "tokens: must be ids of this model's tokenizer");

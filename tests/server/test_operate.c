@@ -190,6 +190,9 @@ Test(operate, a_request_has_an_id_and_one_line_in_the_log)
     cr_expect_eq(r.status, 400);
     cr_expect(strcasestr(r.head, "\r\nX-Request-Id: bad-one\r\n"), "errors have it too: %s", r.head);
     ts_reply_free(&r);
+    r = ask("GET", "/v1/models", "X-Request-Id: list-1\r\n", "");
+    cr_expect(strcasestr(r.head, "\r\nX-Request-Id: list-1\r\n"), "%s", r.head);
+    ts_reply_free(&r);
     kill(server.pid, SIGTERM);
     cr_expect_eq(ts_server_wait(&server), 0);
     char *log = ts_server_log(&server), *line = strstr(log, "\"id\":\"my-id.1:a_b\"");
@@ -466,7 +469,7 @@ Test(operate, what_keeps_a_server_from_starting)
     expect_no_start("model = { path = \"/nowhere\"; };", 1, "/nowhere/config.json: No such file");
     expect_no_start("model = { context = 16000000; };", 2, "model.context = 16000000 is more than");
     expect_no_start("kv = { memory = \"1MiB\"; block_tokens = 65536; };", 2, "give room for at least 2");
-    expect_no_start("kv = { memory = \"15TiB\"; };", 1, "are not available");
+    expect_no_start("kv = { memory = \"15TiB\"; block_tokens = 65536; };", 1, "are not available");
     expect_no_start("security = { keys_file = \"/nowhere/keys\"; };", 1, "security.keys_file");
     expect_no_start("security = { tls_cert = \"/nowhere/c\"; tls_key = \"/nowhere/k\"; };", 2, "TLS: the certificate chain");
     expect_no_start("log = { file = \"/nowhere/log\"; };", 1, "cannot write the log");
