@@ -10,7 +10,7 @@
 
 #define GREEDY "sampling = { temperature = 0.0; };\n"
 /* Slow enough that an answer without a limit outlasts any test. */
-#define SLOW GREEDY "compute = { cpu = \"scalar\"; threads = 1; };\n"
+#define SLOW GREEDY "compute = { cpu = \"scalar\"; threads = 1; };\nspeculation = { draft_length = 0; };\n"
 #define PROMPT "In the beginning God created the heaven and the earth"
 #define ENDLESS "\"ignore_eos\":true"
 #define RUNNING "weft_num_requests_running"
