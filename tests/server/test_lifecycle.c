@@ -141,11 +141,11 @@ Test(lifecycle, more_than_the_limit_is_told_to_come_back)
 
 Test(lifecycle, sigterm_lets_streams_finish_and_refuses_new_ones)
 {
-    enum { N = 4 };
+    enum { N = 4, TOKENS = 500 }; /* many enough that all are seen running */
     int fd[N];
     ts_server_start(&server, NULL, SLOW "limits = { drain = \"10min\"; };\n");
     for (int i = 0; i < N; i++)
-        fd[i] = open_request(i % 2, 12, PROMPT);
+        fd[i] = open_request(i % 2, TOKENS, PROMPT);
     ts_until_metric(&server, RUNNING, N);
     kill(server.pid, SIGTERM);
     /* Requests that came before the signal was seen are still answered. */
@@ -169,7 +169,7 @@ Test(lifecycle, sigterm_lets_streams_finish_and_refuses_new_ones)
         }
         cr_expect_eq(r.status, 200);
         struct ts_answer a = ts_answer_of(TS_CHAT, r.body, i % 2);
-        cr_expect_eq(a.output, 12, "%d", a.output);
+        cr_expect_eq(a.output, TOKENS, "%d", a.output);
         cr_expect_str_eq(a.finish, "length");
         ts_answer_free(&a);
         ts_reply_free(&r);
