@@ -57,8 +57,8 @@ static void stream_end(struct decode *d, struct dec_stream *s)
 static void reserved(struct decode *d, struct act_promise *p, const struct dec_stream *s, int status)
 {
     struct act_msg r = act_msg_make(ACT_RESERVED, ACT_NOBODY);
-    *act_p_reserved(&r) = (struct act_p_reserved){.status = status, .ticket = s ? place_of(d, s) : 0,
-                                                  .generation = s ? s->generation : 0};
+    *act_p_reserved(&r) = (struct act_p_reserved){
+        .status = status, .ticket = s ? place_of(d, s) : 0, .generation = s ? s->generation : 0};
     if (act_reply(d->self, p, &r))
         act_msg_drop(&r);
 }
@@ -355,6 +355,9 @@ static int decode_start(struct act_self *self, void *state, const void *arg)
 }
 
 const struct act_behaviour act_decode_behaviour = {
-    .name = "decode", .state_size = sizeof(struct decode), .start = decode_start, .receive = decode_receive,
+    .name = "decode",
+    .state_size = sizeof(struct decode),
+    .start = decode_start,
+    .receive = decode_receive,
     .stop = decode_stop,
 };

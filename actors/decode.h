@@ -1,8 +1,8 @@
 /* The Decode actor: every sequence that generates on this engine worker.
  *
- * Per call it takes its whole batch of messages (reservations, hand-offs, cancels, expert results), then runs one phase of
- * the round at hand and yields. Between rounds it admits, drops, parks and takes back sequences, so a round has no effect
- * before its commit and a cancelled sequence runs on as a ghost at most to the end of a round.
+ * Per call it takes its whole batch of messages (reservations, hand-offs, cancels, expert results), then runs one phase
+ * of the round at hand and yields. Between rounds it admits, drops, parks and takes back sequences, so a round has no
+ * effect before its commit and a cancelled sequence runs on as a ghost at most to the end of a round.
  *
  * Pages: it keeps a small lease of free ones. When a sequence needs one and there is none, the youngest sequence is
  * parked: its rows are copied aside, its pages go back, and it returns bit for bit when pages are free. */

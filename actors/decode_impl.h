@@ -18,22 +18,22 @@ struct decode;
 struct dec_stream {
     struct decode *owner;
     enum dec_state state;
-    uint32_t ticket;        /* place number and generation of the place */
+    uint32_t ticket; /* place number and generation of the place */
     uint32_t generation;
     uint64_t request;
     uint16_t attempt;
-    uint64_t order;         /* of admission: the highest is the youngest */
+    uint64_t order; /* of admission: the highest is the youngest */
     struct act_addr requester;
     struct act_buf *recipe_buf;
     struct act_recipe recipe;
     struct mdl_seq *seq;
     struct mdl_stream run;
-    uint32_t *pages;        /* [seq->n_blocks] */
+    uint32_t *pages; /* [seq->n_blocks] */
     int n_pages;
-    uint8_t *aside;         /* parked: the bytes of the pages */
-    int32_t *ids;           /* prompt and output */
+    uint8_t *aside; /* parked: the bytes of the pages */
+    int32_t *ids;   /* prompt and output */
     int n_ids, n_new, max_new;
-    uint32_t sent;          /* output tokens reported */
+    uint32_t sent; /* output tokens reported */
     enum act_finish finish;
     int error;
     bool in_round, cancelled, waits_for_page;
@@ -53,20 +53,20 @@ struct decode {
     struct dec_stream *stream; /* [limits.streams] */
     struct mdl_stream **round; /* [limits.streams] */
     int n_round;
-    bool running;              /* a round is in progress */
-    bool waiting;              /* for expert results */
-    bool prefill_busy;         /* prompts are being computed: leave them time between rounds */
+    bool running;      /* a round is in progress */
+    bool waiting;      /* for expert results */
+    bool prefill_busy; /* prompts are being computed: leave them time between rounds */
     struct act_timer pause;
     bool paused;
-    struct act_timer retry;    /* asks an empty tier again */
+    struct act_timer retry; /* asks an empty tier again */
     uint64_t order;
-    uint32_t *lease;           /* free pages */
+    uint32_t *lease; /* free pages */
     int n_lease, lease_cap;
-    int asked;                 /* pages asked for and not yet answered */
-    bool tier_empty;           /* the last answer was: none */
+    int asked;       /* pages asked for and not yet answered */
+    bool tier_empty; /* the last answer was: none */
     bool draining;
     struct act_decode_stats stats;
-    int64_t round_began;       /* ns */
+    int64_t round_began; /* ns */
     struct act_timer report;
     struct cfg_error err;
 };

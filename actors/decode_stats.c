@@ -51,12 +51,22 @@ void dec_stats_send(struct decode *d)
             add_counters(&c, &s->run.counters);
     }
     act_p_decode_stats(&m)->positions = (uint32_t)places;
-    *act_b_decode_stats(&m) = (struct act_b_decode_stats){
-        .steps = t->rounds, .step_ns = t->round_ns, .step_sequences = t->round_streams, .cancelled = t->cancelled,
-        .parked = t->parked, .resumed = t->resumed, .drafted = (uint64_t)c.drafted, .offered = (uint64_t)c.offered,
-        .accepted = (uint64_t)c.accepted, .emitted = (uint64_t)c.emitted, .running = state[DEC_RUNNING],
-        .reserved = state[DEC_RESERVED], .parked_now = state[DEC_PARKED], .batch = state[DEC_RUNNING] ? t->batch : 0,
-        .last_step_us = t->last_round_us, .lease = (uint32_t)d->n_lease};
+    *act_b_decode_stats(&m) = (struct act_b_decode_stats){.steps = t->rounds,
+                                                          .step_ns = t->round_ns,
+                                                          .step_sequences = t->round_streams,
+                                                          .cancelled = t->cancelled,
+                                                          .parked = t->parked,
+                                                          .resumed = t->resumed,
+                                                          .drafted = (uint64_t)c.drafted,
+                                                          .offered = (uint64_t)c.offered,
+                                                          .accepted = (uint64_t)c.accepted,
+                                                          .emitted = (uint64_t)c.emitted,
+                                                          .running = state[DEC_RUNNING],
+                                                          .reserved = state[DEC_RESERVED],
+                                                          .parked_now = state[DEC_PARKED],
+                                                          .batch = state[DEC_RUNNING] ? t->batch : 0,
+                                                          .last_step_us = t->last_round_us,
+                                                          .lease = (uint32_t)d->n_lease};
     uint64_t *at = act_msg_tail(&m, &bytes);
     for (size_t i = 0; i < places; i++) {
         at[i] = (uint64_t)c.offered_at[i];

@@ -20,8 +20,8 @@ int32_t dec_pick(void *ctx, int pos, float *logits, bool draft)
     struct decode *d = s->owner;
     struct mdl_logprobs *lp = !draft && s->logprobs ? &s->logprobs[s->n_logprobs] : NULL;
     int32_t id;
-    int r = mdl_sampler_sample(d->sampler, &s->recipe.sampling, logits, d->e->vocab, s->ids, s->n_ids, s->recipe.n_ids, pos,
-                               &id, lp, &d->err);
+    int r = mdl_sampler_sample(d->sampler, &s->recipe.sampling, logits, d->e->vocab, s->ids, s->n_ids, s->recipe.n_ids,
+                               pos, &id, lp, &d->err);
     if (r)
         return r;
     if (draft)
@@ -78,7 +78,9 @@ void dec_tokens_send(struct decode *d, struct dec_stream *s)
     }
     m.request = s->request;
     m.attempt = s->attempt;
-    *act_p_tokens(&m) = (struct act_p_tokens){.first = s->sent, .count = (uint16_t)count, .finish = (uint8_t)s->finish,
+    *act_p_tokens(&m) = (struct act_p_tokens){.first = s->sent,
+                                              .count = (uint16_t)count,
+                                              .finish = (uint8_t)s->finish,
                                               .flags = s->n_logprobs ? ACT_TOKENS_LOGPROBS : 0,
                                               .drafted = (uint32_t)s->run.counters.drafted,
                                               .accepted = (uint32_t)s->run.counters.accepted};

@@ -1,5 +1,5 @@
-/* What the actors of one engine worker share: borrowed, immutable after start, except the model's compute team, which the
- * actor that is running uses. Made by the process before its actors, freed after them. */
+/* What the actors of one engine worker share: borrowed, immutable after start, except the model's compute team, which
+ * the actor that is running uses. Made by the process before its actors, freed after them. */
 #ifndef WEFT_ACTORS_ENGINE_H
 #define WEFT_ACTORS_ENGINE_H
 
@@ -10,15 +10,15 @@
 #include "model/sampler.h"
 
 struct act_engine_limits {
-    int context;        /* tokens of a sequence, prompt and output */
-    int streams;        /* sequences that decode at a time */
-    int prefills;       /* prompts that compute at a time */
-    int chunk;          /* rows of a prefill step */
-    int draft;          /* guesses per step, 0: none */
-    int replay;         /* R; 0: exact mode */
+    int context;  /* tokens of a sequence, prompt and output */
+    int streams;  /* sequences that decode at a time */
+    int prefills; /* prompts that compute at a time */
+    int chunk;    /* rows of a prefill step */
+    int draft;    /* guesses per step, 0: none */
+    int replay;   /* R; 0: exact mode */
     int rollback;
     bool full_bridge;
-    int lease;          /* free pages that Decode keeps at hand */
+    int lease;                /* free pages that Decode keeps at hand */
     int64_t prefill_share_ns; /* while prompts wait: time for them between two decode steps */
 };
 

@@ -15,7 +15,8 @@ static bool on_shard(const struct act_shard *s, int32_t expert)
     return expert >= s->first && expert < s->first + s->count;
 }
 
-static int make_dispatch(struct act_exchange *e, const struct mdl_exchange *x, const struct act_shard *s, struct act_msg *out)
+static int make_dispatch(struct act_exchange *e, const struct mdl_exchange *x, const struct act_shard *s,
+                         struct act_msg *out)
 {
     struct act_dispatch_size size = {.hidden = (uint32_t)e->m->cfg->hidden};
     for (int r = 0; r < x->rows; r++) {
@@ -31,8 +32,11 @@ static int make_dispatch(struct act_exchange *e, const struct mdl_exchange *x, c
     if (status)
         return status;
     struct act_p_expert_dispatch *p = act_p_expert_dispatch(out);
-    *p = (struct act_p_expert_dispatch){.sequence = e->sequence, .map = e->map, .stream = e->stream,
-                                        .layer = (uint16_t)x->layer, .rows = (uint16_t)size.rows};
+    *p = (struct act_p_expert_dispatch){.sequence = e->sequence,
+                                        .map = e->map,
+                                        .stream = e->stream,
+                                        .layer = (uint16_t)x->layer,
+                                        .rows = (uint16_t)size.rows};
     size_t bytes, hidden = size.hidden;
     struct act_dispatch d;
     act_dispatch_place(&size, act_msg_tail(out, &bytes), &d);
@@ -73,7 +77,8 @@ static int dispatch(void *ctx, struct mdl_step *step, struct mdl_exchange *x)
     struct act_exchange *e = ctx;
     (void)step;
     if (is_local(e, x))
-        return mdl_experts_compute(e->m, x, 0, x->layer < e->m->cfg->n_layers ? e->m->cfg->n_experts : e->m->cfg->draft_experts);
+        return mdl_experts_compute(e->m, x, 0,
+                                   x->layer < e->m->cfg->n_layers ? e->m->cfg->n_experts : e->m->cfg->draft_experts);
     act_exchange_abandon(e);
     if (e->losses > ACT_EXCHANGE_LOSSES)
         return -EHOSTDOWN;

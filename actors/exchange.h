@@ -1,9 +1,9 @@
 /* The expert exchange, seen from a source: an exchange of the model's step becomes one message per shard, and results
  * become deliveries.
  *
- * An exchange is named by (source, stream, sequence, layer, map version). One row goes to a shard once, with the list of
- * its local experts; the shard answers one bf16 row per (row, expert) in the same order, so the answer needs no list.
- * Results of an exchange that is not the current one are late: counted and dropped.
+ * An exchange is named by (source, stream, sequence, layer, map version). One row goes to a shard once, with the list
+ * of its local experts; the shard answers one bf16 row per (row, expert) in the same order, so the answer needs no
+ * list. Results of an exchange that is not the current one are late: counted and dropped.
  *
  *   dispatch tail   u32 row_count, u32 pair_count, u32 hidden, u32 zero
  *                   u32 pairs[row_count]                 experts of each row on this shard
@@ -35,14 +35,14 @@ struct act_exchange {
     struct mdl_model *m;
     struct act_shard shard[ACT_SHARDS_MAX];
     int n_shards;
-    uint32_t map;      /* version of the placement */
+    uint32_t map; /* version of the placement */
     uint16_t stream;
-    uint32_t sequence; /* of the current exchange */
-    struct mdl_exchange *current; /* NULL: none */
+    uint32_t sequence;                     /* of the current exchange */
+    struct mdl_exchange *current;          /* NULL: none */
     struct act_msg unsent[ACT_SHARDS_MAX]; /* waiting for room */
     int n_unsent;
-    bool lost;         /* a shard of the current exchange is gone: the step must be run again */
-    int losses;        /* exchanges lost in a row; too many fail the step */
+    bool lost;  /* a shard of the current exchange is gone: the step must be run again */
+    int losses; /* exchanges lost in a row; too many fail the step */
     struct act_exchange_counters counters;
     struct mdl_providers providers; /* to hand to the step */
 };

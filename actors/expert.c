@@ -52,7 +52,8 @@ static void shard_stop(struct act_self *self, void *state, int reason)
     }
 }
 
-/* The exchange as mdl_experts_compute wants it: rows padded to the same number of experts; padding counts as delivered. */
+/* The exchange as mdl_experts_compute wants it: rows padded to the same number of experts; padding counts as delivered.
+ */
 static int unpack(struct work *w, const struct act_dispatch *d, const struct shard *s)
 {
     struct mdl_exchange *x = &w->x;
@@ -88,15 +89,15 @@ static int unpack(struct work *w, const struct act_dispatch *d, const struct sha
 }
 
 /* Everything that a foreign process could have got wrong. */
-static const char *check(const struct shard *s, const struct act_p_expert_dispatch *head, const struct act_dispatch_size *size,
-                         size_t bytes, const struct act_dispatch *d)
+static const char *check(const struct shard *s, const struct act_p_expert_dispatch *head,
+                         const struct act_dispatch_size *size, size_t bytes, const struct act_dispatch *d)
 {
     const struct mdl_config *cfg = s->arg->m->cfg;
     uint64_t pairs = 0;
     if (head->layer >= cfg->n_layers)
         return "no such layer";
-    if (size->hidden != (uint32_t)cfg->hidden || !size->rows || size->rows > UINT16_MAX || size->pairs > size->rows * MDL_MAX_TOPK ||
-        act_dispatch_bytes(size) > bytes)
+    if (size->hidden != (uint32_t)cfg->hidden || !size->rows || size->rows > UINT16_MAX ||
+        size->pairs > size->rows * MDL_MAX_TOPK || act_dispatch_bytes(size) > bytes)
         return "sizes do not fit";
     for (uint32_t r = 0; r < size->rows; r++) {
         if (!d->pairs[r] || d->pairs[r] > MDL_MAX_TOPK)
@@ -106,7 +107,8 @@ static const char *check(const struct shard *s, const struct act_p_expert_dispat
     if (pairs != size->pairs)
         return "counts do not add up";
     for (uint32_t i = 0; i < size->pairs; i++)
-        if (d->pair[i].expert < (uint32_t)s->arg->first || d->pair[i].expert >= (uint32_t)(s->arg->first + s->arg->count))
+        if (d->pair[i].expert < (uint32_t)s->arg->first ||
+            d->pair[i].expert >= (uint32_t)(s->arg->first + s->arg->count))
             return "an expert that is not here";
     return NULL;
 }
@@ -151,8 +153,8 @@ static int answer(struct act_self *self, const struct shard *s, struct work *w)
     int status = act_msg_new(ACT_EXPERT_RESULT, ACT_NOBODY, (size_t)w->pairs * hidden * sizeof(uint16_t), &r);
     if (status)
         return status;
-    *act_p_expert_result(&r) = (struct act_p_expert_result){w->head.sequence, w->head.map, w->head.stream, w->head.layer,
-                                                            w->head.rows, w->head.set, w->head.wave};
+    *act_p_expert_result(&r) = (struct act_p_expert_result){
+        w->head.sequence, w->head.map, w->head.stream, w->head.layer, w->head.rows, w->head.set, w->head.wave};
     uint8_t *to = act_msg_tail(&r, &bytes);
     for (int i = 0; i < w->x.rows * w->x.k; i++)
         if (w->x.expert[i] >= 0) {
@@ -202,5 +204,9 @@ static int shard_receive(struct act_self *self, void *state, struct act_msg *m, 
 }
 
 const struct act_behaviour act_expert_behaviour = {
-    .name = "expert", .state_size = sizeof(struct shard), .start = shard_start, .receive = shard_receive, .stop = shard_stop,
+    .name = "expert",
+    .state_size = sizeof(struct shard),
+    .start = shard_start,
+    .receive = shard_receive,
+    .stop = shard_stop,
 };

@@ -1,4 +1,5 @@
-/* An expert shard: owns a range of the routed experts of every backbone layer and answers dispatches with their outputs.
+/* An expert shard: owns a range of the routed experts of every backbone layer and answers dispatches with their
+ * outputs.
  *
  * It waits for nobody who sent nothing, works on one expert at a time and yields between them, so that a large prefill
  * dispatch does not hold up its worker. Dispatches are answered in the order in which they came. */

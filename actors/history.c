@@ -11,14 +11,16 @@ void act_history_chain(const struct act_engine *e, const struct act_recipe *r, c
         kv_key_extend((const struct kv_key *)out, ids + b * per, per, (struct kv_key *)out);
 }
 
-void act_history_publish(struct act_self *self, const struct act_engine *e, const struct act_recipe *r, const int32_t *ids,
-                         const struct mdl_seq *seq, const uint32_t *pages, int n_pages, enum kv_taint taint, int32_t hit)
+void act_history_publish(struct act_self *self, const struct act_engine *e, const struct act_recipe *r,
+                         const int32_t *ids, const struct mdl_seq *seq, const uint32_t *pages, int n_pages,
+                         enum kv_taint taint, int32_t hit)
 {
     int per = e->layout.block_tokens, full = seq->len / per;
     struct act_msg m;
     size_t bytes;
     full = full < n_pages ? full : n_pages;
-    if (full < 1 || r->n_chain < 1 || act_msg_new(ACT_KV_STORE, e->tier, (size_t)full * sizeof(struct act_tier_block), &m))
+    if (full < 1 || r->n_chain < 1 ||
+        act_msg_new(ACT_KV_STORE, e->tier, (size_t)full * sizeof(struct act_tier_block), &m))
         return;
     struct act_tier_block *b = act_msg_tail(&m, &bytes);
     struct act_key chain = r->chain[0];
@@ -34,15 +36,16 @@ void act_history_publish(struct act_self *self, const struct act_engine *e, cons
         act_msg_drop(&m);
 }
 
-void act_history_snapshot(struct act_self *self, const struct act_engine *e, const struct act_recipe *r, const int32_t *ids,
-                          const struct mdl_seq *seq)
+void act_history_snapshot(struct act_self *self, const struct act_engine *e, const struct act_recipe *r,
+                          const int32_t *ids, const struct mdl_seq *seq)
 {
     int per = e->layout.block_tokens, pos = seq->encoded & ~1, blocks = pos / per, rest = pos - blocks * per;
     size_t bytes = r->n_chain && e->snapshots ? mdl_seq_snapshot_bytes(seq, pos) : 0, room;
     struct act_msg m;
     if (!bytes || act_msg_new(ACT_SNAPSHOT, e->tier, sizeof(struct act_key) + (size_t)rest * sizeof *ids + bytes, &m))
         return;
-    *act_p_snapshot(&m) = (struct act_p_snapshot){.position = (uint32_t)pos, .blocks = (uint32_t)blocks, .ids = (uint32_t)rest};
+    *act_p_snapshot(&m) =
+        (struct act_p_snapshot){.position = (uint32_t)pos, .blocks = (uint32_t)blocks, .ids = (uint32_t)rest};
     uint8_t *at = act_msg_tail(&m, &room);
     act_history_chain(e, r, ids, blocks, (struct act_key *)(void *)at);
     at += sizeof(struct act_key);

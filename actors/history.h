@@ -10,10 +10,11 @@
 void act_history_chain(const struct act_engine *e, const struct act_recipe *r, const int32_t *ids, int blocks,
                        struct act_key *out);
 /* Publishes the sequence's full blocks, which are in pages [n_pages]. */
-void act_history_publish(struct act_self *self, const struct act_engine *e, const struct act_recipe *r, const int32_t *ids,
-                         const struct mdl_seq *seq, const uint32_t *pages, int n_pages, enum kv_taint taint, int32_t hit);
+void act_history_publish(struct act_self *self, const struct act_engine *e, const struct act_recipe *r,
+                         const int32_t *ids, const struct mdl_seq *seq, const uint32_t *pages, int n_pages,
+                         enum kv_taint taint, int32_t hit);
 /* Keeps a snapshot at the last even position of a clean sequence, if its rows are still there. */
-void act_history_snapshot(struct act_self *self, const struct act_engine *e, const struct act_recipe *r, const int32_t *ids,
-                          const struct mdl_seq *seq);
+void act_history_snapshot(struct act_self *self, const struct act_engine *e, const struct act_recipe *r,
+                          const int32_t *ids, const struct mdl_seq *seq);
 
 #endif

@@ -19,30 +19,30 @@ enum job_state {
 struct job {
     struct job *next;
     enum job_state state;
-    bool asked;      /* an answer of this state is outstanding */
+    bool asked; /* an answer of this state is outstanding */
     bool cancelled;
     uint64_t request;
     uint16_t attempt;
     struct act_addr requester;
     struct act_buf *buf; /* of PREFILL */
     struct act_recipe recipe;
-    int max_tokens;      /* of the sequence */
+    int max_tokens; /* of the sequence */
     uint32_t ticket;
-    int hit;             /* tokens whose rows came from the tier */
+    int hit;                  /* tokens whose rows came from the tier */
     struct act_buf *snapshot; /* of KV_FOUND; the bytes are at snapshot_at */
     size_t snapshot_at;
     uint32_t *pages;
     int n_pages, n_blocks;
     struct mdl_seq *seq;
     struct mdl_prefill plan;
-    int segment;         /* in the running step, -1: none */
+    int segment; /* in the running step, -1: none */
 };
 
 struct prefill {
     struct act_self *self;
     const struct act_engine *e;
     struct job *first, **last;
-    int active;               /* jobs beyond JOB_QUEUED */
+    int active; /* jobs beyond JOB_QUEUED */
     struct mdl_step *step;
     bool running, waiting;
     struct act_exchange exchange;
@@ -158,7 +158,8 @@ static void reserve(struct prefill *p, struct job *j)
     memcpy(act_msg_tail(&m, &bytes), j->buf->data, j->buf->size);
     m.request = j->request;
     m.attempt = j->attempt;
-    *act_p_reserve(&m) = (struct act_p_reserve){.ids = (uint32_t)j->recipe.n_ids, .requester = j->requester,
+    *act_p_reserve(&m) = (struct act_p_reserve){.ids = (uint32_t)j->recipe.n_ids,
+                                                .requester = j->requester,
                                                 .max_tokens = (uint32_t)(j->max_tokens - j->recipe.n_ids)};
     if (act_request(p->self, &m))
         act_msg_drop(&m);
@@ -185,8 +186,8 @@ static void look_up(struct prefill *p, struct job *j)
     memcpy(at + keys, j->recipe.ids, (size_t)n * sizeof(int32_t));
     m.request = j->request;
     /* A hit without window rows is replayed; rows behind a second replay are not allowed to come about. */
-    *act_p_kv_lookup(&m) = (struct act_p_kv_lookup){.blocks = (uint32_t)blocks, .flags = ACT_LOOKUP_CLEAN_ONLY,
-                                                    .ids = p->e->snapshots ? (uint32_t)n : 0};
+    *act_p_kv_lookup(&m) = (struct act_p_kv_lookup){
+        .blocks = (uint32_t)blocks, .flags = ACT_LOOKUP_CLEAN_ONLY, .ids = p->e->snapshots ? (uint32_t)n : 0};
     if (act_request(p->self, &m))
         act_msg_drop(&m);
     else
@@ -206,17 +207,22 @@ static int begin_plan(struct prefill *p, struct job *j)
 {
     const struct act_engine_limits *l = &p->e->limits;
     bool exact = !l->replay || j->recipe.body->flags & ACT_RECIPE_EXACT;
-    struct mdl_seq_params params = {.max_tokens = j->max_tokens, .block_tokens = p->e->layout.block_tokens,
-                                    .rollback = l->rollback, .replay = l->replay, .full_bridge = l->full_bridge,
-                                    .window_extra = p->e->snapshots ? l->replay : 0, .external_blocks = true};
+    struct mdl_seq_params params = {.max_tokens = j->max_tokens,
+                                    .block_tokens = p->e->layout.block_tokens,
+                                    .rollback = l->rollback,
+                                    .replay = l->replay,
+                                    .full_bridge = l->full_bridge,
+                                    .window_extra = p->e->snapshots ? l->replay : 0,
+                                    .external_blocks = true};
     int r = mdl_seq_new(p->e->m->cfg, &params, &j->seq, &p->err);
     if (r)
         return r;
     for (int b = 0; b < j->n_pages; b++)
         mdl_seq_attach(j->seq, b, kv_device_bytes(p->e->device, (int)j->pages[b]));
     struct mdl_prefill_params plan = {.exact = exact, .replay = l->replay, .full_bridge = l->full_bridge};
-    if (j->snapshot && !exact && !mdl_seq_snapshot_load(j->seq, j->recipe.ids, j->hit, j->snapshot->data + j->snapshot_at,
-                                                        j->snapshot->size - j->snapshot_at)) {
+    if (j->snapshot && !exact &&
+        !mdl_seq_snapshot_load(j->seq, j->recipe.ids, j->hit, j->snapshot->data + j->snapshot_at,
+                               j->snapshot->size - j->snapshot_at)) {
         plan.hit_window = true;
         plan.hit_extra = params.window_extra;
     } else {
@@ -320,7 +326,8 @@ static void take_given(struct prefill *p, struct job *j, struct act_msg *m)
         retry_later(p);
         return;
     }
-    for (uint32_t i = 0; i < act_p_pages_given(m)->pages && (i + 1) * sizeof *page <= bytes && j->n_pages < j->n_blocks; i++)
+    for (uint32_t i = 0; i < act_p_pages_given(m)->pages && (i + 1) * sizeof *page <= bytes && j->n_pages < j->n_blocks;
+         i++)
         j->pages[j->n_pages++] = page[i];
     j->state = JOB_RUNNING;
     int r = begin_plan(p, j);
@@ -417,7 +424,8 @@ static void report_prefilled(struct prefill *p, const struct job *j)
     struct act_msg m = act_msg_make(ACT_PREFILLED, j->requester);
     m.request = j->request;
     m.attempt = j->attempt;
-    *act_p_prefilled(&m) = (struct act_p_prefilled){.ids = (uint32_t)j->recipe.n_ids, .cached = (uint32_t)j->plan.hit,
+    *act_p_prefilled(&m) = (struct act_p_prefilled){.ids = (uint32_t)j->recipe.n_ids,
+                                                    .cached = (uint32_t)j->plan.hit,
                                                     .replayed = (uint32_t)(j->plan.hit - j->plan.encoder_start),
                                                     .provenance = j->plan.continued ? 0 : (uint32_t)j->plan.hit};
     if (act_send(p->self, &m))
@@ -437,7 +445,8 @@ static void hand_off(struct prefill *p, struct job *j, const float *logits)
     m.request = j->request;
     m.attempt = j->attempt;
     *act_p_handoff(&m) = (struct act_p_handoff){(uint64_t)(uintptr_t)j->seq, j->ticket, (uint32_t)j->n_pages};
-    *act_b_handoff(&m) = (struct act_b_handoff){.cached = (uint32_t)j->plan.hit, .hit = replayed ? j->plan.hit : 0,
+    *act_b_handoff(&m) = (struct act_b_handoff){.cached = (uint32_t)j->plan.hit,
+                                                .hit = replayed ? j->plan.hit : 0,
                                                 .taint = replayed ? KV_TAINTED : KV_CLEAN,
                                                 .decoder_start = (uint32_t)j->plan.decoder_start};
     uint8_t *tail = act_msg_tail(&m, &bytes);
@@ -597,6 +606,9 @@ static int prefill_start(struct act_self *self, void *state, const void *arg)
 }
 
 const struct act_behaviour act_prefill_behaviour = {
-    .name = "prefill", .state_size = sizeof(struct prefill), .start = prefill_start, .receive = prefill_receive,
+    .name = "prefill",
+    .state_size = sizeof(struct prefill),
+    .start = prefill_start,
+    .receive = prefill_receive,
     .stop = prefill_stop,
 };

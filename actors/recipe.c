@@ -10,7 +10,8 @@ size_t act_recipe_tail(int n_ids, int n_chain, int n_bias, int n_stop)
 
 const char *act_recipe_read(const struct act_msg *m, int n_ids, struct act_recipe *out)
 {
-    /* RESERVE carries the body and the tail of PREFILL as its own tail, so the place of both is counted from the start. */
+    /* RESERVE carries the body and the tail of PREFILL as its own tail, so the place of both is counted from the start.
+     */
     const size_t head = act_type_info(ACT_PREFILL)->body_size;
     const struct act_b_prefill *b = act_msg_body(m, head);
     if (!b)

@@ -118,11 +118,16 @@ static int plan_engine(struct act_server *s, struct cfg_error *err)
     if (context > pages * per)
         context = (int)(pages * per);
     e->limits = (struct act_engine_limits){
-        .context = context, .streams = c->engine.decode_streams, .prefills = c->engine.prefill_streams,
-        .chunk = c->compute.prefill_chunk, .draft = c->speculation.draft_length < m->draft_block ? c->speculation.draft_length : m->draft_block,
-        .replay = c->replay.exact || m->cut < 0 ? 0 : cfg_replay_rows(c, m->window), .rollback = c->replay.rollback,
+        .context = context,
+        .streams = c->engine.decode_streams,
+        .prefills = c->engine.prefill_streams,
+        .chunk = c->compute.prefill_chunk,
+        .draft = c->speculation.draft_length < m->draft_block ? c->speculation.draft_length : m->draft_block,
+        .replay = c->replay.exact || m->cut < 0 ? 0 : cfg_replay_rows(c, m->window),
+        .rollback = c->replay.rollback,
         .full_bridge = c->replay.bridge_window == CFG_BRIDGE_FULL,
-        .lease = pages > 64 ? 8 : 1, .prefill_share_ns = c->engine.prefill_share_us * 1000};
+        .lease = pages > 64 ? 8 : 1,
+        .prefill_share_ns = c->engine.prefill_share_us * 1000};
     if (!m->n_draft)
         e->limits.draft = 0;
     e->snapshots = c->kv.snapshots > 0 && e->limits.replay > 0 && e->limits.rollback > 0;
@@ -169,14 +174,21 @@ static int plan_gateway(struct act_server *s, const struct cfg_node *node, struc
     set->debug = c->security.debug;
     set->stuck_ns = c->limits.stuck_us * 1000;
     set->keepalive_ms = (int)(c->limits.keepalive_us / 1000);
-    set->http = (struct gw_http_limits){.connections = c->limits.connections, .header_bytes = (size_t)c->limits.header_bytes,
-                                        .body_bytes = (size_t)c->limits.request_bytes, .pending_bytes = 1 << 20,
-                                        .header_ms = 10000, .body_ms = 30000, .idle_ms = 75000, .stuck_ms = 30000};
+    set->http = (struct gw_http_limits){.connections = c->limits.connections,
+                                        .header_bytes = (size_t)c->limits.header_bytes,
+                                        .body_bytes = (size_t)c->limits.request_bytes,
+                                        .pending_bytes = 1 << 20,
+                                        .header_ms = 10000,
+                                        .body_ms = 30000,
+                                        .idle_ms = 75000,
+                                        .stuck_ms = 30000};
     g->model = s->m->cfg;
     g->tok = s->tok;
     g->enc = s->enc;
-    g->identity = (struct kv_identity){.revision = set->revision, .format = KV_FORMAT_ROWS,
-                                       .block_tokens = (uint32_t)c->kv.block_tokens, .numerics = set->numerics};
+    g->identity = (struct kv_identity){.revision = set->revision,
+                                       .format = KV_FORMAT_ROWS,
+                                       .block_tokens = (uint32_t)c->kv.block_tokens,
+                                       .numerics = set->numerics};
     g->block_tokens = c->kv.block_tokens;
     g->page_bytes = s->engine.layout.block_bytes;
     g->metrics.decoder.places = s->engine.limits.draft;
@@ -202,7 +214,9 @@ static int spawn_experts(struct act_server *s, struct cfg_error *err)
         int first = experts * i / n, end = experts * (i + 1) / n;
         s->expert[i] = (struct act_expert_arg){s->m, first, end - first};
         e->shard[i] = (struct act_shard){.first = first, .count = end - first};
-        const struct act_spawn spec = {.behaviour = &act_expert_behaviour, .worker = WORKER_ENGINE, .arg = &s->expert[i],
+        const struct act_spawn spec = {.behaviour = &act_expert_behaviour,
+                                       .worker = WORKER_ENGINE,
+                                       .arg = &s->expert[i],
                                        .policy = ACT_POLICY_RESTART};
         int r = act_runtime_spawn(s->rt, &spec, &e->shard[i].addr, err);
         if (r)
@@ -215,7 +229,8 @@ static int spawn_experts(struct act_server *s, struct cfg_error *err)
 static int spawn_all(struct act_server *s, struct cfg_error *err)
 {
     struct act_engine *e = &s->engine;
-    struct act_spawn spec = {.behaviour = &act_tier_device_behaviour, .worker = WORKER_ENGINE, .arg = e, .outbox = 1024};
+    struct act_spawn spec = {
+        .behaviour = &act_tier_device_behaviour, .worker = WORKER_ENGINE, .arg = e, .outbox = 1024};
     int r = act_runtime_spawn(s->rt, &spec, &e->tier, err);
     if (!r)
         r = spawn_experts(s, err);
@@ -230,7 +245,8 @@ static int spawn_all(struct act_server *s, struct cfg_error *err)
     s->gateway.prefill = e->prefill;
     s->gateway.decode = e->decode;
     s->gateway.tier = e->tier;
-    spec = (struct act_spawn){.behaviour = &gw_gateway_behaviour, .worker = WORKER_IO, .arg = &s->gateway, .outbox = 64};
+    spec =
+        (struct act_spawn){.behaviour = &gw_gateway_behaviour, .worker = WORKER_IO, .arg = &s->gateway, .outbox = 64};
     if (!r) {
         r = act_runtime_spawn(s->rt, &spec, &s->gateway_addr, err);
         if (r && s->gateway_error.msg[0])
@@ -244,10 +260,14 @@ int act_server_new(const struct cfg_config *config, const char *node_name, struc
                    struct cfg_error *err)
 {
     *out = NULL;
-    const struct cfg_node *node = node_name ? cfg_config_node(config, node_name) : config->n_nodes == 1 ? &config->nodes[0] : NULL;
+    const struct cfg_node *node = node_name              ? cfg_config_node(config, node_name)
+                                  : config->n_nodes == 1 ? &config->nodes[0]
+                                                         : NULL;
     if (!node)
-        return cfg_error_set(err, EINVAL, node_name ? "there is no node \"%s\" in the configuration" :
-                             "the configuration has several nodes; choose one with --node NAME%s", node_name ? node_name : "");
+        return cfg_error_set(err, EINVAL,
+                             node_name ? "there is no node \"%s\" in the configuration"
+                                       : "the configuration has several nodes; choose one with --node NAME%s",
+                             node_name ? node_name : "");
     struct act_server *s = calloc(1, sizeof *s);
     if (!s)
         return cfg_error_set(err, ENOMEM, "server: out of memory");
@@ -255,11 +275,12 @@ int act_server_new(const struct cfg_config *config, const char *node_name, struc
     s->log = log;
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);
-    struct act_config rc = {.epoch = 1, .workers = WORKERS, .spin_us = 0, .log = log, .lane_slots = 4096, .reply_slots = 4096};
-    rc.worker[WORKER_IO] = (struct act_worker_config){.name = "io", .kind = ACT_WORKER_IO, .cpu = -1,
-                                                      .actors_max = config->limits.requests + 16};
-    rc.worker[WORKER_ENGINE] = (struct act_worker_config){.name = "engine", .kind = ACT_WORKER_ENGINE, .cpu = -1,
-                                                          .actors_max = ACT_SHARDS_MAX + 16};
+    struct act_config rc = {
+        .epoch = 1, .workers = WORKERS, .spin_us = 0, .log = log, .lane_slots = 4096, .reply_slots = 4096};
+    rc.worker[WORKER_IO] = (struct act_worker_config){
+        .name = "io", .kind = ACT_WORKER_IO, .cpu = -1, .actors_max = config->limits.requests + 16};
+    rc.worker[WORKER_ENGINE] = (struct act_worker_config){
+        .name = "engine", .kind = ACT_WORKER_ENGINE, .cpu = -1, .actors_max = ACT_SHARDS_MAX + 16};
     int r = open_model(s, err);
     if (!r)
         r = check_config(s, err);
@@ -311,8 +332,9 @@ const char *act_server_warning(const struct act_server *s)
         return NULL;
     if (!s->gateway.keys_file)
         return "this address can be reached from other machines and no API key is asked for; set security.keys_file";
-    return s->tls ? NULL : "this address can be reached from other machines and nothing is encrypted, API keys included; set "
-                           "security.tls_cert and security.tls_key, or put a TLS proxy before it";
+    return s->tls ? NULL
+                  : "this address can be reached from other machines and nothing is encrypted, API keys included; set "
+                    "security.tls_cert and security.tls_key, or put a TLS proxy before it";
 }
 
 bool act_server_failed(struct act_server *s)

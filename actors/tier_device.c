@@ -76,13 +76,14 @@ static int find_block(struct tier *t, const struct act_key *chain, bool clean_on
     }
     if (page < 0)
         return -1;
-    *out = (struct act_tier_block){.chain = *chain, .page = (uint32_t)page, .taint = (uint32_t)info.taint, .hit = info.hit};
+    *out = (struct act_tier_block){
+        .chain = *chain, .page = (uint32_t)page, .taint = (uint32_t)info.taint, .hit = info.hit};
     return 0;
 }
 
 /* The longest kept snapshot of this prompt whose full blocks are all among the first `found`. */
-static const struct place *find_snapshot(struct tier *t, const struct act_key *chain, uint32_t found, const int32_t *ids,
-                                         uint32_t n_ids, const void **bytes, size_t *len)
+static const struct place *find_snapshot(struct tier *t, const struct act_key *chain, uint32_t found,
+                                         const int32_t *ids, uint32_t n_ids, const void **bytes, size_t *len)
 {
     const struct place *best = NULL;
     uint32_t per = (uint32_t)t->e->layout.block_tokens;
@@ -127,9 +128,10 @@ static int make_found(struct tier *t, struct act_msg *m, struct act_msg *r)
         return -ENOMEM;
     while (found < in->blocks && !find_block(t, &chain[found + 1], clean_only, &block[found]))
         found++;
-    const struct place *p =
-        find_snapshot(t, chain, found, (const int32_t *)(const void *)(chain + in->blocks + 1), in->ids, &snapshot, &len);
-    /* A snapshot restarts exactly, blocks alone are replayed; so a somewhat shorter snapshot is better than more blocks. */
+    const struct place *p = find_snapshot(t, chain, found, (const int32_t *)(const void *)(chain + in->blocks + 1),
+                                          in->ids, &snapshot, &len);
+    /* A snapshot restarts exactly, blocks alone are replayed; so a somewhat shorter snapshot is better than more
+     * blocks. */
     if (p && 2 * (p->blocks * per + p->ids) >= found * per) {
         release_blocks(t, block, p->blocks, found);
         found = p->blocks;
@@ -178,8 +180,8 @@ static void keep_snapshot(struct tier *t, struct act_msg *m)
     memcpy(&p.base, at, sizeof p.base);
     kv_key_extend((const struct kv_key *)&p.base, (const int32_t *)(const void *)(at + sizeof p.base), (int)in->ids,
                   (struct kv_key *)&p.key);
-    if (kv_device_snapshot_put(t->device, (const struct kv_key *)&p.key, &(struct kv_block_info){KV_CLEAN, 0}, at + skip,
-                               bytes - skip))
+    if (kv_device_snapshot_put(t->device, (const struct kv_key *)&p.key, &(struct kv_block_info){KV_CLEAN, 0},
+                               at + skip, bytes - skip))
         return;
     for (int i = 0; i < t->n_places; i++)
         if (!memcmp(&t->place[i].key, &p.key, sizeof p.key))
@@ -196,7 +198,8 @@ static void publish(struct tier *t, struct act_msg *m)
     for (uint32_t i = 0; i < act_p_kv_store(m)->blocks && (i + 1) * sizeof *b <= bytes; i++) {
         struct kv_key key;
         kv_key_block((const struct kv_key *)&b[i].chain, (enum kv_taint)b[i].taint, &key);
-        kv_device_publish(t->device, (int)b[i].page, &key, &(struct kv_block_info){(enum kv_taint)b[i].taint, b[i].hit});
+        kv_device_publish(t->device, (int)b[i].page, &key,
+                          &(struct kv_block_info){(enum kv_taint)b[i].taint, b[i].hit});
     }
 }
 
@@ -207,8 +210,11 @@ static int make_report(struct tier *t, struct act_addr to, struct act_msg *r)
     if (act_msg_new(ACT_KV_STATS, to, 0, r))
         return -ENOMEM;
     *act_b_kv_stats(r) = (struct act_b_kv_stats){.bytes = (uint64_t)(s.held + s.cached) * t->e->layout.block_bytes,
-                                                 .capacity = (uint64_t)s.pages * t->e->layout.block_bytes, .hits = s.found,
-                                                 .misses = s.missed, .evicted = s.evicted, .held = (uint64_t)s.held,
+                                                 .capacity = (uint64_t)s.pages * t->e->layout.block_bytes,
+                                                 .hits = s.found,
+                                                 .misses = s.missed,
+                                                 .evicted = s.evicted,
+                                                 .held = (uint64_t)s.held,
                                                  .cached = (uint64_t)s.cached};
     return 0;
 }
@@ -273,5 +279,9 @@ static void tier_stop(struct act_self *self, void *state, int reason)
 }
 
 const struct act_behaviour act_tier_device_behaviour = {
-    .name = "tier-device", .state_size = sizeof(struct tier), .start = tier_start, .receive = tier_receive, .stop = tier_stop,
+    .name = "tier-device",
+    .state_size = sizeof(struct tier),
+    .start = tier_start,
+    .receive = tier_receive,
+    .stop = tier_stop,
 };

@@ -1,5 +1,5 @@
-/* The device tier as an actor: the one caller of struct kv_device. Counts of pages change here only; elsewhere a page is
- * held because a message said so. */
+/* The device tier as an actor: the one caller of struct kv_device. Counts of pages change here only; elsewhere a page
+ * is held because a message said so. */
 #ifndef WEFT_ACTORS_TIER_DEVICE_H
 #define WEFT_ACTORS_TIER_DEVICE_H
 

@@ -175,8 +175,8 @@ static double weight_bytes(const struct mdl_linear *w)
     return w->kind == MDL_W_FP8 ? cells + cells / 1024 : w->kind == MDL_W_FP4 ? cells / 2 + cells / 32 : cells * 2;
 }
 
-static void bench_linear(const struct mdl_backend *be, double bandwidth, double peak, const void *data, const uint8_t *scale,
-                         const uint16_t *x, float *y)
+static void bench_linear(const struct mdl_backend *be, double bandwidth, double peak, const void *data,
+                         const uint8_t *scale, const uint16_t *x, float *y)
 {
     int small = be == &mdl_backend_scalar;
     for (int kind = MDL_W_FP8; kind <= MDL_W_BF16; kind++) {
@@ -192,8 +192,8 @@ static void bench_linear(const struct mdl_backend *be, double bandwidth, double 
             j.rows = rows;
             t = median_of(linear_run, &j);
             double flops = 2.0 * rows * j.w.n * j.w.k / t;
-            printf("%-7s %-4s %3d rows   %5d x %d          : %7.1f GFLOP/s", be->name, kind_name[kind], rows, j.w.n, 5120,
-                   flops / 1e9);
+            printf("%-7s %-4s %3d rows   %5d x %d          : %7.1f GFLOP/s", be->name, kind_name[kind], rows, j.w.n,
+                   5120, flops / 1e9);
             if (peak > 0)
                 printf(", %5.1f %% of dot-product peak", 100 * flops / peak);
             printf("\n");
@@ -335,7 +335,8 @@ static void print_conditions(void)
     if (getloadavg(load, 3) < 0)
         load[0] = NAN;
     printf("CPU %s; %ld online, %d threads used; load average before the run %.2f; best of %d, %s time\n",
-           name ? name + 2 : text, sysconf(_SC_NPROCESSORS_ONLN), threads, load[0], REPEATS, threads == 1 ? "CPU" : "elapsed");
+           name ? name + 2 : text, sysconf(_SC_NPROCESSORS_ONLN), threads, load[0], REPEATS,
+           threads == 1 ? "CPU" : "elapsed");
     if (load[0] > 0.5)
         printf("other work is running on this machine: these figures are not its best\n");
 }

@@ -91,8 +91,8 @@ static int32_t *random_ids(int n, int vocab)
     return ids;
 }
 
-static double prefill_seconds(struct mdl_model *m, struct mdl_step *step, struct mdl_seq *seq, const int32_t *ids, int n,
-                              bool exact)
+static double prefill_seconds(struct mdl_model *m, struct mdl_step *step, struct mdl_seq *seq, const int32_t *ids,
+                              int n, bool exact)
 {
     struct cfg_error err;
     struct mdl_prefill plan;
@@ -100,7 +100,8 @@ static double prefill_seconds(struct mdl_model *m, struct mdl_step *step, struct
     (void)m;
     mdl_seq_reset(seq);
     check(mdl_prefill_begin(&plan, seq, ids, n,
-                            &(struct mdl_prefill_params){.exact = exact, .replay = seq->params.replay}, &err), &err);
+                            &(struct mdl_prefill_params){.exact = exact, .replay = seq->params.replay}, &err),
+          &err);
     check(mdl_prefill_run(&plan, step, 0, NULL, NULL, &err), &err);
     return now() - t;
 }
@@ -108,7 +109,8 @@ static double prefill_seconds(struct mdl_model *m, struct mdl_step *step, struct
 static void bench_prefill(struct mdl_model *m, struct mdl_step *step, struct mdl_seq *seq, const int32_t *ids)
 {
     int r = seq->params.replay;
-    printf("\nprefill, replay of %d rows, chunks of %d, one prompt alone (step time, not time to first token)\n", r, step->capacity);
+    printf("\nprefill, replay of %d rows, chunks of %d, one prompt alone (step time, not time to first token)\n", r,
+           step->capacity);
     printf("%8s %14s %14s %8s\n", "tokens", "exact", "replay", "ratio");
     for (int n = m->cfg->window / 2; n < MAX_TOKENS; n *= 2) {
         double exact[3], replay[3];
@@ -138,7 +140,8 @@ static void bench_decode(struct mdl_model *m, struct mdl_seq *seq, double bandwi
     }
     mdl_info_compute(m->cfg, &info);
     double t = median(took, REPEATS), rate = (double)info.read_per_token / t;
-    printf("\ndecode, batch 1, no drafting, context about %d tokens: %.1f ms per token, %.1f tokens/s\n", seq->len, 1e3 * t, 1 / t);
+    printf("\ndecode, batch 1, no drafting, context about %d tokens: %.1f ms per token, %.1f tokens/s\n", seq->len,
+           1e3 * t, 1 / t);
     printf("  weights that a token must read: %.1f MB, read at %.2f GB/s, %.1f %% of the measured read bandwidth\n",
            (double)info.read_per_token / 1e6, rate / 1e9, 100 * rate / bandwidth);
     mdl_decoder_free(d);
@@ -161,8 +164,8 @@ int main(int argc, char **argv)
     check(mdl_step_new(m, 512, MAX_TOKENS, &step, &err), &err);
     int32_t *ids = random_ids(MAX_TOKENS, m->cfg->vocab_size);
     double bandwidth = read_bandwidth(m->team);
-    printf("%s: cpu path %s, %d threads, memory read bandwidth %.2f GB/s\n", argv[1], m->exec.be->name, mdl_team_size(m->team),
-           bandwidth / 1e9);
+    printf("%s: cpu path %s, %d threads, memory read bandwidth %.2f GB/s\n", argv[1], m->exec.be->name,
+           mdl_team_size(m->team), bandwidth / 1e9);
     if (ids && replay)
         bench_prefill(m, step, seq, ids);
     if (ids)

@@ -32,12 +32,12 @@ struct arguments {
 
 /* One row of the table. Times in seconds. */
 enum column { FIRST_TOKEN, INTER_TOKEN, END_TO_END, QUEUE, PREFILL, FIRST_DELIVERY, DELIVERY, COLUMNS };
-static const char *const column_name[COLUMNS] = {"first_token", "inter_token", "end_to_end", "queue", "prefill", "first_delivery",
-                                                 "delivery"};
+static const char *const column_name[COLUMNS] = {"first_token", "inter_token",    "end_to_end", "queue",
+                                                 "prefill",     "first_delivery", "delivery"};
 
 struct point {
     bool open;
-    double load; /* requests at a time, or per second */
+    double load;                          /* requests at a time, or per second */
     int requests, whole, refused, failed; /* refused: 429 and 503; failed: anything else that is not a whole answer */
     double seconds;
     int64_t prompt_tokens, output_tokens;
@@ -49,7 +49,7 @@ struct bench {
     struct load_target target;
     pid_t server; /* started here; 0: none */
     char url[320];
-    char **body;  /* [n_bodies] */
+    char **body; /* [n_bodies] */
     int n_bodies;
     uint64_t random;
     json_t *conditions;
@@ -117,8 +117,10 @@ static void stop_server(struct bench *b)
 
 static const char filler[] =
     "The weaver sat by the window and looked at the river. Boats went by, slow in the morning light, and each of them "
-    "carried something that somebody far away was waiting for: salt, wool, letters, a clock. She counted the threads once "
-    "more, from left to right, and the shuttle began to move. In the next room the children were learning to read. One of "
+    "carried something that somebody far away was waiting for: salt, wool, letters, a clock. She counted the threads "
+    "once "
+    "more, from left to right, and the shuttle began to move. In the next room the children were learning to read. One "
+    "of "
     "them asked why the moon is cold, another what a number is for, and nobody had an answer that was short enough.";
 
 static json_t *fetch_json(struct bench *b, const char *method, const char *path, json_t *send, struct cfg_error *err)
@@ -153,7 +155,8 @@ static int add_body(struct bench *b, json_t *prompt)
 /* Prompts of an exact length in tokens, no two alike: ids of the filler in random order. */
 static int make_prompts(struct bench *b, int count, struct cfg_error *err)
 {
-    json_t *j = fetch_json(b, "POST", "/tokenize", json_pack("{s:s}", "prompt", filler), err), *ids = json_object_get(j, "tokens");
+    json_t *j = fetch_json(b, "POST", "/tokenize", json_pack("{s:s}", "prompt", filler), err),
+           *ids = json_object_get(j, "tokens");
     size_t n = json_array_size(ids);
     int r = n ? 0 : -EPROTO;
     for (int i = 0; i < count && !r; i++) {
@@ -226,7 +229,8 @@ static void take_figures(struct point *p, struct load_run *run, int n)
             load_list_add(&prefill, s->prefill);
     }
     p->seconds = run->ended - run->began;
-    struct load_list *const lists[COLUMNS] = {&first, &run->gap, &end, &queue, &prefill, &run->first_delivery, &run->delivery};
+    struct load_list *const lists[COLUMNS] = {&first,        &run->gap, &end, &queue, &prefill, &run->first_delivery,
+                                              &run->delivery};
     for (int c = 0; c < COLUMNS; c++)
         set_column(p, (enum column)c, lists[c]);
     free(first.v);
@@ -240,7 +244,8 @@ static void show_progress(void *ctx, int done)
     cli_progress_update(ctx, done);
 }
 
-static int run_load(struct bench *b, bool open, double load, int requests, int first_body, struct point *p, struct cfg_error *err)
+static int run_load(struct bench *b, bool open, double load, int requests, int first_body, struct point *p,
+                    struct cfg_error *err)
 {
     struct cli_progress progress;
     struct load_run run;
@@ -254,8 +259,13 @@ static int run_load(struct bench *b, bool open, double load, int requests, int f
     }
     if (!r) {
         cli_progress_start(&progress, open ? "open loop" : "closed loop", "requests", requests);
-        const struct load_plan plan = {.requests = requests, .concurrency = open ? 0 : (int)load, .arrival = arrival, .body = body,
-                                       .limit = b->a.limit, .progress = show_progress, .ctx = &progress};
+        const struct load_plan plan = {.requests = requests,
+                                       .concurrency = open ? 0 : (int)load,
+                                       .arrival = arrival,
+                                       .body = body,
+                                       .limit = b->a.limit,
+                                       .progress = show_progress,
+                                       .ctx = &progress};
         r = load_run(&b->target, &plan, &run, err);
         cli_progress_end(&progress);
         *p = (struct point){.open = open, .load = load};
@@ -277,8 +287,8 @@ static int run_points(struct bench *b, const char *list, bool open, struct cfg_e
         char *end;
         double v = strtod(at, &end);
         if (end == at || (*end && *end != ',') || !(v > 0) || v > 1e6 || (!open && v != floor(v)))
-            return cfg_error_set(err, EINVAL, "--%s %s: give %s above 0, separated by commas", open ? "rate" : "concurrency", list,
-                                 open ? "numbers" : "integers");
+            return cfg_error_set(err, EINVAL, "--%s %s: give %s above 0, separated by commas",
+                                 open ? "rate" : "concurrency", list, open ? "numbers" : "integers");
         if (b->n_points == POINTS_MAX)
             return cfg_error_set(err, EINVAL, "more than %d points; give fewer", POINTS_MAX);
         r = run_load(b, open, v, b->a.requests, b->a.warmup + b->n_points * b->a.requests, &b->point[b->n_points], err);
@@ -321,11 +331,11 @@ static json_t *gather_conditions(struct bench *b, struct cfg_error *err)
         load[0] = 0;
     gmtime_r(&now, &tm);
     strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", &tm);
-    return json_pack("{s:o,s:s,s:b,s:s,s:s,s:s,s:s,s:i,s:f,s:i,s:i,s:i,s:i,s:i}", "server", server, "url", b->url, "started_here",
-                     b->server > 0, "config", b->a.config ? b->a.config : "", "time", when, "system", u.release, "cpu", cpu, "cpus",
-                     (int)sysconf(_SC_NPROCESSORS_ONLN), "load_average_before", load[0], "requests_per_point", b->a.requests,
-                     "prompt_tokens", b->a.prompts ? 0 : b->a.prompt_tokens, "max_tokens", b->a.max_tokens, "warmup", b->a.warmup,
-                     "seed", b->a.seed);
+    return json_pack("{s:o,s:s,s:b,s:s,s:s,s:s,s:s,s:i,s:f,s:i,s:i,s:i,s:i,s:i}", "server", server, "url", b->url,
+                     "started_here", b->server > 0, "config", b->a.config ? b->a.config : "", "time", when, "system",
+                     u.release, "cpu", cpu, "cpus", (int)sysconf(_SC_NPROCESSORS_ONLN), "load_average_before", load[0],
+                     "requests_per_point", b->a.requests, "prompt_tokens", b->a.prompts ? 0 : b->a.prompt_tokens,
+                     "max_tokens", b->a.max_tokens, "warmup", b->a.warmup, "seed", b->a.seed);
 }
 
 /* ---- output ---- */
@@ -334,19 +344,22 @@ static void print_table(const struct bench *b)
 {
     const json_t *c = b->conditions, *v = json_object_get(c, "server");
     printf("model %s (%s, %d threads), weft %s, %s, %s\n", json_string_value(json_object_get(v, "model")),
-           json_string_value(json_object_get(v, "numerics")), (int)json_integer_value(json_object_get(v, "threads")), json_string_value(json_object_get(v, "version")),
-           json_string_value(json_object_get(c, "cpu")), b->server ? "server started here, on the same machine" : b->url);
-    printf("%d CPUs with a load of %.1f before; %d requests per row, %d output tokens each; times in ms as p50/p90/p99\n\n",
-           (int)json_integer_value(json_object_get(c, "cpus")), json_real_value(json_object_get(c, "load_average_before")),
-           b->a.requests, b->a.max_tokens);
-    printf("%-12s %9s %7s %9s %9s  %-22s %-22s %-24s %-22s\n", "load", "whole", "refused", "req/s", "tok/s", "first token",
-           "between pieces", "end to end", "queue");
+           json_string_value(json_object_get(v, "numerics")), (int)json_integer_value(json_object_get(v, "threads")),
+           json_string_value(json_object_get(v, "version")), json_string_value(json_object_get(c, "cpu")),
+           b->server ? "server started here, on the same machine" : b->url);
+    printf("%d CPUs with a load of %.1f before; %d requests per row, %d output tokens each; times in ms as "
+           "p50/p90/p99\n\n",
+           (int)json_integer_value(json_object_get(c, "cpus")),
+           json_real_value(json_object_get(c, "load_average_before")), b->a.requests, b->a.max_tokens);
+    printf("%-12s %9s %7s %9s %9s  %-22s %-22s %-24s %-22s\n", "load", "whole", "refused", "req/s", "tok/s",
+           "first token", "between pieces", "end to end", "queue");
     for (int i = 0; i < b->n_points; i++) {
         const struct point *p = &b->point[i];
         char load[24], whole[24];
         snprintf(load, sizeof load, p->open ? "%g /s" : "%g at once", p->load);
         snprintf(whole, sizeof whole, "%d/%d", p->whole, p->requests);
-        printf("%-12s %9s %7d %9.2f %9.1f", load, whole, p->refused, p->whole / p->seconds, (double)p->output_tokens / p->seconds);
+        printf("%-12s %9s %7d %9.2f %9.1f", load, whole, p->refused, p->whole / p->seconds,
+               (double)p->output_tokens / p->seconds);
         static const enum column shown[] = {FIRST_TOKEN, INTER_TOKEN, END_TO_END, QUEUE};
         for (size_t k = 0; k < sizeof shown / sizeof *shown; k++) {
             char text[40];
@@ -362,8 +375,8 @@ static void print_table(const struct bench *b)
     for (int i = 0; i < b->n_points; i++) {
         const struct point *p = &b->point[i];
         const double *f = p->value[FIRST_DELIVERY], *d = p->value[DELIVERY];
-        printf("  %g %s: first token %.0f/%.0f/%.0f, later ones %.0f/%.0f/%.0f\n", p->load, p->open ? "/s" : "at once", 1e6 * f[0],
-               1e6 * f[1], 1e6 * f[2], 1e6 * d[0], 1e6 * d[1], 1e6 * d[2]);
+        printf("  %g %s: first token %.0f/%.0f/%.0f, later ones %.0f/%.0f/%.0f\n", p->load, p->open ? "/s" : "at once",
+               1e6 * f[0], 1e6 * f[1], 1e6 * f[2], 1e6 * d[0], 1e6 * d[1], 1e6 * d[2]);
     }
 }
 
@@ -375,15 +388,17 @@ static json_t *number(double v)
 static json_t *point_json(const struct point *p)
 {
     json_t *j = json_pack("{s:s,s:f,s:i,s:i,s:i,s:i,s:f,s:I,s:I,s:f,s:f}", "loop", p->open ? "open" : "closed",
-                          p->open ? "requests_per_second" : "concurrency", p->load, "requests", p->requests, "whole", p->whole,
-                          "refused", p->refused, "failed", p->failed, "seconds", p->seconds, "prompt_tokens",
-                          (json_int_t)p->prompt_tokens, "output_tokens", (json_int_t)p->output_tokens, "output_tokens_per_second",
-                          (double)p->output_tokens / p->seconds, "requests_done_per_second", p->whole / p->seconds);
+                          p->open ? "requests_per_second" : "concurrency", p->load, "requests", p->requests, "whole",
+                          p->whole, "refused", p->refused, "failed", p->failed, "seconds", p->seconds, "prompt_tokens",
+                          (json_int_t)p->prompt_tokens, "output_tokens", (json_int_t)p->output_tokens,
+                          "output_tokens_per_second", (double)p->output_tokens / p->seconds, "requests_done_per_second",
+                          p->whole / p->seconds);
     for (int c = 0; c < COLUMNS; c++) {
         char key[64];
         snprintf(key, sizeof key, "%s_seconds", column_name[c]);
-        json_object_set_new(j, key, json_pack("{s:o,s:o,s:o,s:o}", "p50", number(p->value[c][0]), "p90", number(p->value[c][1]),
-                                              "p99", number(p->value[c][2]), "mean", number(p->mean[c])));
+        json_object_set_new(j, key,
+                            json_pack("{s:o,s:o,s:o,s:o}", "p50", number(p->value[c][0]), "p90", number(p->value[c][1]),
+                                      "p99", number(p->value[c][2]), "mean", number(p->mean[c])));
     }
     return j;
 }
@@ -410,8 +425,8 @@ static int write_csv(const struct bench *b, struct cfg_error *err)
     fputc('\n', f);
     for (int i = 0; i < b->n_points; i++) {
         const struct point *p = &b->point[i];
-        fprintf(f, "%s,%g,%d,%d,%d,%d,%.6f,%lld,%lld,%.3f", p->open ? "open" : "closed", p->load, p->requests, p->whole, p->refused,
-                p->failed, p->seconds, (long long)p->prompt_tokens, (long long)p->output_tokens,
+        fprintf(f, "%s,%g,%d,%d,%d,%d,%.6f,%lld,%lld,%.3f", p->open ? "open" : "closed", p->load, p->requests, p->whole,
+                p->refused, p->failed, p->seconds, (long long)p->prompt_tokens, (long long)p->output_tokens,
                 (double)p->output_tokens / p->seconds);
         for (int c = 0; c < COLUMNS; c++) {
             for (int q = 0; q <= QUANTILES; q++) {
@@ -452,8 +467,9 @@ static int work(struct bench *b, struct cfg_error *err)
     if (!r && b->a.warmup)
         r = run_load(b, false, 1, b->a.warmup, 0, &warm, err);
     if (!r && b->a.warmup && !warm.whole)
-        r = cfg_error_set(err, EPROTO, "no request of the warm-up was answered in full; is the model's context long enough for %d "
-                                       "and %d tokens, and WEFT_API_KEY set where keys are asked for?",
+        r = cfg_error_set(err, EPROTO,
+                          "no request of the warm-up was answered in full; is the model's context long enough for %d "
+                          "and %d tokens, and WEFT_API_KEY set where keys are asked for?",
                           b->a.prompt_tokens, b->a.max_tokens);
     if (!r && b->a.concurrency)
         r = run_points(b, b->a.concurrency, false, err);
@@ -473,30 +489,39 @@ int cli_bench_serve_run(int argc, char **argv)
     static struct bench b;
     struct arguments *a = &b.a;
     struct cfg_error err = {{0}};
-    *a = (struct arguments){.model = "samples/tiny", .requests = 64, .warmup = 4, .prompt_tokens = 128, .max_tokens = 64, .seed = 1,
+    *a = (struct arguments){.model = "samples/tiny",
+                            .requests = 64,
+                            .warmup = 4,
+                            .prompt_tokens = 128,
+                            .max_tokens = 64,
+                            .seed = 1,
                             .limit = 600};
     const struct cli_option options[] = {
         {CLI_TEXT, "url", 0, &a->url, "URL", "a running server; without it one is started on a free port"},
         {CLI_TEXT, "model", 'm', &a->model, "DIR", "model of the server that is started (default: samples/tiny)"},
         {CLI_TEXT, "config", 0, &a->config, "FILE", "configuration of the server that is started"},
-        {CLI_TEXT, "concurrency", 'c', &a->concurrency, "N,N,...", "closed loop: so many requests at a time (default: 1,2,4,8)"},
+        {CLI_TEXT, "concurrency", 'c', &a->concurrency, "N,N,...",
+         "closed loop: so many requests at a time (default: 1,2,4,8)"},
         {CLI_TEXT, "rate", 'r', &a->rate, "R,R,...", "open loop: so many requests per second, arriving at random"},
         {CLI_INT, "requests", 'n', &a->requests, "N", "requests of each point (default: 64)", 1, 100000},
-        {CLI_INT, "warmup", 0, &a->warmup, "N", "requests before, one at a time, that do not count (default: 4)", 0, 1000},
+        {CLI_INT, "warmup", 0, &a->warmup, "N", "requests before, one at a time, that do not count (default: 4)", 0,
+         1000},
         {CLI_TEXT, "prompts", 0, &a->prompts, "FILE", "prompts, one per line, over and over; else they are made up"},
         {CLI_INT, "prompt-tokens", 0, &a->prompt_tokens, "N", "length of the made up ones (default: 128)", 1, 1 << 20},
         {CLI_INT, "max-tokens", 0, &a->max_tokens, "N", "tokens of each answer (default: 64)", 1, 1 << 20},
         {CLI_INT, "seed", 0, &a->seed, "N", "of prompts and arrivals (default: 1)", 0, 1 << 30},
         {CLI_DOUBLE, "limit", 0, &a->limit, "S", "give a point up after this many seconds (default: 600)", 1, 86400},
-        {CLI_FLAG, "gateway", 0, &a->gateway, NULL, "also measure from the making of a token to its arrival; a server that\n"
-                                                    "runs already needs security.debug = true and the same machine"},
+        {CLI_FLAG, "gateway", 0, &a->gateway, NULL,
+         "also measure from the making of a token to its arrival; a server that\n"
+         "runs already needs security.debug = true and the same machine"},
         {CLI_TEXT, "json", 0, &a->json, "FILE", "write conditions and figures"},
         {CLI_TEXT, "csv", 0, &a->csv, "FILE", "write the figures, one row per point"},
         {.kind = CLI_END},
     };
     const struct cli_usage usage = {
         .synopsis = "bench serve [options]",
-        .intro = "Puts load on a server and reports what its clients see: time to the first token, between pieces of text, to\n"
+        .intro = "Puts load on a server and reports what its clients see: time to the first token, between pieces of "
+                 "text, to\n"
                  "the end; the server's own time of queueing; tokens per second. WEFT_API_KEY: the key to send.",
         .options = options,
     };

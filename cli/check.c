@@ -33,7 +33,8 @@ struct check {
 
 enum finding { FINE, WARNING, PROBLEM };
 
-static void say(struct check *k, enum finding how, const char *part, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+static void say(struct check *k, enum finding how, const char *part, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
 static void say(struct check *k, enum finding how, const char *part, const char *fmt, ...)
 {
     static const char *const word[] = {"ok", "warning", "problem"};
@@ -66,7 +67,8 @@ static int64_t number_in(const char *path, const char *name, int64_t scale)
 /* Bytes that a new process could use: of the machine, or less where a control group says so. -1: not known. */
 static int64_t memory_available(void)
 {
-    int64_t machine = number_in("/proc/meminfo", "MemAvailable:", 1024), group = number_in("/sys/fs/cgroup/memory.max", "", 1);
+    int64_t machine = number_in("/proc/meminfo", "MemAvailable:", 1024),
+            group = number_in("/sys/fs/cgroup/memory.max", "", 1);
     int64_t used = number_in("/sys/fs/cgroup/memory.current", "", 1);
     if (group >= 0 && used >= 0 && group - used < machine)
         return group - used > 0 ? group - used : 0;
@@ -84,7 +86,8 @@ static void check_cpu(struct check *k)
     if (mdl_backend_select(name, &be, &err))
         say(k, PROBLEM, "cpu", "%s", err.msg);
     else if (threads > cpus)
-        say(k, WARNING, "cpu", "%s path, %d threads on %d usable CPUs; set compute.threads to 0 or %d", be->name, threads, cpus, cpus);
+        say(k, WARNING, "cpu", "%s path, %d threads on %d usable CPUs; set compute.threads to 0 or %d", be->name,
+            threads, cpus, cpus);
     else
         say(k, FINE, "cpu", "%s path, %d threads on %d usable CPUs", be->name, threads, cpus);
 }
@@ -97,9 +100,10 @@ static void check_files(struct check *k)
     getrlimit(RLIMIT_NOFILE, &limit);
     if (limit.rlim_max < need)
         say(k, PROBLEM, "files",
-            "limits.connections = %d needs up to %llu descriptors, %llu are allowed; raise the limit (ulimit -Hn, LimitNOFILE= of a "
-            "systemd unit) or lower limits.connections", k->c->limits.connections, (unsigned long long)need,
-            (unsigned long long)limit.rlim_max);
+            "limits.connections = %d needs up to %llu descriptors, %llu are allowed; raise the limit (ulimit -Hn, "
+            "LimitNOFILE= of a "
+            "systemd unit) or lower limits.connections",
+            k->c->limits.connections, (unsigned long long)need, (unsigned long long)limit.rlim_max);
     else
         say(k, FINE, "files", "%d connections need up to %llu descriptors of %llu", k->c->limits.connections,
             (unsigned long long)need, (unsigned long long)limit.rlim_max);
@@ -124,10 +128,11 @@ static void check_memory(struct check *k, const struct mdl_config *m)
         say(k, PROBLEM, "kv", "%s", err.msg);
         return;
     }
-    int64_t pages = c->kv.memory / (int64_t)layout.block_bytes, context = c->model.context ? c->model.context : m->max_position;
+    int64_t pages = c->kv.memory / (int64_t)layout.block_bytes,
+            context = c->model.context ? c->model.context : m->max_position;
     if (pages < 2) {
-        say(k, PROBLEM, "kv", "kv.memory holds %lld pages of %zu bytes; raise it, or lower kv.block_tokens", (long long)pages,
-            layout.block_bytes);
+        say(k, PROBLEM, "kv", "kv.memory holds %lld pages of %zu bytes; raise it, or lower kv.block_tokens",
+            (long long)pages, layout.block_bytes);
         k->config_wrong = true;
         return;
     }
@@ -135,13 +140,15 @@ static void check_memory(struct check *k, const struct mdl_config *m)
     say(k, tight ? WARNING : FINE, "kv", "%lld pages of %d tokens hold %lld tokens in all; a sequence may have %lld%s",
         (long long)pages, c->kv.block_tokens, (long long)pages * c->kv.block_tokens, (long long)context,
         tight ? ": the context is cut to what fits, raise kv.memory" : "");
-    const struct mdl_info_ask ask = {.role = MDL_ROLE_ALL, .context = context < m->max_position ? context : m->max_position,
+    const struct mdl_info_ask ask = {.role = MDL_ROLE_ALL,
+                                     .context = context < m->max_position ? context : m->max_position,
                                      .requests = c->engine.decode_streams + c->engine.prefill_streams};
     if (mdl_info_node(m, &ask, &n, &err)) {
         say(k, PROBLEM, "memory", "%s", err.msg);
         return;
     }
-    int64_t states = n.windows + n.draft_rings + n.tails + n.rollback + n.bridge_rows, weights = n.memory - states - n.global_kv;
+    int64_t states = n.windows + n.draft_rings + n.tails + n.rollback + n.bridge_rows,
+            weights = n.memory - states - n.global_kv;
     int64_t need = weights + states + c->kv.memory, have = memory_available();
     memory_line(k, "weights (mapped from their files)", weights);
     memory_line(k, "pages of key-value rows (kv.memory)", c->kv.memory);
@@ -149,10 +156,12 @@ static void check_memory(struct check *k, const struct mdl_config *m)
     if (n.tables)
         memory_line(k, "Engram tables, read row by row from mapped files; not counted as needed", n.tables);
     if (have < 0)
-        say(k, WARNING, "memory", "how much is available cannot be told here; %.1f MiB are needed", (double)need / (1 << 20));
+        say(k, WARNING, "memory", "how much is available cannot be told here; %.1f MiB are needed",
+            (double)need / (1 << 20));
     else
-        say(k, need > have ? PROBLEM : FINE, "memory", "%.1f MiB needed, %.1f MiB available%s", (double)need / (1 << 20),
-            (double)have / (1 << 20), need > have ? "; lower kv.memory or engine.decode_streams, or use a larger machine" : "");
+        say(k, need > have ? PROBLEM : FINE, "memory", "%.1f MiB needed, %.1f MiB available%s",
+            (double)need / (1 << 20), (double)have / (1 << 20),
+            need > have ? "; lower kv.memory or engine.decode_streams, or use a larger machine" : "");
 }
 
 static void check_fit(struct check *k, const struct mdl_config *m)
@@ -161,8 +170,8 @@ static void check_fit(struct check *k, const struct mdl_config *m)
     if (cfg_config_check_model(k->c, m->window, m->max_position, m->n_draft ? m->draft_block : 0, &report))
         k->config_wrong = true;
     for (size_t i = 0; i < report.count; i++)
-        say(k, PROBLEM, "config", "%s:%d: %s. %s", report.problems[i].file, report.problems[i].line, report.problems[i].message,
-            report.problems[i].remedy);
+        say(k, PROBLEM, "config", "%s:%d: %s. %s", report.problems[i].file, report.problems[i].line,
+            report.problems[i].message, report.problems[i].remedy);
     cfg_report_free(&report);
 }
 
@@ -176,8 +185,8 @@ static void check_model(struct check *k)
         say(k, PROBLEM, "model", "%s", err.msg);
         return;
     }
-    say(k, FINE, "model", "%s, revision %016llx, %d layers, context of up to %d tokens", path, (unsigned long long)ck->revision,
-        ck->config.n_layers, ck->config.max_position);
+    say(k, FINE, "model", "%s, revision %016llx, %d layers, context of up to %d tokens", path,
+        (unsigned long long)ck->revision, ck->config.n_layers, ck->config.max_position);
     if (mdl_tokenizer_load(path, &tok, &err)) {
         say(k, PROBLEM, "model", "%s", err.msg);
     } else {
@@ -228,8 +237,9 @@ static void check_port(struct check *k)
     freeaddrinfo(ai);
     if (e)
         say(k, PROBLEM, "port", "%s: %s%s", listen_at, strerror(e),
-            e == EADDRINUSE ? "; stop the program that has it, or choose another port" :
-            e == EACCES     ? "; ports below 1024 need a privilege, choose a higher one" : "; give an address of this machine");
+            e == EADDRINUSE ? "; stop the program that has it, or choose another port"
+            : e == EACCES   ? "; ports below 1024 need a privilege, choose a higher one"
+                            : "; give an address of this machine");
     else
         say(k, FINE, "port", "%s is free", listen_at);
 }
@@ -255,7 +265,8 @@ static void check_security(struct check *k)
     else if (c->security.keys_file[0])
         say(k, FINE, "security", "%d API keys in %s", keys.listed, c->security.keys_file);
     else if (!loopback)
-        say(k, WARNING, "security", "%s can be reached from other machines and no API key is asked for; set security.keys_file",
+        say(k, WARNING, "security",
+            "%s can be reached from other machines and no API key is asked for; set security.keys_file",
             k->node->listen);
     gw_keys_free(&keys);
     if (c->security.tls_cert[0] && gw_http_tls_new(c->security.tls_cert, c->security.tls_key, &tls, &err))
@@ -263,7 +274,8 @@ static void check_security(struct check *k)
     else if (c->security.tls_cert[0])
         say(k, FINE, "security", "TLS with %s", c->security.tls_cert);
     else if (!loopback)
-        say(k, WARNING, "security", "nothing is encrypted; set security.tls_cert and security.tls_key, or put a TLS proxy before it");
+        say(k, WARNING, "security",
+            "nothing is encrypted; set security.tls_cert and security.tls_key, or put a TLS proxy before it");
     gw_http_tls_free(tls);
     if (c->security.keys_file[0])
         check_readers(k, c->security.keys_file);
@@ -298,7 +310,8 @@ static int check_node(struct check *k)
         check_security(k);
     }
     check_log(k);
-    printf("%d problem%s, %d warning%s\n", k->problems, k->problems == 1 ? "" : "s", k->warnings, k->warnings == 1 ? "" : "s");
+    printf("%d problem%s, %d warning%s\n", k->problems, k->problems == 1 ? "" : "s", k->warnings,
+           k->warnings == 1 ? "" : "s");
     return k->config_wrong ? CLI_USAGE : k->problems ? CLI_FAILED : CLI_OK;
 }
 
@@ -313,8 +326,10 @@ int cli_check_run(int argc, char **argv)
     };
     const struct cli_usage usage = {
         .synopsis = "check [--node NAME] FILE.conf",
-        .intro = "Looks whether `weft serve` could run with this file on this machine: configuration, model, memory, limits,\n"
-                 "CPU, port, keys, certificate, log. Exit status 0: yes; 1: a problem with model or machine; 2: the file is\n"
+        .intro = "Looks whether `weft serve` could run with this file on this machine: configuration, model, memory, "
+                 "limits,\n"
+                 "CPU, port, keys, certificate, log. Exit status 0: yes; 1: a problem with model or machine; 2: the "
+                 "file is\n"
                  "wrong. Warnings do not count.",
         .options = options,
         .min_args = 1,
@@ -328,9 +343,14 @@ int cli_check_run(int argc, char **argv)
     cfg_report_free(&report);
     if (r)
         return CLI_USAGE;
-    struct check k = {.c = &config, .node = name ? cfg_config_node(&config, name) : config.n_nodes == 1 ? &config.nodes[0] : NULL};
+    struct check k = {.c = &config,
+                      .node = name                  ? cfg_config_node(&config, name)
+                              : config.n_nodes == 1 ? &config.nodes[0]
+                                                    : NULL};
     if (!k.node)
-        return cli_error(CLI_USAGE, name ? "check: there is no node \"%s\" in %s" :
-                         "check: there are several nodes; choose one with --node NAME%.0s%.0s", name ? name : "", argv[first]);
+        return cli_error(CLI_USAGE,
+                         name ? "check: there is no node \"%s\" in %s"
+                              : "check: there are several nodes; choose one with --node NAME%.0s%.0s",
+                         name ? name : "", argv[first]);
     return check_node(&k);
 }

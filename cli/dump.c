@@ -164,8 +164,8 @@ static bool is_encoder_row(const struct cli_dump *d, const struct mdl_step *s, i
     return d->two_passes && d->draft_pos < 0 && s->segment[s->row_segment[row]].layer_end == d->cfg->cut;
 }
 
-static void dump_rows(struct cli_dump *d, const struct mdl_step *s, int layer, const struct row_source *src, const int *rows,
-                      int n)
+static void dump_rows(struct cli_dump *d, const struct mdl_step *s, int layer, const struct row_source *src,
+                      const int *rows, int n)
 {
     char name[64], what[24];
     size_t bytes = mdl_dtype_size(src->dtype);
@@ -299,13 +299,16 @@ static void on_hook(void *ctx, struct mdl_step *s, enum mdl_hook_point at, int l
     else if (at == MDL_HOOK_LEFT && layers)
         dump_left(d, s);
     else if (at == MDL_HOOK_ATTN_IN && layers && !draft)
-        dump_rows(d, s, layer, &(struct row_source){"attn_in", MDL_BF16, s->u, false, 1, {hidden}}, s->active, s->n_active);
+        dump_rows(d, s, layer, &(struct row_source){"attn_in", MDL_BF16, s->u, false, 1, {hidden}}, s->active,
+                  s->n_active);
     else if (at == MDL_HOOK_ATTN_OUT && layers && !draft)
-        dump_rows(d, s, layer, &(struct row_source){"attn_out", MDL_BF16, s->out, false, 1, {hidden}}, s->active, s->n_active);
+        dump_rows(d, s, layer, &(struct row_source){"attn_out", MDL_BF16, s->out, false, 1, {hidden}}, s->active,
+                  s->n_active);
     else if (at == MDL_HOOK_MID && layers && !draft)
         dump_streams(d, s, layer, "x_mid", false, s->active, s->n_active);
     else if (at == MDL_HOOK_FFN_OUT && layers && !draft)
-        dump_rows(d, s, layer, &(struct row_source){"ffn_out", MDL_BF16, s->out, false, 1, {hidden}}, s->active, s->n_active);
+        dump_rows(d, s, layer, &(struct row_source){"ffn_out", MDL_BF16, s->out, false, 1, {hidden}}, s->active,
+                  s->n_active);
     else if (at == MDL_HOOK_SELECTED && select)
         dump_selection(d, s, layer);
     else if (at == MDL_HOOK_ROUTED && experts) {
@@ -335,8 +338,10 @@ static void dump_global(struct cli_dump *d, const struct mdl_seq *seq, int sourc
         const char *what;
         enum mdl_dtype dtype;
         int64_t width;
-    } part[] = {{"main.codes", MDL_U8, cfg->head_dim / 2}, {"main.scales", MDL_F8_E4M3, cfg->head_dim / 16},
-                {"index.codes", MDL_U8, cfg->index_dim / 2}, {"index.scales", MDL_F8_E8M0, cfg->index_dim / 32}};
+    } part[] = {{"main.codes", MDL_U8, cfg->head_dim / 2},
+                {"main.scales", MDL_F8_E4M3, cfg->head_dim / 16},
+                {"index.codes", MDL_U8, cfg->index_dim / 2},
+                {"index.scales", MDL_F8_E8M0, cfg->index_dim / 32}};
     char name[64];
     for (int k = 0; k < 4; k++) {
         snprintf(name, sizeof name, "kv.%s.%d", part[k].what, layer);

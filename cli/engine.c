@@ -80,8 +80,8 @@ static int32_t pick(void *ctx, int pos, float *logits, bool draft)
     struct mdl_logprobs lp;
     int32_t id;
     bool want = !draft && job->sampling.top_logprobs >= 0 && job->on_token;
-    int r = mdl_sampler_sample(e->sampler, &job->sampling, logits, e->vocab, job->ids, job->n_ids, job->n_prompt, pos, &id,
-                               want ? &lp : NULL, &job->err);
+    int r = mdl_sampler_sample(e->sampler, &job->sampling, logits, e->vocab, job->ids, job->n_ids, job->n_prompt, pos,
+                               &id, want ? &lp : NULL, &job->err);
     if (r)
         return r;
     if (draft)
@@ -108,8 +108,8 @@ static void on_chunk(void *ctx, struct mdl_step *step, const struct mdl_segment 
 static int start_job(struct cli_engine *e, struct cli_job *job)
 {
     const struct cli_engine_options *o = &e->options;
-    struct mdl_seq_params params = {.max_tokens = job->n_prompt + job->max_new, .replay = o->exact ? 0 : o->replay,
-                                    .full_bridge = o->full_bridge};
+    struct mdl_seq_params params = {
+        .max_tokens = job->n_prompt + job->max_new, .replay = o->exact ? 0 : o->replay, .full_bridge = o->full_bridge};
     job->ids = malloc((size_t)(job->n_prompt + job->max_new + 1) * sizeof *job->ids);
     if (!job->ids)
         return cfg_error_set(&job->err, ENOMEM, "job: out of memory");
@@ -118,9 +118,10 @@ static int start_job(struct cli_engine *e, struct cli_job *job)
     struct mdl_prefill plan;
     int r = mdl_seq_new(e->m->cfg, &params, &job->seq, &job->err);
     if (!r)
-        r = mdl_prefill_begin(&plan, job->seq, job->prompt, job->n_prompt,
-                              &(struct mdl_prefill_params){.exact = o->exact, .replay = o->replay,
-                                                           .full_bridge = o->full_bridge}, &job->err);
+        r = mdl_prefill_begin(
+            &plan, job->seq, job->prompt, job->n_prompt,
+            &(struct mdl_prefill_params){.exact = o->exact, .replay = o->replay, .full_bridge = o->full_bridge},
+            &job->err);
     if (!r)
         r = mdl_prefill_run(&plan, e->prefill, 0, on_chunk, job, &job->err);
     if (r)

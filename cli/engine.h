@@ -13,14 +13,14 @@
 
 struct cli_engine_options {
     const char *model_dir;
-    int threads;     /* 0: all usable CPUs */
+    int threads; /* 0: all usable CPUs */
     bool exact;
-    int replay;      /* 0: window + 12 */
+    int replay; /* 0: window + 12 */
     bool full_bridge;
-    int draft;       /* -1: the model's block */
-    int parallel;    /* jobs at a time */
-    int max_tokens;  /* longest prompt + output of any job */
-    int chunk;       /* prefill rows per step, 0: 512 */
+    int draft;      /* -1: the model's block */
+    int parallel;   /* jobs at a time */
+    int max_tokens; /* longest prompt + output of any job */
+    int chunk;      /* prefill rows per step, 0: 512 */
 };
 
 enum cli_finish { CLI_FINISH_NONE, CLI_FINISH_STOP, CLI_FINISH_LENGTH, CLI_FINISH_ERROR };
@@ -34,18 +34,19 @@ struct cli_job {
     bool ignore_eos;
     /* Sees every token as it is final (never the end token). Returns false to finish the job (stop string). */
     bool (*on_token)(void *ctx, struct cli_job *job, int32_t id, const struct mdl_logprobs *lp);
-    /* When given, hears after each step of the prompt which of its tokens is done; with bounded replay its tail comes twice. */
+    /* When given, hears after each step of the prompt which of its tokens is done; with bounded replay its tail comes
+     * twice. */
     void (*on_prompt)(void *ctx, struct cli_job *job, int done);
     void *ctx;
     /* Results. */
     enum cli_finish finish;
-    struct cfg_error err;       /* when finish is CLI_FINISH_ERROR */
-    int32_t *ids;               /* prompt and output */
+    struct cfg_error err; /* when finish is CLI_FINISH_ERROR */
+    int32_t *ids;         /* prompt and output */
     int n_ids, n_new;
     double prefill_seconds, decode_seconds; /* decode: wall time of the rounds the job took part in */
-    double first_token_seconds; /* from the job's start to its first token */
+    double first_token_seconds;             /* from the job's start to its first token */
     struct mdl_counters counters;
-    int decoder_start;          /* first row of the decoder replay; 0 in exact mode */
+    int decoder_start; /* first row of the decoder replay; 0 in exact mode */
     /* The engine's. */
     struct mdl_seq *seq;
     struct mdl_stream stream;

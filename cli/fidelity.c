@@ -1,8 +1,8 @@
 /* weft fidelity: how far the approximations of the normal mode are from exact mode, on a text of the user's.
  *
- * For each prompt cut from the text, exact mode generates greedily; every variant then runs the same tokens after its own
- * prefill. So all rows compare like with like, and the first row at which a variant prefers another token is the place
- * where its own greedy text would have gone another way. */
+ * For each prompt cut from the text, exact mode generates greedily; every variant then runs the same tokens after its
+ * own prefill. So all rows compare like with like, and the first row at which a variant prefers another token is the
+ * place where its own greedy text would have gone another way. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <jansson.h>
@@ -41,8 +41,8 @@ struct fidelity {
     struct mdl_ids ids;
     struct mdl_step *step;
     struct mdl_seq *seq, *cold;
-    float *exact;        /* [new_tokens][vocab] */
-    int32_t *greedy;     /* [new_tokens] exact mode's tokens */
+    float *exact;    /* [new_tokens][vocab] */
+    int32_t *greedy; /* [new_tokens] exact mode's tokens */
     int32_t *prompt;
     struct variant variant[MAX_VARIANTS];
     int n_variants;
@@ -69,7 +69,8 @@ static void add_variant(struct fidelity *f, int replay, bool full, int hit, bool
         return;
     *v = (struct variant){.replay = replay, .full = full, .hit = hit, .window = window};
     if (hit)
-        snprintf(v->name, sizeof v->name, "hit %d, R %d, %s", hit, replay, window ? "window rows kept" : "encoder replay");
+        snprintf(v->name, sizeof v->name, "hit %d, R %d, %s", hit, replay,
+                 window ? "window rows kept" : "encoder replay");
     else
         snprintf(v->name, sizeof v->name, "cold, R %d, bridge %s", replay, full ? "full" : "truncate");
     f->n_variants++;
@@ -102,7 +103,8 @@ static int prefill(struct fidelity *f, struct mdl_seq *seq, const struct mdl_pre
 /* One decode step of a given token; logits of the row stay in the step. */
 static int decode_one(struct fidelity *f, int32_t id)
 {
-    struct mdl_segment seg = {.seq = f->seq, .start = f->seq->len, .n = 1, .ids = &id, .layer_end = f->m->cfg->n_layers};
+    struct mdl_segment seg = {
+        .seq = f->seq, .start = f->seq->len, .n = 1, .ids = &id, .layer_end = f->m->cfg->n_layers};
     mdl_step_begin(f->step, NULL);
     int r = mdl_step_add(f->step, &seg, &f->err);
     if (r)
@@ -223,7 +225,8 @@ static void print_table(const struct fidelity *f)
     for (int i = 0; i < f->n_variants; i++) {
         const struct variant *v = &f->variant[i];
         printf("%-36s %7.2f%% %10.6f %10.5f %8.2f %3ld/%ld\n", v->name, 100.0 * (double)v->same / (double)v->rows,
-               v->kl_sum / (double)v->rows, v->kl_max, (double)v->prefix_sum / (double)v->prompts, v->identical, v->prompts);
+               v->kl_sum / (double)v->rows, v->kl_max, (double)v->prefix_sum / (double)v->prompts, v->identical,
+               v->prompts);
     }
 }
 
@@ -234,19 +237,20 @@ static int write_json(struct fidelity *f)
     json_t *list = json_array();
     for (int i = 0; i < f->n_variants; i++) {
         const struct variant *v = &f->variant[i];
-        json_array_append_new(list, json_pack("{s:s,s:i,s:i,s:s,s:b,s:I,s:f,s:f,s:f,s:f,s:f}", "name", v->name, "replay",
-                                              v->replay, "hit", v->hit, "bridge_window", v->full ? "full" : "truncate",
-                                              "hit_window_rows", v->window, "rows", (json_int_t)v->rows, "top1_agreement",
-                                              (double)v->same / (double)v->rows, "kl_mean", v->kl_sum / (double)v->rows,
-                                              "kl_max", v->kl_max, "prefix_mean",
-                                              (double)v->prefix_sum / (double)v->prompts, "identical",
-                                              (double)v->identical / (double)v->prompts));
+        json_array_append_new(list,
+                              json_pack("{s:s,s:i,s:i,s:s,s:b,s:I,s:f,s:f,s:f,s:f,s:f}", "name", v->name, "replay",
+                                        v->replay, "hit", v->hit, "bridge_window", v->full ? "full" : "truncate",
+                                        "hit_window_rows", v->window, "rows", (json_int_t)v->rows, "top1_agreement",
+                                        (double)v->same / (double)v->rows, "kl_mean", v->kl_sum / (double)v->rows,
+                                        "kl_max", v->kl_max, "prefix_mean", (double)v->prefix_sum / (double)v->prompts,
+                                        "identical", (double)v->identical / (double)v->prompts));
     }
     json_t *j = json_pack("{s:s,s:s,s:s,s:i,s:i,s:i,s:o}", "model_revision", revision, "cpu_path", f->m->exec.be->name,
                           "text", f->text_file, "prompts", f->prompts, "prompt_tokens", f->prompt_tokens, "new_tokens",
                           f->new_tokens, "variants", list);
-    int r = json_dump_file(j, f->json_file, JSON_INDENT(1)) ?
-                cfg_error_set(&f->err, EIO, "%s could not be written", f->json_file) : 0;
+    int r = json_dump_file(j, f->json_file, JSON_INDENT(1))
+                ? cfg_error_set(&f->err, EIO, "%s could not be written", f->json_file)
+                : 0;
     json_decref(j);
     return r;
 }
@@ -257,12 +261,16 @@ static int write_plot(struct fidelity *f)
     int r = cli_plot_begin(f->plot_file, &p, &f->err);
     if (r)
         return r;
-    cli_plot_printf(p, "set title \"Distance of bounded replay and prefix hits from exact mode\\n"
-                       "%d prompts of %d tokens, %d greedy tokens each, window %d, cpu path %s\" noenhanced\n",
+    cli_plot_printf(p,
+                    "set title \"Distance of bounded replay and prefix hits from exact mode\\n"
+                    "%d prompts of %d tokens, %d greedy tokens each, window %d, cpu path %s\" noenhanced\n",
                     f->prompts, f->prompt_tokens, f->new_tokens, f->m->cfg->window, f->m->exec.be->name);
-    cli_plot_printf(p, "set xlabel 'mean KL divergence from exact mode (nats per row)'\nset logscale x\nset format x '10^{%%T}'\n"
-                       "set yrange [%d.5:-0.5]\nset grid x\nset key off\nset style fill solid 0.8\nset lmargin 36\n"
-                       "set rmargin 14\n", f->n_variants - 1);
+    cli_plot_printf(
+        p,
+        "set xlabel 'mean KL divergence from exact mode (nats per row)'\nset logscale x\nset format x '10^{%%T}'\n"
+        "set yrange [%d.5:-0.5]\nset grid x\nset key off\nset style fill solid 0.8\nset lmargin 36\n"
+        "set rmargin 14\n",
+        f->n_variants - 1);
     cli_plot_printf(p, "set ytics (");
     double least = 1;
     for (int i = 0; i < f->n_variants; i++) {
@@ -278,8 +286,10 @@ static int write_plot(struct fidelity *f)
         cli_plot_printf(p, "%d %g \"%s%.1f %% top-1\"\n", i, kl > 0 ? kl : least / 2.9, kl > 0 ? "" : "equal, ",
                         100.0 * (double)v->same / (double)v->rows);
     }
-    cli_plot_printf(p, "EOD\nplot $data using 2:1:(%g):2:($1-0.35):($1+0.35) with boxxyerror lc rgb '#4477aa', "
-                       "$data using 2:1:3 with labels left offset 0.5,0\n", least / 3);
+    cli_plot_printf(p,
+                    "EOD\nplot $data using 2:1:(%g):2:($1-0.35):($1+0.35) with boxxyerror lc rgb '#4477aa', "
+                    "$data using 2:1:3 with labels left offset 0.5,0\n",
+                    least / 3);
     return cli_plot_end(p, &f->err);
 }
 
@@ -292,7 +302,8 @@ static int load(struct fidelity *f)
     struct mdl_tok_encoder *enc = NULL;
     int r = mdl_model_open(f->model_dir, f->threads, NULL, &f->m, &f->err);
     if (!r && f->m->cfg->cut < 0)
-        r = cfg_error_set(&f->err, ENOTSUP, "this model has no cut layer (%s), so it always runs exactly", f->m->cfg->cut_reason);
+        r = cfg_error_set(&f->err, ENOTSUP, "this model has no cut layer (%s), so it always runs exactly",
+                          f->m->cfg->cut_reason);
     if (!r)
         r = mdl_tokenizer_load(f->model_dir, &f->tok, &f->err);
     if (!r)
@@ -304,7 +315,8 @@ static int load(struct fidelity *f)
     free(text);
     mdl_tok_encoder_free(enc);
     if (!r && f->ids.n < (size_t)f->prompt_tokens)
-        r = cfg_error_set(&f->err, EINVAL, "%s has %zu tokens, fewer than --length %d; give a longer text or shorter prompts",
+        r = cfg_error_set(&f->err, EINVAL,
+                          "%s has %zu tokens, fewer than --length %d; give a longer text or shorter prompts",
                           f->text_file, f->ids.n, f->prompt_tokens);
     return r;
 }
@@ -312,7 +324,8 @@ static int load(struct fidelity *f)
 static int prepare(struct fidelity *f)
 {
     int tokens = f->prompt_tokens + f->new_tokens, w = f->m->cfg->window;
-    struct mdl_seq_params params = {.max_tokens = tokens, .replay = 4 * w > w + 12 ? 4 * w : w + 12, .full_bridge = true};
+    struct mdl_seq_params params = {
+        .max_tokens = tokens, .replay = 4 * w > w + 12 ? 4 * w : w + 12, .full_bridge = true};
     f->exact = malloc((size_t)f->new_tokens * (size_t)vocab_of(f) * sizeof *f->exact);
     f->greedy = malloc((size_t)f->new_tokens * sizeof *f->greedy);
     f->prompt = malloc((size_t)f->prompt_tokens * sizeof *f->prompt);

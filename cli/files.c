@@ -59,8 +59,10 @@ int cli_file_read_ids(const char *path, int32_t **ids, int *n, struct cfg_error 
         errno = 0;
         long v = strtol(p, &end, 10);
         if (end == p || errno || v < 0 || v > INT32_MAX || (*end && !isspace((unsigned char)*end)))
-            r = cfg_error_set(err, EINVAL, "%s: byte %zu: \"%.12s\" is no token id; ids are decimal numbers with white space "
-                              "between them", path, (size_t)(p - text), p);
+            r = cfg_error_set(err, EINVAL,
+                              "%s: byte %zu: \"%.12s\" is no token id; ids are decimal numbers with white space "
+                              "between them",
+                              path, (size_t)(p - text), p);
         else
             (*ids)[(*n)++] = (int32_t)v;
         p = end;

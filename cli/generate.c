@@ -37,14 +37,14 @@ struct request {
     struct generate *g;
     struct cli_job job;
     struct mdl_ids ids;
-    struct cli_stops stops;    /* text so far, stop strings taken out */
+    struct cli_stops stops; /* text so far, stop strings taken out */
     struct mdl_tok_stream decode;
     struct mdl_text piece;
-    json_t *logprobs;          /* list, when asked for */
+    json_t *logprobs; /* list, when asked for */
     bool chat, thinking, print;
-    bool begun;                /* printing: the prompt is out, the progress display gone */
-    int64_t index;             /* line of the batch */
-    json_t *id;                /* its own name, borrowed from the line; owned */
+    bool begun;    /* printing: the prompt is out, the progress display gone */
+    int64_t index; /* line of the batch */
+    json_t *id;    /* its own name, borrowed from the line; owned */
 };
 
 static bool text_failed(struct request *q, int r)
@@ -131,7 +131,8 @@ static int encode_text(struct request *q, const char *text, size_t len)
 {
     struct cli_engine *e = &q->g->e;
     int r = e->m->cfg->bos_id >= 0 ? mdl_ids_add(&q->ids, e->m->cfg->bos_id) : 0;
-    return r ? cfg_error_set(&q->g->err, -r, "out of memory") : mdl_tok_encode(e->enc, text, len, 0, &q->ids, &q->g->err);
+    return r ? cfg_error_set(&q->g->err, -r, "out of memory")
+             : mdl_tok_encode(e->enc, text, len, 0, &q->ids, &q->g->err);
 }
 
 static int encode_chat(struct request *q, const json_t *conversation)
@@ -158,12 +159,18 @@ static int request_ready(struct request *q, int max_new)
         return cfg_error_set(&g->err, E2BIG, "the prompt has %zu tokens, the model's context is %d", q->ids.n, limit);
     if (max_new > limit - (int)q->ids.n)
         max_new = limit - (int)q->ids.n;
-    q->job = (struct cli_job){.prompt = q->ids.v, .n_prompt = (int)q->ids.n, .max_new = max_new, .sampling = g->sampling,
-                              .ignore_eos = g->ignore_eos, .on_token = on_token, .ctx = q};
+    q->job = (struct cli_job){.prompt = q->ids.v,
+                              .n_prompt = (int)q->ids.n,
+                              .max_new = max_new,
+                              .sampling = g->sampling,
+                              .ignore_eos = g->ignore_eos,
+                              .on_token = on_token,
+                              .ctx = q};
     mdl_tok_stream_init(&q->decode, g->e.tok, 0);
     if (g->logprobs_given)
         q->logprobs = json_array();
-    return cli_stops_init(&q->stops, g->stops.item, g->stops.count) ? cfg_error_set(&g->err, ENOMEM, "out of memory") : 0;
+    return cli_stops_init(&q->stops, g->stops.item, g->stops.count) ? cfg_error_set(&g->err, ENOMEM, "out of memory")
+                                                                    : 0;
 }
 
 /* ---- reports ---- */
@@ -220,12 +227,13 @@ static json_t *result_json(const struct request *q)
     json_object_set_new(out, "ids", ids);
     if (q->logprobs)
         json_object_set(out, "logprobs", q->logprobs);
-    json_object_set_new(out, "usage", json_pack("{s:i,s:i}", "prompt_tokens", job->n_prompt, "completion_tokens", job->n_new));
+    json_object_set_new(out, "usage",
+                        json_pack("{s:i,s:i}", "prompt_tokens", job->n_prompt, "completion_tokens", job->n_new));
     json_object_set_new(out, "counters", counters_json(&job->counters, o->draft));
-    json_t *recipe = json_pack("{s:s,s:s,s:I,s:f,s:i,s:f,s:f}", "model_revision", revision, "cpu_path",
-                               q->g->e.m->exec.be->name, "seed", (json_int_t)job->sampling.seed, "temperature",
-                               job->sampling.temperature, "top_k", job->sampling.top_k, "top_p", job->sampling.top_p,
-                               "min_p", job->sampling.min_p);
+    json_t *recipe =
+        json_pack("{s:s,s:s,s:I,s:f,s:i,s:f,s:f}", "model_revision", revision, "cpu_path", q->g->e.m->exec.be->name,
+                  "seed", (json_int_t)job->sampling.seed, "temperature", job->sampling.temperature, "top_k",
+                  job->sampling.top_k, "top_p", job->sampling.top_p, "min_p", job->sampling.min_p);
     json_object_set_new(recipe, "repetition_penalty", json_real(job->sampling.repetition_penalty));
     json_object_set_new(recipe, "presence_penalty", json_real(job->sampling.presence_penalty));
     json_object_set_new(recipe, "frequency_penalty", json_real(job->sampling.frequency_penalty));
@@ -346,15 +354,15 @@ static int run_single(struct generate *g)
 
 struct batch {
     struct generate *g;
-    char *text;        /* the input file */
+    char *text; /* the input file */
     size_t len, at;
     int64_t line, skip; /* next line; lines that the output file has already */
-    int64_t total;     /* lines that hold a prompt */
+    int64_t total;      /* lines that hold a prompt */
     FILE *out;
     struct mdl_counters counters; /* of the requests of this run */
-    int64_t failed;    /* of these, lines that could not be run */
+    int64_t failed;               /* of these, lines that could not be run */
     int64_t tokens;
-    double seconds;    /* wall time of all of it, prefill included */
+    double seconds; /* wall time of all of it, prefill included */
 };
 
 /* Lines of an earlier run: results come out in input order, so counting them says where to go on. A last line without
@@ -372,15 +380,19 @@ static int open_output(struct batch *b)
     if (!b->out)
         return cfg_error_set(&g->err, errno, "%s: %s", g->out_file, strerror(errno));
     if (fstat(fileno(b->out), &st) || !S_ISREG(st.st_mode))
-        return cfg_error_set(&g->err, EINVAL, "%s is no regular file, which --out needs to go on after an interruption; "
-                             "redirect standard output instead", g->out_file);
+        return cfg_error_set(&g->err, EINVAL,
+                             "%s is no regular file, which --out needs to go on after an interruption; "
+                             "redirect standard output instead",
+                             g->out_file);
     int c;
     long end = 0, at = 0;
     rewind(b->out);
     while ((c = getc(b->out)) != EOF) {
         if (at < (long)sizeof head - 1 && c != head[at])
-            return cfg_error_set(&g->err, EEXIST, "%s holds something else than results of an earlier run; name another "
-                                 "file or remove this one", g->out_file);
+            return cfg_error_set(&g->err, EEXIST,
+                                 "%s holds something else than results of an earlier run; name another "
+                                 "file or remove this one",
+                                 g->out_file);
         at++;
         if (c == '\n') {
             b->skip++;
@@ -388,8 +400,9 @@ static int open_output(struct batch *b)
         }
     }
     if (b->skip > b->total)
-        return cfg_error_set(&g->err, EEXIST, "%s holds %lld results, more than the %lld prompts of %s; name another file",
-                             g->out_file, (long long)b->skip, (long long)b->total, g->batch_file);
+        return cfg_error_set(&g->err, EEXIST,
+                             "%s holds %lld results, more than the %lld prompts of %s; name another file", g->out_file,
+                             (long long)b->skip, (long long)b->total, g->batch_file);
     if (ftruncate(fileno(b->out), end))
         return cfg_error_set(&g->err, errno, "%s: %s", g->out_file, strerror(errno));
     fseek(b->out, 0, SEEK_END);
@@ -486,7 +499,8 @@ static int put_result(struct batch *b, struct request *q)
     request_free(q);
     free(q);
     return e ? cfg_error_set(&g->err, e, "%s could not be written completely: %s",
-                             g->out_file ? g->out_file : "standard output", strerror(e)) : 0;
+                             g->out_file ? g->out_file : "standard output", strerror(e))
+             : 0;
 }
 
 /* A window of requests in input order: finished ones leave at the front only, so that the output keeps the order and an
@@ -552,7 +566,8 @@ static int run_batch(struct generate *g)
         cli_progress_end(&g->progress);
     }
     if (b.failed)
-        fprintf(stderr, "weft: %lld of %lld prompts failed; their results say why\n", (long long)b.failed, (long long)b.total);
+        fprintf(stderr, "weft: %lld of %lld prompts failed; their results say why\n", (long long)b.failed,
+                (long long)b.total);
     if (!r && g->stats) {
         fprintf(stderr, "output        %lld tokens in %.3f s, prompts included (%.1f tokens/s)\n", (long long)b.tokens,
                 b.seconds, (double)b.tokens / b.seconds);
@@ -562,7 +577,8 @@ static int run_batch(struct generate *g)
     if (b.out && b.out != stdout)
         bad |= fclose(b.out) != 0;
     if (!r && bad)
-        r = cfg_error_set(&g->err, EIO, "%s could not be written completely", g->out_file ? g->out_file : "standard output");
+        r = cfg_error_set(&g->err, EIO, "%s could not be written completely",
+                          g->out_file ? g->out_file : "standard output");
     free(b.text);
     return r;
 }
@@ -610,19 +626,25 @@ int cli_generate_run(int argc, char **argv)
     const struct cli_option options[] = {
         {CLI_TEXT, "model", 'm', &o->model_dir, "DIR", "folder of the checkpoint (required)"},
         {CLI_TEXT, "prompt", 'p', &g.prompt, "TEXT", "go on from this text"},
-        {CLI_TEXT, "chat", 0, &g.chat_file, "FILE", "answer a conversation: JSON with \"messages\" (and \"tools\", \"thinking\",\n"
-                                                    "\"reasoning_effort\") as in the OpenAI API"},
-        {CLI_TEXT, "batch", 0, &g.batch_file, "FILE", "many prompts, one JSON object a line: \"prompt\" or \"messages\", and\n"
-                                                      "\"id\", \"max_tokens\" if wanted; results are JSON lines in the same order"},
+        {CLI_TEXT, "chat", 0, &g.chat_file, "FILE",
+         "answer a conversation: JSON with \"messages\" (and \"tools\", \"thinking\",\n"
+         "\"reasoning_effort\") as in the OpenAI API"},
+        {CLI_TEXT, "batch", 0, &g.batch_file, "FILE",
+         "many prompts, one JSON object a line: \"prompt\" or \"messages\", and\n"
+         "\"id\", \"max_tokens\" if wanted; results are JSON lines in the same order"},
         {CLI_TEXT, "out", 0, &g.out_file, "FILE", "with --batch: where results go; an interrupted run is resumed"},
         {CLI_INT, "tokens", 'n', &g.max_new, "N", "most tokens to generate (default 256)", 1, 1 << 20},
         {CLI_DOUBLE, "temperature", 't', &g.sampling.temperature, "T", "0: greedy (default 1)", 0, 100},
         {CLI_INT, "top-k", 0, &g.sampling.top_k, "K", "only the K most probable tokens (default 0: all)", 0, 1 << 30},
-        {CLI_DOUBLE, "top-p", 0, &g.sampling.top_p, "P", "only the most probable tokens of total mass P (default 0.95)", 1e-9, 1},
+        {CLI_DOUBLE, "top-p", 0, &g.sampling.top_p, "P", "only the most probable tokens of total mass P (default 0.95)",
+         1e-9, 1},
         {CLI_DOUBLE, "min-p", 0, &g.sampling.min_p, "P", "only tokens at least P times as probable as the best", 0, 1},
-        {CLI_DOUBLE, "repetition-penalty", 0, &g.sampling.repetition_penalty, "X", "divide logits of tokens seen (default 1: off)", 1e-6, 10},
-        {CLI_DOUBLE, "presence-penalty", 0, &g.sampling.presence_penalty, "X", "subtract from tokens generated before", -2, 2},
-        {CLI_DOUBLE, "frequency-penalty", 0, &g.sampling.frequency_penalty, "X", "subtract per occurrence in the output", -2, 2},
+        {CLI_DOUBLE, "repetition-penalty", 0, &g.sampling.repetition_penalty, "X",
+         "divide logits of tokens seen (default 1: off)", 1e-6, 10},
+        {CLI_DOUBLE, "presence-penalty", 0, &g.sampling.presence_penalty, "X", "subtract from tokens generated before",
+         -2, 2},
+        {CLI_DOUBLE, "frequency-penalty", 0, &g.sampling.frequency_penalty, "X",
+         "subtract per occurrence in the output", -2, 2},
         {CLI_UINT64, "seed", 0, &g.sampling.seed, "N", "key of the random numbers (default 0); same seed, same text"},
         {CLI_LIST, "stop", 0, &g.stops, "TEXT", "end before this text appears (may be repeated)"},
         {CLI_FLAG, "ignore-eos", 0, &g.ignore_eos, NULL, "do not stop at the end-of-text token"},
@@ -632,9 +654,11 @@ int cli_generate_run(int argc, char **argv)
         {CLI_INT, "replay", 0, &o->replay, "R", "rows of the bounded replay (default: window + 12)", 1, 1 << 20},
         {CLI_CHOICE, "bridge-window", 0, &g.bridge, "KIND", "truncate (default) or full", .choices = bridge_names},
         {CLI_FLAG, "no-spec", 0, &g.no_spec, NULL, "no speculative decoding; the text is the same"},
-        {CLI_INT, "draft", 0, &o->draft, "K", "tokens drafted and verified per step (default: the model's block)", 0, MDL_MAX_BLOCK},
+        {CLI_INT, "draft", 0, &o->draft, "K", "tokens drafted and verified per step (default: the model's block)", 0,
+         MDL_MAX_BLOCK},
         {CLI_INT, "parallel", 0, &o->parallel, "N", "with --batch: prompts at a time (default 8)", 1, 1024},
-        {CLI_INT, "context", 0, &o->max_tokens, "N", "with --batch: longest prompt and output together (default 4096)", 2, 1 << 30},
+        {CLI_INT, "context", 0, &o->max_tokens, "N", "with --batch: longest prompt and output together (default 4096)",
+         2, 1 << 30},
         {CLI_INT, "threads", 0, &o->threads, "N", "compute threads (default: one per usable CPU)", 1, 1024},
         {CLI_FLAG, "json", 0, &g.json, NULL, "one JSON object instead of text"},
         {CLI_FLAG, "stats", 0, &g.stats, NULL, "times and raw draft counters on standard error"},

@@ -92,14 +92,16 @@ void load_target_clear(struct load_target *t)
     t->address = NULL;
 }
 
-static char *request_text(const struct load_target *t, const char *method, const char *path, const char *json, size_t *len)
+static char *request_text(const struct load_target *t, const char *method, const char *path, const char *json,
+                          size_t *len)
 {
     char *text = NULL;
     int n = asprintf(&text,
                      "%s %s HTTP/1.1\r\nHost: %s:%s\r\nConnection: close\r\n%s%s%s%sContent-Type: application/json\r\n"
                      "Content-Length: %zu\r\n\r\n%s",
                      method, path, t->host, t->port, t->key ? "Authorization: Bearer " : "", t->key ? t->key : "",
-                     t->key ? "\r\n" : "", t->trace ? "X-Weft-Trace: 1\r\n" : "", json ? strlen(json) : 0, json ? json : "");
+                     t->key ? "\r\n" : "", t->trace ? "X-Weft-Trace: 1\r\n" : "", json ? strlen(json) : 0,
+                     json ? json : "");
     *len = n < 0 ? 0 : (size_t)n;
     return n < 0 ? NULL : text;
 }
@@ -136,8 +138,8 @@ struct link {
     size_t sent, len;
     enum state state;
     bool chunked;
-    size_t left; /* of the chunk */
-    double made; /* time stamp of the token that comes next; 0: none */
+    size_t left;             /* of the chunk */
+    double made;             /* time stamp of the token that comes next; 0: none */
     struct line frame, body; /* of the head and of the chunk form; of the stream */
 };
 
@@ -379,7 +381,8 @@ static int begin_due(struct loop *l, int *status)
 int load_run(const struct load_target *t, const struct load_plan *plan, struct load_run *out, struct cfg_error *err)
 {
     struct epoll_event event[EVENTS];
-    struct loop l = {.target = t, .plan = plan, .run = out, .link = calloc((size_t)plan->requests, sizeof(struct link *))};
+    struct loop l = {
+        .target = t, .plan = plan, .run = out, .link = calloc((size_t)plan->requests, sizeof(struct link *))};
     int status = 0;
     *out = (struct load_run){.sample = calloc((size_t)plan->requests, sizeof *out->sample), .began = load_now()};
     l.epoll = epoll_create1(EPOLL_CLOEXEC);
@@ -402,7 +405,8 @@ int load_run(const struct load_target *t, const struct load_plan *plan, struct l
     if (l.epoll >= 0)
         close(l.epoll);
     if (status == -ETIMEDOUT)
-        return cfg_error_set(err, ETIMEDOUT, "%d of %d requests had ended after %.0f s; ask for fewer, or raise --limit", l.done,
+        return cfg_error_set(err, ETIMEDOUT,
+                             "%d of %d requests had ended after %.0f s; ask for fewer, or raise --limit", l.done,
                              plan->requests, plan->limit);
     return status ? cfg_error_set(err, -status, "the load cannot be put on: %s", strerror(-status)) : 0;
 }
@@ -469,7 +473,8 @@ int load_fetch(const struct load_target *t, const char *method, const char *path
         status = -EPROTO;
     if (status) {
         free(in);
-        return cfg_error_set(err, -status, "%s:%s%s: %s; is a server running there?", t->host, t->port, path, strerror(-status));
+        return cfg_error_set(err, -status, "%s:%s%s: %s; is a server running there?", t->host, t->port, path,
+                             strerror(-status));
     }
     *blank = 0;
     bool chunked = strcasestr(in, "transfer-encoding: chunked");

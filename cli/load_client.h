@@ -1,5 +1,5 @@
-/* A client that puts load on a server: many streamed completions at a time over plain sockets, each on a connection of its
- * own, with the time of everything that arrives. One thread; times are seconds of CLOCK_MONOTONIC. */
+/* A client that puts load on a server: many streamed completions at a time over plain sockets, each on a connection of
+ * its own, with the time of everything that arrives. One thread; times are seconds of CLOCK_MONOTONIC. */
 #ifndef WEFT_CLI_LOAD_CLIENT_H
 #define WEFT_CLI_LOAD_CLIENT_H
 
@@ -36,16 +36,17 @@ struct load_sample {
 struct load_run {
     struct load_sample *sample; /* [requests] */
     struct load_list gap;       /* between pieces of text of one stream */
-    struct load_list first_delivery, delivery; /* from a token's making to its arrival here; the latter: behind the first */
+    struct load_list first_delivery,
+        delivery; /* from a token's making to its arrival here; the latter: behind the first */
     double began, ended;
 };
 
 struct load_plan {
     int requests;
-    int concurrency;          /* closed loop: this many at a time; 0: open loop */
-    const double *arrival;    /* open loop: [requests] seconds from the beginning, ascending */
-    const char *const *body;  /* [requests] JSON of /v1/completions with "stream": true */
-    double limit;             /* seconds after which the run is given up */
+    int concurrency;         /* closed loop: this many at a time; 0: open loop */
+    const double *arrival;   /* open loop: [requests] seconds from the beginning, ascending */
+    const char *const *body; /* [requests] JSON of /v1/completions with "stream": true */
+    double limit;            /* seconds after which the run is given up */
     void (*progress)(void *ctx, int done);
     void *ctx;
 };

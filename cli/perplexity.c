@@ -21,7 +21,7 @@ struct perplexity {
     struct mdl_ids ids;
     struct mdl_seq *seq;
     struct mdl_step *step;
-    int32_t *rows;      /* the token before a window, and the window */
+    int32_t *rows; /* the token before a window, and the window */
     double nats;
     long tokens, bytes; /* predicted so far */
     int broken;         /* -EDOM: some logit was none */
@@ -94,8 +94,9 @@ static int load(struct perplexity *p)
         r = cfg_error_set(&p->err, EINVAL, "%s is empty", p->text_file);
     for (size_t i = 0; i < p->ids.n && !r; i++)
         if (p->ids.v[i] >= p->m->cfg->vocab_size)
-            r = cfg_error_set(&p->err, EINVAL, "%s: token id %d of its tokenizer is outside the model's vocabulary of %d",
-                              p->model_dir, p->ids.v[i], p->m->cfg->vocab_size);
+            r = cfg_error_set(&p->err, EINVAL,
+                              "%s: token id %d of its tokenizer is outside the model's vocabulary of %d", p->model_dir,
+                              p->ids.v[i], p->m->cfg->vocab_size);
     if (r)
         return r;
     if (p->limit && p->ids.n > (size_t)p->limit)

@@ -24,7 +24,8 @@ int cli_plot_begin(const char *file, struct cli_plot **out, struct cfg_error *er
     const char *dot = strrchr(file, '.');
     *out = NULL;
     if (!dot || (strcmp(dot, ".svg") && strcmp(dot, ".png")) || strpbrk(file, "'\n\\"))
-        return cfg_error_set(err, EINVAL, "plot file \"%s\": use a name that ends in .svg or .png, without quotes", file);
+        return cfg_error_set(err, EINVAL, "plot file \"%s\": use a name that ends in .svg or .png, without quotes",
+                             file);
     if (!has_gnuplot())
         return cfg_error_set(err, ENOENT, "a plot needs gnuplot; install the package gnuplot-nox (make deps does)");
     struct cli_plot *p = malloc(sizeof *p);
@@ -35,8 +36,8 @@ int cli_plot_begin(const char *file, struct cli_plot **out, struct cfg_error *er
         free(p);
         return cfg_error_set(err, errno, "gnuplot does not start: %s", strerror(errno));
     }
-    const char *terminal = strcmp(dot, ".svg") ? "pngcairo size 1100,700 font 'sans,11'" :
-                                                 "svg size 1100,700 dynamic background rgb 'white' font 'sans,13'";
+    const char *terminal = strcmp(dot, ".svg") ? "pngcairo size 1100,700 font 'sans,11'"
+                                               : "svg size 1100,700 dynamic background rgb 'white' font 'sans,13'";
     fprintf(p->to, "set terminal %s\nset output '%s'\n", terminal, file);
     *out = p;
     return 0;

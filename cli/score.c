@@ -32,9 +32,9 @@ struct score {
     int n, n_more;
     struct mdl_prefill plan;
     FILE *logits;
-    int rows, first;     /* rows written, position of the first */
-    int32_t top;         /* best id after the prompt */
-    int broken;          /* position of the first row of logits that is none, -1: all are sound */
+    int rows, first; /* rows written, position of the first */
+    int32_t top;     /* best id after the prompt */
+    int broken;      /* position of the first row of logits that is none, -1: all are sound */
     struct mdl_draft draft;
     struct cli_progress progress;
     struct cfg_error err;
@@ -75,8 +75,8 @@ static void on_chunk(void *ctx, struct mdl_step *step, const struct mdl_segment 
 
 static struct mdl_prefill_params plan_params(const struct score *s)
 {
-    return (struct mdl_prefill_params){.exact = s->exact, .replay = s->replay, .full_bridge = s->bridge == 1,
-                                       .all_logits = s->all_positions};
+    return (struct mdl_prefill_params){
+        .exact = s->exact, .replay = s->replay, .full_bridge = s->bridge == 1, .all_logits = s->all_positions};
 }
 
 /* A cold run of the first `hit` tokens in a sequence of its own, whose rows the scored sequence then starts from. */
@@ -166,8 +166,8 @@ static int run_continuation(struct score *s)
         cli_dump_pause(s->dump, true);
     }
     for (int i = 0; i < s->n_more; i++) {
-        struct mdl_segment seg = {.seq = s->seq, .start = s->n + i, .n = 1, .ids = &s->more[i],
-                                  .layer_end = s->m->cfg->n_layers};
+        struct mdl_segment seg = {
+            .seq = s->seq, .start = s->n + i, .n = 1, .ids = &s->more[i], .layer_end = s->m->cfg->n_layers};
         mdl_step_begin(s->step, NULL);
         int r = mdl_step_add(s->step, &seg, &s->err);
         if (r)
@@ -190,7 +190,8 @@ static json_t *draft_report(const struct score *s)
         json_array_append_new(ids, json_integer(s->draft.ids[i]));
         json_array_append_new(confidence, json_real((double)s->draft.confidence[i]));
     }
-    return json_pack("{s:i,s:i,s:o,s:o}", "pos", s->n - 1, "token", next_token(s), "ids", ids, "confidence", confidence);
+    return json_pack("{s:i,s:i,s:o,s:o}", "pos", s->n - 1, "token", next_token(s), "ids", ids, "confidence",
+                     confidence);
 }
 
 static int write_report(struct score *s, const char *path)
@@ -258,7 +259,8 @@ static int open_all(struct score *s)
     /* Room for a draft block after the last token of the longest prompt. */
     int tokens = max_tokens(s) + s->m->cfg->draft_block, rows = s->chunk ? s->chunk : s->n < 512 ? s->n : 512;
     rows = rows > s->m->cfg->draft_block ? rows : s->m->cfg->draft_block;
-    struct mdl_seq_params params = {.max_tokens = tokens, .replay = s->replay, .full_bridge = !s->exact && s->bridge == 1};
+    struct mdl_seq_params params = {
+        .max_tokens = tokens, .replay = s->replay, .full_bridge = !s->exact && s->bridge == 1};
     r = mdl_seq_new(s->m->cfg, &params, &s->seq, &s->err);
     return r ? r : mdl_step_new(s->m, rows > 0 ? rows : 1, tokens, &s->step, &s->err);
 }
@@ -303,10 +305,13 @@ int cli_score_run(int argc, char **argv)
         {CLI_TEXT, "continue", 0, &s.continue_file, "FILE", "token ids that follow, one decode step each"},
         {CLI_TEXT, "out", 0, &s.out_dir, "DIR", "where logits.f32, report.json and dump.safetensors go (required)"},
         {CLI_FLAG, "exact", 0, &s.exact, NULL, "every token through every layer"},
-        {CLI_INT, "replay", 0, &s.replay, "R", "rows of the bounded decoder replay, at least the window\n"
-                                               "(default: window + 12)", 1, 1 << 20},
-        {CLI_CHOICE, "bridge-window", 0, &s.bridge, "KIND", "whether replayed rows of the cut layer see window rows before\n"
-                                                            "the replay: truncate (default) or full",
+        {CLI_INT, "replay", 0, &s.replay, "R",
+         "rows of the bounded decoder replay, at least the window\n"
+         "(default: window + 12)",
+         1, 1 << 20},
+        {CLI_CHOICE, "bridge-window", 0, &s.bridge, "KIND",
+         "whether replayed rows of the cut layer see window rows before\n"
+         "the replay: truncate (default) or full",
          .choices = bridge_names},
         {CLI_INT, "chunk", 0, &s.chunk, "N", "rows per prefill step (default: up to 512)", 1, 1 << 16},
         {CLI_INT, "threads", 0, &s.threads, "N", "compute threads (default: one per usable CPU)", 1, 1024},
@@ -318,8 +323,9 @@ int cli_score_run(int argc, char **argv)
     };
     const struct cli_usage usage = {
         .synopsis = "score -m DIR --ids FILE --out DIR [options]",
-        .intro = "Runs given token ids through the model and writes float32 logits: the row of the last prompt position\n"
-                 "(or of every position), then one row per continued token. report.json says which rows these are.",
+        .intro =
+            "Runs given token ids through the model and writes float32 logits: the row of the last prompt position\n"
+            "(or of every position), then one row per continued token. report.json says which rows these are.",
         .options = options,
     };
     int r = cli_options_parse(&usage, argc, argv, NULL);

@@ -34,9 +34,10 @@ static void raise_files(const struct cfg_config *c)
     limit.rlim_cur = need < limit.rlim_max ? need : limit.rlim_max;
     setrlimit(RLIMIT_NOFILE, &limit);
     if (limit.rlim_cur < need)
-        fprintf(stderr, "weft: warning: limits.connections = %d may need %llu descriptors, %llu are allowed; raise the limit "
-                        "(ulimit -n) or lower limits.connections\n", c->limits.connections, (unsigned long long)need,
-                (unsigned long long)limit.rlim_cur);
+        fprintf(stderr,
+                "weft: warning: limits.connections = %d may need %llu descriptors, %llu are allowed; raise the limit "
+                "(ulimit -n) or lower limits.connections\n",
+                c->limits.connections, (unsigned long long)need, (unsigned long long)limit.rlim_cur);
 }
 
 /* Waits for the next signal, at most until `ms` have passed (-1: for ever). 0: none came. */
@@ -79,7 +80,8 @@ static void print_hint(const struct cfg_config *c, const char *url)
     printf("\n"
            "Try it:\n"
            "  curl %s/v1/chat/completions%s -H 'Content-Type: application/json' \\\n"
-           "    -d '{\"model\": \"%s\", \"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}], \"max_tokens\": 64}'\n"
+           "    -d '{\"model\": \"%s\", \"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}], \"max_tokens\": "
+           "64}'\n"
            "OpenAI SDK:     base URL %s/v1%s\n"
            "Anthropic SDK:  base URL %s\n"
            "Status page:    %s/\n"
@@ -127,7 +129,8 @@ static int serve(const struct cfg_config *c, const struct arguments *a, struct c
     int port;
     block_signals(&set);
     raise_files(c);
-    const struct act_log_config lc = {.path = c->log.file[0] ? c->log.file : NULL, .level = (enum act_log_level)c->log.level,
+    const struct act_log_config lc = {.path = c->log.file[0] ? c->log.file : NULL,
+                                      .level = (enum act_log_level)c->log.level,
                                       .json = c->log.format == CFG_LOG_JSON};
     int r = act_log_open(&lc, &log, err);
     if (!r)
@@ -138,7 +141,8 @@ static int serve(const struct cfg_config *c, const struct arguments *a, struct c
         report_start(s, c, log, a->hint);
         int sig = run(s, log, &set);
         if (!sig) {
-            r = cfg_error_set(err, EIO, "a part of the server has ended and nothing can be served any more; the log says which");
+            r = cfg_error_set(err, EIO,
+                              "a part of the server has ended and nothing can be served any more; the log says which");
         } else {
             act_log_event(log, ACT_LOG_INFO, "serve", 0, "draining", "signal=%d limit_ms=%lld", sig,
                           (long long)(c->limits.drain_us / 1000));
@@ -170,7 +174,8 @@ static int override(struct cfg_config *c, const struct arguments *a, struct cfg_
         if (!strcmp(c->nodes[i].name, a->node))
             n = &c->nodes[i];
     if (!cfg_address_valid(a->listen) || strlen(a->listen) >= sizeof n->listen)
-        return cfg_error_set(err, EINVAL, "--listen %s is not HOST:PORT with a port of 0 (any free one) to 65535", a->listen);
+        return cfg_error_set(err, EINVAL, "--listen %s is not HOST:PORT with a port of 0 (any free one) to 65535",
+                             a->listen);
     snprintf(n->listen, sizeof n->listen, "%s", a->listen);
     return 0;
 }
@@ -184,16 +189,18 @@ int cli_serve_run(int argc, char **argv)
     const struct cli_option options[] = {
         {CLI_TEXT, "node", 0, &a.node, "NAME", "which node of the configuration this process is"},
         {CLI_TEXT, "model", 'm', &a.model, "DIR", "serve this model instead of model.path"},
-        {CLI_TEXT, "listen", 0, &a.listen, "HOST:PORT", "accept here instead of the node's listen; port 0: any free one"},
+        {CLI_TEXT, "listen", 0, &a.listen, "HOST:PORT",
+         "accept here instead of the node's listen; port 0: any free one"},
         {CLI_FLAG, "debug", 0, &a.debug, NULL, "as security.debug = true"},
         {CLI_FLAG, "hint", 0, &a.hint, NULL, "print how to call it, too"},
         {.kind = CLI_END},
     };
     const struct cli_usage usage = {
         .synopsis = "serve [options] [FILE.conf]",
-        .intro = "Serves a model over HTTP. Prints its base address when it accepts requests. SIGTERM ends it when running\n"
-                 "requests have ended (at most limits.drain), a second one at once; SIGHUP reads API keys again and opens\n"
-                 "the log again. Without a file: the defaults, as `weft config --explain` gives them.",
+        .intro =
+            "Serves a model over HTTP. Prints its base address when it accepts requests. SIGTERM ends it when running\n"
+            "requests have ended (at most limits.drain), a second one at once; SIGHUP reads API keys again and opens\n"
+            "the log again. Without a file: the defaults, as `weft config --explain` gives them.",
         .options = options,
         .max_args = 1,
     };

@@ -13,10 +13,10 @@ struct cli_stops {
     const char *const *stop; /* borrowed */
     int n;
     size_t longest;
-    struct mdl_text text;    /* everything so far */
-    size_t done;             /* bytes of text that are certain */
-    size_t printed;          /* of these, bytes that cli_stops_print wrote */
-    bool hit;                /* a stop string came: text before it is all there is */
+    struct mdl_text text; /* everything so far */
+    size_t done;          /* bytes of text that are certain */
+    size_t printed;       /* of these, bytes that cli_stops_print wrote */
+    bool hit;             /* a stop string came: text before it is all there is */
 };
 
 int cli_stops_init(struct cli_stops *s, const char *const *stop, int n);

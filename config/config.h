@@ -94,12 +94,12 @@ struct cfg_config {
         int expert_shards;
     } engine;
     struct {
-        char keys_file[CFG_PATH_TEXT]; /* "": no keys are asked for */
+        char keys_file[CFG_PATH_TEXT];                        /* "": no keys are asked for */
         char tls_cert[CFG_PATH_TEXT], tls_key[CFG_PATH_TEXT]; /* both or none */
         bool debug;
     } security;
     struct {
-        int level, format; /* enum cfg_log_level, enum cfg_log_format */
+        int level, format;        /* enum cfg_log_level, enum cfg_log_format */
         char file[CFG_PATH_TEXT]; /* "": standard error */
         int64_t progress_after_us;
     } log;

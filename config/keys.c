@@ -95,11 +95,13 @@ const struct cfg_key cfg_keys[] = {
 
     {"kv", CFG_GROUP, .help = "Memory for the key-value rows of sequences and of cached prompts."},
     {"kv.memory", CFG_SIZE, "B", 1 << 20, INT64_C(1) << 44, AT(kv.memory), .fallback = "1GiB",
-     .help = "Size of the pages that sequences compute on. Finished blocks stay there as prefix cache until the room is "
-             "wanted."},
+     .help =
+         "Size of the pages that sequences compute on. Finished blocks stay there as prefix cache until the room is "
+         "wanted."},
     {"kv.snapshots", CFG_SIZE, "B", 0, INT64_C(1) << 44, AT(kv.snapshots), .fallback = "256MiB",
-     .help = "Memory for snapshots: what a later prompt with the same beginning needs to go on exactly. 0: none; hits are "
-             "then replayed."},
+     .help =
+         "Memory for snapshots: what a later prompt with the same beginning needs to go on exactly. 0: none; hits are "
+         "then replayed."},
     {"kv.block_tokens", CFG_INT, "tokens", 2, 65536, AT(kv.block_tokens), .fallback = "256",
      .help = "Tokens of one page and of one unit of the prefix cache. Even."},
 
@@ -109,15 +111,19 @@ const struct cfg_key cfg_keys[] = {
     {"engine.prefill_streams", CFG_INT, "prompts", 1, 1024, AT(engine.prefill_streams), .fallback = "4",
      .help = "Prompts that are computed at a time; others wait in line and hold nothing."},
     {"engine.prefill_share", CFG_DURATION, "ms", 0, 60000, AT(engine.prefill_share_us), .fallback = "5ms",
-     .help = "While prompts wait: time they get between two decode steps. Bounds the gap between the tokens of a running "
-             "stream from above, and the speed of prompts beside running streams from below."},
+     .help =
+         "While prompts wait: time they get between two decode steps. Bounds the gap between the tokens of a running "
+         "stream from above, and the speed of prompts beside running streams from below."},
     {"engine.expert_shards", CFG_INT, "actors", 1, 256, AT(engine.expert_shards), .fallback = "2",
-     .help = "Expert shards in this process, each an actor with an equal part of the experts. Results do not depend on it."},
+     .help = "Expert shards in this process, each an actor with an equal part of the experts. Results do not depend on "
+             "it."},
 
-    {"security", CFG_GROUP, .help = "Who may use the server, and what is encrypted. Nothing is, without a certificate."},
+    {"security", CFG_GROUP,
+     .help = "Who may use the server, and what is encrypted. Nothing is, without a certificate."},
     {"security.keys_file", CFG_TEXT, "file", AT(security.keys_file), .fallback = "",
-     .help = "API keys, one per line: KEY [NAME [REQUESTS AT A TIME]]. Clients send one as `Authorization: Bearer KEY` or "
-             "`x-api-key: KEY`. SIGHUP reads the file again. Empty: no key is asked for."},
+     .help =
+         "API keys, one per line: KEY [NAME [REQUESTS AT A TIME]]. Clients send one as `Authorization: Bearer KEY` or "
+         "`x-api-key: KEY`. SIGHUP reads the file again. Empty: no key is asked for."},
     {"security.tls_cert", CFG_TEXT, "file", AT(security.tls_cert), .fallback = "",
      .help = "Certificate chain in PEM form. With it clients are served over TLS only."},
     {"security.tls_key", CFG_TEXT, "file", AT(security.tls_key), .fallback = "",

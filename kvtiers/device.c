@@ -43,8 +43,9 @@ int kv_device_new(int pages, size_t page_bytes, size_t snapshot_limit, struct kv
 {
     *out = NULL;
     if (pages < 1 || !page_bytes || page_bytes % 4096)
-        return cfg_error_set(err, EINVAL, "device tier of %d pages of %zu bytes: give at least one page, of whole 4 KiB",
-                             pages, page_bytes);
+        return cfg_error_set(err, EINVAL,
+                             "device tier of %d pages of %zu bytes: give at least one page, of whole 4 KiB", pages,
+                             page_bytes);
     struct kv_device *d = calloc(1, sizeof *d);
     if (!d)
         return cfg_error_set(err, ENOMEM, "device tier: out of memory");
@@ -278,8 +279,8 @@ static struct snapshot *snapshot_slot(struct kv_device *d)
     return &d->snapshot[d->n_snapshots++];
 }
 
-int kv_device_snapshot_put(struct kv_device *d, const struct kv_key *tail, const struct kv_block_info *info, const void *bytes,
-                           size_t len)
+int kv_device_snapshot_put(struct kv_device *d, const struct kv_key *tail, const struct kv_block_info *info,
+                           const void *bytes, size_t len)
 {
     if (!len || len > d->stats.snapshot_limit)
         return -ENOSPC;
@@ -306,7 +307,8 @@ int kv_device_snapshot_put(struct kv_device *d, const struct kv_key *tail, const
     return 0;
 }
 
-const void *kv_device_snapshot_get(struct kv_device *d, const struct kv_key *tail, struct kv_block_info *info, size_t *len)
+const void *kv_device_snapshot_get(struct kv_device *d, const struct kv_key *tail, struct kv_block_info *info,
+                                   size_t *len)
 {
     struct snapshot *s = snapshot_find(d, tail);
     if (!s)

@@ -1,12 +1,12 @@
 /* The device tier: the pages that the engine computes on, the cache of finished blocks among them, and snapshots.
  *
  * A page holds one block. Pages are counted: a sequence holds its own pages, a finished block may be held by many. A
- * published page whose count falls to zero stays as cache until its memory is wanted, least recently used first; any other
- * goes back to the free list. A page is written only by its one holder and never again once published.
+ * published page whose count falls to zero stays as cache until its memory is wanted, least recently used first; any
+ * other goes back to the free list. A page is written only by its one holder and never again once published.
  *
  * A snapshot belongs to a position of a token sequence: the rows of its unfinished block and the encoder's last window
- * rows, so that a prompt that begins with the same tokens goes on there exactly. Snapshots live in a byte budget of their
- * own, least recently used first out.
+ * rows, so that a prompt that begins with the same tokens goes on there exactly. Snapshots live in a byte budget of
+ * their own, least recently used first out.
  *
  * Not thread-safe: the actor that owns the tier is the only caller. */
 #ifndef WEFT_KVTIERS_DEVICE_H
@@ -24,7 +24,7 @@ struct kv_block_info {
 };
 
 struct kv_device_stats {
-    int pages, free, held, cached;  /* held: count above zero; cached: published, count zero */
+    int pages, free, held, cached; /* held: count above zero; cached: published, count zero */
     uint64_t evicted, published, found, missed;
     size_t snapshot_bytes, snapshot_limit;
     int snapshots;
@@ -53,12 +53,14 @@ int kv_device_find(struct kv_device *d, const struct kv_key *key, struct kv_bloc
 /* Forgets a published block; its page is freed when nobody holds it. */
 void kv_device_drop(struct kv_device *d, const struct kv_key *key);
 
-/* Snapshots, by the chain at their position (blocks before it, then the ids behind the last boundary). Bytes are copied.
- * One larger than the budget is not kept (-ENOSPC); clean replaces tainted, anything else leaves an old one in place. */
-int kv_device_snapshot_put(struct kv_device *d, const struct kv_key *tail, const struct kv_block_info *info, const void *bytes,
-                           size_t len);
+/* Snapshots, by the chain at their position (blocks before it, then the ids behind the last boundary). Bytes are
+ * copied. One larger than the budget is not kept (-ENOSPC); clean replaces tainted, anything else leaves an old one in
+ * place. */
+int kv_device_snapshot_put(struct kv_device *d, const struct kv_key *tail, const struct kv_block_info *info,
+                           const void *bytes, size_t len);
 /* The bytes of a snapshot, valid until the next put or drop; NULL when there is none. */
-const void *kv_device_snapshot_get(struct kv_device *d, const struct kv_key *tail, struct kv_block_info *info, size_t *len);
+const void *kv_device_snapshot_get(struct kv_device *d, const struct kv_key *tail, struct kv_block_info *info,
+                                   size_t *len);
 
 void kv_device_stat(const struct kv_device *d, struct kv_device_stats *out);
 

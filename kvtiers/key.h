@@ -1,8 +1,8 @@
 /* Names of cached blocks: keyed hashes over everything that the bytes depend on.
  *
- * chain(b) = H(chain(b-1), token ids of block b), beginning at a root that holds the model's revision, the row format, the
- * numerics id and the tenant's salt. The key of a block is H(chain, taint): the same tokens have one clean key and one
- * for rows that were written after a replayed prefix hit. Pure functions; any thread. */
+ * chain(b) = H(chain(b-1), token ids of block b), beginning at a root that holds the model's revision, the row format,
+ * the numerics id and the tenant's salt. The key of a block is H(chain, taint): the same tokens have one clean key and
+ * one for rows that were written after a replayed prefix hit. Pure functions; any thread. */
 #ifndef WEFT_KVTIERS_KEY_H
 #define WEFT_KVTIERS_KEY_H
 
@@ -22,8 +22,8 @@ enum kv_taint {
 };
 
 struct kv_identity {
-    uint64_t revision;    /* weights, config, Engram sidecar */
-    uint32_t format;      /* row layout; KV_FORMAT_ROWS */
+    uint64_t revision; /* weights, config, Engram sidecar */
+    uint32_t format;   /* row layout; KV_FORMAT_ROWS */
     uint32_t block_tokens;
     const char *numerics; /* backend and CPU path, such as "cpu/avx512" */
     const void *salt;     /* tenant's salt, may be empty */

@@ -5,7 +5,8 @@
 #include "model/modules.h"
 #include "model/numerics.h"
 
-static const struct mdl_layer_role draft_role = {.mode = MDL_LAYER_SWA, .kv_source = -1, .index_source = -1, .engram = -1};
+static const struct mdl_layer_role draft_role = {
+    .mode = MDL_LAYER_SWA, .kv_source = -1, .index_source = -1, .engram = -1};
 
 static const struct mdl_layer_role *role_of(const struct mdl_step *s, int layer)
 {
@@ -32,7 +33,7 @@ struct attn_job {
     int layer;
     const int *rows; /* step rows */
     const struct mdl_block *b;
-    int head_group;  /* heads per item of the attention loop */
+    int head_group; /* heads per item of the attention loop */
 };
 
 /* ---- projections ---- */
@@ -106,8 +107,8 @@ static void pool_pair(const float *a, const float *b, int d, uint16_t *out)
 }
 
 /* Stores row j of the source: the index key from the plain latent, the main row from a rotated copy of it. */
-static void store_global_row(struct mdl_step *s, const struct mdl_block *b, const struct mdl_seq *seq, int source, int j,
-                             int ratio, const uint16_t *latent, uint16_t *key)
+static void store_global_row(struct mdl_step *s, const struct mdl_block *b, const struct mdl_seq *seq, int source,
+                             int j, int ratio, const uint16_t *latent, uint16_t *key)
 {
     const struct mdl_config *cfg = s->m->cfg;
     struct mdl_rope_angle angle;
@@ -226,8 +227,8 @@ void mdl_attn_project(struct mdl_step *s, int layer)
 
 /* ---- attention ---- */
 
-void mdl_attn_core(const struct mdl_backend *be, const uint16_t *q, const uint16_t *keys, int n, int dim, const float *sink,
-                   int h0, int h1, float *prob, uint16_t *o)
+void mdl_attn_core(const struct mdl_backend *be, const uint16_t *q, const uint16_t *keys, int n, int dim,
+                   const float *sink, int h0, int h1, float *prob, uint16_t *o)
 {
     float scale = (float)(1.0 / sqrt((double)dim)), den[MDL_ATTN_HEADS];
     for (int h = h0; h < h1; h += MDL_ATTN_HEADS) {
@@ -242,8 +243,8 @@ void mdl_attn_core(const struct mdl_backend *be, const uint16_t *q, const uint16
     }
 }
 
-/* Window keys of a row, in position order: from the sequence's ring below the segment, from this step inside it. A draft
- * row sees the whole ring of committed positions and every row of its own block. */
+/* Window keys of a row, in position order: from the sequence's ring below the segment, from this step inside it. A
+ * draft row sees the whole ring of committed positions and every row of its own block. */
 static int gather_window(const struct mdl_step *s, int layer, int row, uint16_t *keys)
 {
     const struct mdl_config *cfg = s->m->cfg;
@@ -313,7 +314,8 @@ static void project_output(struct mdl_step *s, const struct mdl_block *b)
         part.data = (const uint8_t *)part.data + rows * (size_t)part.k * unit;
         if (part.scale)
             part.scale += rows / 32 * ((size_t)part.k / 32);
-        mdl_linear_bf16(&s->m->exec, &part, s->q + (size_t)g * (size_t)part.k, width, s->n_active, s->wide + rows, inner);
+        mdl_linear_bf16(&s->m->exec, &part, s->q + (size_t)g * (size_t)part.k, width, s->n_active, s->wide + rows,
+                        inner);
     }
     mdl_fakequant_q8_rows(&s->m->exec, s->wide, inner, (int)inner, s->n_active, s->xq, inner);
     mdl_linear_bf16(&s->m->exec, &b->wo_b, s->xq, inner, s->n_active, s->out, (size_t)cfg->hidden);

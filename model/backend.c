@@ -61,12 +61,16 @@ int mdl_backend_select(const char *name, const struct mdl_backend **out, struct 
             return 0;
         }
         if (!any)
-            return cfg_error_set(err, ENOTSUP, "CPU path %s needs what this machine lacks: %s; leave WEFT_CPU unset to use the "
-                                               "best path it has", name, lacks);
+            return cfg_error_set(err, ENOTSUP,
+                                 "CPU path %s needs what this machine lacks: %s; leave WEFT_CPU unset to use the "
+                                 "best path it has",
+                                 name, lacks);
     }
     if (!strcmp(name, "avx512") || !strcmp(name, "avx2"))
-        return cfg_error_set(err, ENOTSUP, "CPU path %s is not part of this build; leave WEFT_CPU unset to use the best path it "
-                                           "has", name);
+        return cfg_error_set(err, ENOTSUP,
+                             "CPU path %s is not part of this build; leave WEFT_CPU unset to use the best path it "
+                             "has",
+                             name);
     return cfg_error_set(err, EINVAL, "CPU path \"%s\" is unknown; use scalar, avx2 or avx512", name);
 }
 
@@ -142,8 +146,8 @@ static void rms_items(void *ctx, int begin, int end, int thread)
         mdl_rms_row(j->ex->be, j->x + (size_t)r * j->ldx, j->w, j->n, j->ex->cfg->rms_eps, j->y + (size_t)r * j->ldy);
 }
 
-void mdl_rms_rows(const struct mdl_exec *ex, const uint16_t *x, size_t ldx, const uint16_t *w, int n, int rows, uint16_t *y,
-                  size_t ldy)
+void mdl_rms_rows(const struct mdl_exec *ex, const uint16_t *x, size_t ldx, const uint16_t *w, int n, int rows,
+                  uint16_t *y, size_t ldy)
 {
     mdl_team_run(ex->team, rows, 4, rms_items, &(struct rows_job){ex, x, w, y, ldx, ldy, n});
 }

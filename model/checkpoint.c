@@ -20,7 +20,8 @@ enum {
     SPARSE_READS = 2 << 20, /* tables from this size on are read row by row, so reading ahead is waste */
 };
 
-static const char sidecar_hint[] = "derive it with tools/train/engram_sidecar.py, which needs the model's tokenizer.json";
+static const char sidecar_hint[] =
+    "derive it with tools/train/engram_sidecar.py, which needs the model's tokenizer.json";
 
 struct copy {
     struct copy *next;
@@ -100,8 +101,7 @@ static int open_shards(struct opening *o, const char *path, json_t *map)
     if (!rc && json_object_size(map) == 0)
         rc = cfg_error_set(o->err, EINVAL,
                            "%s: weight_map is missing or empty, expected tensor names with their shards", path);
-    json_object_foreach(map, name, v)
-    {
+    json_object_foreach (map, name, v) {
         const char *file = json_string_value(v);
         if (rc)
             break;
@@ -118,8 +118,7 @@ static int open_shards(struct opening *o, const char *path, json_t *map)
                 cfg_error_prefix(o->err, rc, "a shard named by %s", path);
         }
     }
-    json_object_foreach(map, name, v)
-    {
+    json_object_foreach (map, name, v) {
         if (rc)
             break;
         json_t *at = json_object_get(seen, json_string_value(v));

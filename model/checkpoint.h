@@ -37,28 +37,28 @@ struct mdl_block {
     const uint16_t *attn_norm, *ffn_norm; /* [hidden] */
     struct mdl_hc hc_attn, hc_ffn;
     struct mdl_linear wq_a, wq_b, wkv, wo_a, wo_b; /* wo_a: [o_groups*o_lora][n_heads*head_dim/o_groups], FP8 or BF16 */
-    const uint16_t *q_norm, *kv_norm;     /* [q_lora], [head_dim] */
-    const float *attn_sink;               /* [n_heads] */
+    const uint16_t *q_norm, *kv_norm;              /* [q_lora], [head_dim] */
+    const float *attn_sink;                        /* [n_heads] */
     /* KV sources only */
     struct mdl_linear comp_wkv, comp_wgate; /* BF16; wgate.data NULL for ratio 1 */
-    const uint16_t *comp_norm;            /* [head_dim] */
-    struct mdl_linear idx_wk;             /* BF16 [index_dim][head_dim] */
-    const uint16_t *idx_k_norm;           /* [index_dim] */
+    const uint16_t *comp_norm;              /* [head_dim] */
+    struct mdl_linear idx_wk;               /* BF16 [index_dim][head_dim] */
+    const uint16_t *idx_k_norm;             /* [index_dim] */
     /* index sources only */
     struct mdl_linear idx_wq_b, idx_weights; /* FP8, BF16 */
     /* experts */
-    struct mdl_linear gate;               /* BF16 [experts][hidden] */
-    const float *gate_bias;               /* [experts] */
+    struct mdl_linear gate; /* BF16 [experts][hidden] */
+    const float *gate_bias; /* [experts] */
     int n_experts;
-    struct mdl_expert *experts;           /* [n_experts] */
-    struct mdl_expert shared;             /* FP8 */
+    struct mdl_expert *experts; /* [n_experts] */
+    struct mdl_expert shared;   /* FP8 */
 };
 
 struct mdl_engram {
     const uint8_t *table;       /* E4M3 [rows][dim], stays in the mapped file */
     const uint8_t *table_scale; /* E8M0 [rows][dim/32] */
     int64_t rows;
-    struct mdl_linear wkv;      /* FP8 [5*hidden][heads*(ngram-1)*dim] */
+    struct mdl_linear wkv;               /* FP8 [5*hidden][heads*(ngram-1)*dim] */
     const uint16_t *q_weight, *k_weight; /* bf16 [4][hidden] */
     /* from the sidecar */
     const int64_t *multipliers; /* [ngram] */
@@ -67,20 +67,21 @@ struct mdl_engram {
 
 struct mdl_checkpoint {
     struct mdl_config config;
-    const uint16_t *embed;      /* bf16 [vocab][hidden] */
-    struct mdl_linear head;     /* BF16 [vocab][hidden] */
-    const uint16_t *norm;       /* [hidden] */
-    struct mdl_block *layers;   /* [n_layers] */
+    const uint16_t *embed;    /* bf16 [vocab][hidden] */
+    struct mdl_linear head;   /* BF16 [vocab][hidden] */
+    const uint16_t *norm;     /* [hidden] */
+    struct mdl_block *layers; /* [n_layers] */
     struct mdl_engram engram[MDL_MAX_ENGRAM];
-    const int32_t *engram_map;  /* compressed ids [vocab]; NULL without Engram */
+    const int32_t *engram_map; /* compressed ids [vocab]; NULL without Engram */
     /* drafter */
-    struct mdl_block *draft;    /* [n_draft] */
+    struct mdl_block *draft; /* [n_draft] */
     struct mdl_linear main_proj;
     const uint16_t *main_norm, *draft_norm; /* [hidden] */
     const uint16_t *markov_embed;           /* bf16 [vocab][rank] */
     struct mdl_linear markov_head;          /* BF16 [vocab][rank] */
     struct mdl_linear confidence;           /* BF16 [1][hidden+rank] */
-    /* identity: XXH3-64 over config, tensor names, shapes, dtypes and sampled data of every tensor; names the revision in reports */
+    /* identity: XXH3-64 over config, tensor names, shapes, dtypes and sampled data of every tensor; names the revision
+     * in reports */
     uint64_t revision;
     void *priv; /* mapped files, index; owned */
 };
@@ -92,7 +93,8 @@ void mdl_checkpoint_close(struct mdl_checkpoint *ck);
 
 /* Calls visit for every tensor of the weight files, also those the text path does not use, file by file. Stops at the
  * first non-zero return and returns it. */
-int mdl_checkpoint_each(const struct mdl_checkpoint *ck, int (*visit)(void *arg, const struct mdl_tensor *t), void *arg);
+int mdl_checkpoint_each(const struct mdl_checkpoint *ck, int (*visit)(void *arg, const struct mdl_tensor *t),
+                        void *arg);
 
 /* Any tensor of the checkpoint by its published name, also those the text path does not use; NULL when absent. */
 const struct mdl_tensor *mdl_checkpoint_tensor(const struct mdl_checkpoint *ck, const char *name);

@@ -15,12 +15,12 @@ enum {
     MDL_MAX_LAYERS = 256, /* backbone layers */
     MDL_MAX_SOURCES = 64, /* layers that own global KV */
     MDL_MAX_ENGRAM = 16,
-    MDL_MAX_DRAFT = 16,  /* drafter stages */
-    MDL_MAX_BLOCK = 32,  /* draft block length */
-    MDL_MAX_TAPS = 16,   /* drafter target layers */
-    MDL_MAX_TOPK = 64,   /* experts per token */
+    MDL_MAX_DRAFT = 16,      /* drafter stages */
+    MDL_MAX_BLOCK = 32,      /* draft block length */
+    MDL_MAX_TAPS = 16,       /* drafter target layers */
+    MDL_MAX_TOPK = 64,       /* experts per token */
     MDL_MAX_INDEX_DIM = 512, /* channels of an index head */
-    MDL_HC = 4,          /* residual streams; the only value the architecture is defined for */
+    MDL_HC = 4,              /* residual streams; the only value the architecture is defined for */
 };
 
 enum mdl_layer_mode {
@@ -32,10 +32,10 @@ enum mdl_layer_mode {
 
 struct mdl_layer_role {
     enum mdl_layer_mode mode;
-    int ratio;           /* tokens per row of the global KV that the layer reads; 0: none */
-    int kv_source;       /* slot in kv_sources[] whose rows are read, -1: none */
-    int index_source;    /* layer whose published selection is read (itself for sources), -1: none */
-    int engram;          /* slot in engram_layers[], -1: none */
+    int ratio;             /* tokens per row of the global KV that the layer reads; 0: none */
+    int kv_source;         /* slot in kv_sources[] whose rows are read, -1: none */
+    int index_source;      /* layer whose published selection is read (itself for sources), -1: none */
+    int engram;            /* slot in engram_layers[], -1: none */
     bool candidate_source; /* builds the candidate blocks */
     bool restricted;       /* selects only inside the candidate blocks */
 };
@@ -55,11 +55,12 @@ struct mdl_config {
     int candidate_blocks, candidate_block_size;
     int candidate_layer; /* -1: none */
     int n_kv_sources;
-    int kv_sources[MDL_MAX_SOURCES];        /* layer ids, ascending */
+    int kv_sources[MDL_MAX_SOURCES]; /* layer ids, ascending */
     int kv_source_ratio[MDL_MAX_SOURCES];
     struct mdl_layer_role layer[MDL_MAX_LAYERS];
     /* Layers cut..n_layers-1 form the decoder: cut is the last KV source, no Engram lies at or after it, ratio 1 from
-     * there on, and the drafter taps none of the layers before it. -1 when the lists have no such point: then only exact mode exists (cut_reason says why). */
+     * there on, and the drafter taps none of the layers before it. -1 when the lists have no such point: then only
+     * exact mode exists (cut_reason says why). */
     int cut;
     char cut_reason[160];
     /* mixture of experts */
@@ -72,8 +73,8 @@ struct mdl_config {
     int engram_ngram, engram_heads, engram_dim, engram_pad_id, engram_compressed_vocab;
     int64_t engram_vocab;
     /* drafter */
-    int n_draft;      /* stages; 0: no drafter */
-    int draft_block;  /* tokens drafted at once */
+    int n_draft;     /* stages; 0: no drafter */
+    int draft_block; /* tokens drafted at once */
     int draft_noise_id, draft_experts, draft_topk, markov_rank;
     int n_taps;
     int tap_layers[MDL_MAX_TAPS]; /* ascending position in the concatenation = order in the config */

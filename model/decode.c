@@ -110,8 +110,8 @@ static int begin_verify(struct mdl_decoder *d, struct cfg_error *err)
         int32_t *ids = d->ids + (size_t)i * (size_t)(d->max_draft + 1);
         ids[0] = s->next;
         memcpy(ids + 1, s->guess.ids, (size_t)s->guess.n * sizeof *ids);
-        struct mdl_segment seg = {.seq = s->seq, .start = s->seq->len, .n = s->guess.n + 1, .ids = ids,
-                                  .layer_end = d->m->cfg->n_layers};
+        struct mdl_segment seg = {
+            .seq = s->seq, .start = s->seq->len, .n = s->guess.n + 1, .ids = ids, .layer_end = d->m->cfg->n_layers};
         r = mdl_step_add(d->verify, &seg, err);
     }
     d->phase = DECODE_VERIFY;
@@ -149,8 +149,8 @@ static void accept(struct mdl_decoder *d, struct mdl_stream *s, int segment)
         s->counters.accepted_at[i]++;
 }
 
-int mdl_decoder_begin(struct mdl_decoder *d, struct mdl_stream *const *streams, int n, const struct mdl_providers *providers,
-                      struct cfg_error *err)
+int mdl_decoder_begin(struct mdl_decoder *d, struct mdl_stream *const *streams, int n,
+                      const struct mdl_providers *providers, struct cfg_error *err)
 {
     if (n < 1 || n > d->max_streams)
         return cfg_error_set(err, EINVAL, "round of %d streams: this decoder takes 1 to %d", n, d->max_streams);
@@ -188,7 +188,8 @@ static int advance_step(struct mdl_decoder *d, struct cfg_error *err)
 {
     int r = mdl_step_advance(mdl_decoder_step(d));
     if (r < 0)
-        return cfg_error_set(err, -r, "%s step failed: %s", d->phase == DECODE_DRAFT ? "draft" : "decode", strerror(-r));
+        return cfg_error_set(err, -r, "%s step failed: %s", d->phase == DECODE_DRAFT ? "draft" : "decode",
+                             strerror(-r));
     if (r != MDL_STEP_DONE)
         return r;
     if (d->phase == DECODE_DRAFT) {

@@ -1,8 +1,8 @@
 /* Decoding rounds: draft, verify, accept, commit, for several streams in one batch.
  *
- * Acceptance is sample-and-match: each verified row picks the token that plain decoding would pick at that position, and
- * a guess is kept when it is that token. The picks depend on logits, recipe and position alone, so the output is the
- * plain run's output under any draft length; greedy is the special case without randomness.
+ * Acceptance is sample-and-match: each verified row picks the token that plain decoding would pick at that position,
+ * and a guess is kept when it is that token. The picks depend on logits, recipe and position alone, so the output is
+ * the plain run's output under any draft length; greedy is the special case without randomness.
  *
  * A decoder belongs to the thread that owns the model's team; streams belong to the caller. */
 #ifndef WEFT_MODEL_DECODE_H
@@ -29,17 +29,17 @@ typedef int32_t mdl_pick_fn(void *ctx, int pos, float *logits, bool draft);
 
 struct mdl_stream {
     struct mdl_seq *seq;
-    int32_t next;        /* token at position seq->len, already picked, not yet run */
-    int draft;           /* guesses to verify per round, 0..draft_block; fewer where the sequence ends */
-    int limit;           /* most tokens to emit in this round; at least 1 */
-    bool ghost;          /* given up in mid-round: its rows run on, nothing is picked or committed */
+    int32_t next; /* token at position seq->len, already picked, not yet run */
+    int draft;    /* guesses to verify per round, 0..draft_block; fewer where the sequence ends */
+    int limit;    /* most tokens to emit in this round; at least 1 */
+    bool ghost;   /* given up in mid-round: its rows run on, nothing is picked or committed */
     mdl_pick_fn *pick;
     void *pick_ctx;
     /* Results of a round. */
     int32_t emitted[MDL_ROUND_MAX];
     int n_emitted;
-    bool finished;       /* set by pick: this token is the last, nothing more is picked */
-    int status;          /* negative errno of pick: the stream cannot go on, its sequence is as before the round */
+    bool finished; /* set by pick: this token is the last, nothing more is picked */
+    int status;    /* negative errno of pick: the stream cannot go on, its sequence is as before the round */
     struct mdl_counters counters;
     /* Filled for tests and logs: the last round's guesses. */
     struct mdl_draft guess;
@@ -57,10 +57,10 @@ void mdl_decoder_free(struct mdl_decoder *d);
 int mdl_decoder_round(struct mdl_decoder *d, struct mdl_stream *const *streams, int n, struct cfg_error *err);
 
 /* The same in pieces, for callers that do other things in between or whose providers answer with messages. The array of
- * streams is copied, the streams are borrowed until the round is done. A round may be abandoned at any time by beginning
- * another one: nothing was committed then. providers NULL: local ones. */
-int mdl_decoder_begin(struct mdl_decoder *d, struct mdl_stream *const *streams, int n, const struct mdl_providers *providers,
-                      struct cfg_error *err);
+ * streams is copied, the streams are borrowed until the round is done. A round may be abandoned at any time by
+ * beginning another one: nothing was committed then. providers NULL: local ones. */
+int mdl_decoder_begin(struct mdl_decoder *d, struct mdl_stream *const *streams, int n,
+                      const struct mdl_providers *providers, struct cfg_error *err);
 /* MDL_STEP_MORE: call again. MDL_STEP_WAIT: something is outstanding for the step that mdl_decoder_step names.
  * MDL_STEP_DONE: results are in the streams. Negative errno: the round failed, nothing was committed. */
 int mdl_decoder_advance(struct mdl_decoder *d, struct cfg_error *err);

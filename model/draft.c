@@ -17,8 +17,13 @@ int mdl_draft_add(struct mdl_step *step, struct mdl_seq *seq, int32_t token, str
     int32_t *ids = step->draft_ids + (size_t)step->n_segments * MDL_MAX_BLOCK;
     for (int i = 0; i < cfg->draft_block; i++)
         ids[i] = i ? cfg->draft_noise_id : token;
-    struct mdl_segment seg = {.seq = seq, .start = seq->len, .n = cfg->draft_block, .ids = ids, .draft = true,
-                              .layer_begin = cfg->n_layers, .layer_end = cfg->n_layers + cfg->n_draft};
+    struct mdl_segment seg = {.seq = seq,
+                              .start = seq->len,
+                              .n = cfg->draft_block,
+                              .ids = ids,
+                              .draft = true,
+                              .layer_begin = cfg->n_layers,
+                              .layer_end = cfg->n_layers + cfg->n_draft};
     return mdl_step_add(step, &seg, err);
 }
 

@@ -1,9 +1,9 @@
 /* The drafter: one block of tokens per sequence from the backbone's taps, several sequences in one step.
  *
  * The parallel part is an ordinary step over the drafter's stages (mdl_draft_add, then mdl_step_run); the sequential
- * part adds the Markov bias and picks tokens one by one (mdl_draft_pick). Nothing of a draft is kept: the rings hold rows
- * of committed positions only, so a rejected draft needs no undoing. The whole block is always computed, because its rows
- * see each other; a caller that wants fewer drafts uses the first ones. */
+ * part adds the Markov bias and picks tokens one by one (mdl_draft_pick). Nothing of a draft is kept: the rings hold
+ * rows of committed positions only, so a rejected draft needs no undoing. The whole block is always computed, because
+ * its rows see each other; a caller that wants fewer drafts uses the first ones. */
 #ifndef WEFT_MODEL_DRAFT_H
 #define WEFT_MODEL_DRAFT_H
 

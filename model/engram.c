@@ -5,8 +5,8 @@
 #include "model/modules.h"
 #include "model/numerics.h"
 
-void mdl_engram_rows(const struct mdl_config *cfg, const struct mdl_engram *e, const int32_t *map, const int32_t *history,
-                     int64_t *row_ids)
+void mdl_engram_rows(const struct mdl_config *cfg, const struct mdl_engram *e, const int32_t *map,
+                     const int32_t *history, int64_t *row_ids)
 {
     int64_t pad = map[cfg->engram_pad_id], hash = map[history[0]] * e->multipliers[0], offset = 0;
     for (int s = 1; s < cfg->engram_ngram; s++) {
@@ -74,8 +74,8 @@ static void gate_items(void *ctx, int begin, int end, int thread)
         gate_row(ctx, i);
 }
 
-void mdl_engram_apply(const struct mdl_exec *ex, const struct mdl_engram *e, const uint16_t *values, const int *idx, int n,
-                      uint16_t *quantised, uint16_t *kv, float *dot, float *gate, uint16_t *x)
+void mdl_engram_apply(const struct mdl_exec *ex, const struct mdl_engram *e, const uint16_t *values, const int *idx,
+                      int n, uint16_t *quantised, uint16_t *kv, float *dot, float *gate, uint16_t *x)
 {
     size_t width = (size_t)e->wkv.k;
     mdl_fakequant_q8_rows(ex, values, width, e->wkv.k, n, quantised, width);

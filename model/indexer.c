@@ -9,9 +9,9 @@ enum { CHUNK = 512 };
 struct index_job {
     struct mdl_step *s;
     int layer, source, ratio;
-    int first, n;   /* active rows of this group */
-    int chunks;     /* pieces per row */
-    size_t stride;  /* floats per row of the score buffer */
+    int first, n;  /* active rows of this group */
+    int chunks;    /* pieces per row */
+    size_t stride; /* floats per row of the score buffer */
 };
 
 static int visible_rows(const struct index_job *j, int i)
@@ -56,8 +56,8 @@ static void select_items(void *ctx, int begin, int end, int thread)
         if (s->hooks.want_scores)
             memcpy(s->score_dump + (size_t)row * (size_t)s->score_stride, score, (size_t)visible * sizeof *score);
         if (role->candidate_source)
-            s->cand_n[row] = mdl_select_blocks(score, visible, cfg->candidate_block_size, cfg->candidate_blocks, t->block,
-                                               t->order, cand);
+            s->cand_n[row] = mdl_select_blocks(score, visible, cfg->candidate_block_size, cfg->candidate_blocks,
+                                               t->block, t->order, cand);
         if (role->restricted && s->cand_n[row] >= 0)
             mdl_select_restrict(score, visible, cfg->candidate_block_size, cand, s->cand_n[row]);
         s->sel_n[row] = mdl_select_topk(score, visible, cfg->index_topk, t->order, sel);

@@ -81,8 +81,10 @@ int mdl_seq_new(const struct mdl_config *cfg, const struct mdl_seq_params *param
 {
     *out = NULL;
     if (params->max_tokens < 1 || params->rollback < 0 || params->replay < 0 || params->window_extra < 0)
-        return cfg_error_set(err, EINVAL, "sequence of %d tokens, rollback %d, replay %d, %d window rows more: sizes must be "
-                             "positive", params->max_tokens, params->rollback, params->replay, params->window_extra);
+        return cfg_error_set(err, EINVAL,
+                             "sequence of %d tokens, rollback %d, replay %d, %d window rows more: sizes must be "
+                             "positive",
+                             params->max_tokens, params->rollback, params->replay, params->window_extra);
     if (params->replay && params->replay < cfg->window)
         return cfg_error_set(err, EINVAL, "replay of %d rows is shorter than the window of %d; use at least the window",
                              params->replay, cfg->window);

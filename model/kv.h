@@ -15,8 +15,8 @@
 #include "model/checkpoint.h"
 
 struct mdl_kv_extent {
-    int rows;             /* rows per block */
-    size_t offset, bytes; /* of the extent inside a block; bytes is a multiple of 4096 */
+    int rows;                         /* rows per block */
+    size_t offset, bytes;             /* of the extent inside a block; bytes is a multiple of 4096 */
     size_t index_codes, index_scales; /* offsets inside the extent */
 };
 
@@ -28,7 +28,8 @@ struct mdl_kv_layout {
 };
 
 /* block_tokens: even, positive. */
-int mdl_kv_layout_init(const struct mdl_config *cfg, int block_tokens, struct mdl_kv_layout *out, struct cfg_error *err);
+int mdl_kv_layout_init(const struct mdl_config *cfg, int block_tokens, struct mdl_kv_layout *out,
+                       struct cfg_error *err);
 
 struct mdl_seq_params {
     int max_tokens;   /* longest sequence, prompt and output together */
@@ -74,17 +75,19 @@ void mdl_seq_reset(struct mdl_seq *seq);
 /* Lends block number `block` (4 KiB aligned, layout.block_bytes) to a sequence with external blocks, or NULL takes it
  * back; returns what was there. A shared block must be complete: no row of it is written again. */
 uint8_t *mdl_seq_attach(struct mdl_seq *seq, int block, uint8_t *bytes);
-/* Makes blocks exist for tokens 0..tokens-1. -ENOSPC beyond max_tokens or where an external block is missing, -ENOMEM. */
+/* Makes blocks exist for tokens 0..tokens-1. -ENOSPC beyond max_tokens or where an external block is missing, -ENOMEM.
+ */
 int mdl_seq_reserve(struct mdl_seq *seq, int tokens, struct cfg_error *err);
-/* Takes back committed tokens so that len tokens remain. -EINVAL when more than params.rollback of the most tokens that the
- * sequence ever had would be gone, in however many calls. */
+/* Takes back committed tokens so that len tokens remain. -EINVAL when more than params.rollback of the most tokens that
+ * the sequence ever had would be gone, in however many calls. */
 int mdl_seq_truncate(struct mdl_seq *seq, int len, struct cfg_error *err);
 
 /* A prefix hit: dst (empty) receives src's global rows of the first hit tokens (even) and its ids; with window also the
  * encoder window rows of the last `window` positions before hit, which src must still hold. src is unchanged. */
 int mdl_seq_copy_prefix(struct mdl_seq *dst, const struct mdl_seq *src, int hit, bool window, struct cfg_error *err);
 
-/* An empty sequence whose blocks hold the global rows of the first `hit` (even) tokens already: takes their ids [hit]. */
+/* An empty sequence whose blocks hold the global rows of the first `hit` (even) tokens already: takes their ids [hit].
+ */
 void mdl_seq_adopt(struct mdl_seq *seq, const int32_t *ids, int hit);
 
 /* A snapshot: what a sequence needs beside its full blocks to go on exactly at an even position: the global rows of the

@@ -85,8 +85,8 @@ static void mix_items(void *ctx, int begin, int end, int thread)
     }
 }
 
-void mdl_mhc_mix(const struct mdl_exec *ex, const struct mdl_hc *hc, const uint16_t *x, const int *idx, int n, float *pre,
-                 float *post, float *comb)
+void mdl_mhc_mix(const struct mdl_exec *ex, const struct mdl_hc *hc, const uint16_t *x, const int *idx, int n,
+                 float *pre, float *post, float *comb)
 {
     struct mhc_job j = {.ex = ex, .hc = hc, .x = x, .idx = idx, .pre = pre, .post = post, .comb = comb};
     mdl_team_run(ex->team, n, CHUNK, mix_items, &j);
@@ -104,8 +104,8 @@ static void collapse_items(void *ctx, int begin, int end, int thread)
     }
 }
 
-void mdl_mhc_collapse(const struct mdl_exec *ex, const uint16_t *x, const float *pre, bool by_row, const int *idx, int n,
-                      uint16_t *u)
+void mdl_mhc_collapse(const struct mdl_exec *ex, const uint16_t *x, const float *pre, bool by_row, const int *idx,
+                      int n, uint16_t *u)
 {
     struct mhc_job j = {.ex = ex, .x = x, .pre = (float *)pre, .by_row = by_row, .idx = idx, .out = u};
     mdl_team_run(ex->team, n, 4, collapse_items, &j);

@@ -124,7 +124,8 @@ static void combine_items(void *ctx, int begin, int end, int thread)
         }
 }
 
-void mdl_moe_combine(const struct mdl_exec *ex, const uint16_t *result, const uint16_t *shared, int n, int k, uint16_t *out)
+void mdl_moe_combine(const struct mdl_exec *ex, const uint16_t *result, const uint16_t *shared, int n, int k,
+                     uint16_t *out)
 {
     struct combine_job j = {(size_t)ex->cfg->hidden, (size_t)k, result, shared, out};
     mdl_team_run(ex->team, n, 4, combine_items, &j);

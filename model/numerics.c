@@ -44,7 +44,14 @@ uint8_t mdl_to_e2m1(float x)
     uint8_t sign = signbit(x) ? 8 : 0;
     float a = fabsf(x);
     /* Midpoints go to the even code. */
-    uint8_t c = a > 5.0f ? 7 : a >= 3.5f ? 6 : a > 2.5f ? 5 : a >= 1.75f ? 4 : a > 1.25f ? 3 : a >= 0.75f ? 2 : a > 0.25f ? 1 : 0;
+    uint8_t c = a > 5.0f     ? 7
+                : a >= 3.5f  ? 6
+                : a > 2.5f   ? 5
+                : a >= 1.75f ? 4
+                : a > 1.25f  ? 3
+                : a >= 0.75f ? 2
+                : a > 0.25f  ? 1
+                             : 0;
     return sign | c;
 }
 

@@ -57,17 +57,20 @@ int mdl_prefill_begin(struct mdl_prefill *p, struct mdl_seq *seq, const int32_t 
     if (n < 1)
         return cfg_error_set(err, EINVAL, "prompt is empty; give at least one token");
     if (params->hit < 0 || params->hit % 2 || params->hit >= n)
-        return cfg_error_set(err, EINVAL, "prefix hit of %d tokens in a prompt of %d: it must be even and shorter than the "
-                             "prompt", params->hit, n);
+        return cfg_error_set(err, EINVAL,
+                             "prefix hit of %d tokens in a prompt of %d: it must be even and shorter than the "
+                             "prompt",
+                             params->hit, n);
     if (!exact && (params->replay < cfg->window || params->replay > seq->params.replay))
         return cfg_error_set(err, EINVAL, "replay of %d rows: use %d (the window) to %d (what the sequence keeps)",
                              params->replay, cfg->window, seq->params.replay);
     if (!exact && params->full_bridge && !seq->params.full_bridge)
-        return cfg_error_set(err, EINVAL, "bridge window \"full\" needs a sequence that keeps the cut layer's window rows");
+        return cfg_error_set(err, EINVAL,
+                             "bridge window \"full\" needs a sequence that keeps the cut layer's window rows");
     for (int i = 0; i < n; i++)
         if (ids[i] < 0 || ids[i] >= cfg->vocab_size)
-            return cfg_error_set(err, EINVAL, "token %d of the prompt is id %d, outside the vocabulary of %d", i, ids[i],
-                                 cfg->vocab_size);
+            return cfg_error_set(err, EINVAL, "token %d of the prompt is id %d, outside the vocabulary of %d", i,
+                                 ids[i], cfg->vocab_size);
     if (exact)
         begin_exact(p);
     else
@@ -109,7 +112,9 @@ bool mdl_prefill_next(struct mdl_prefill *p, int max_rows, struct mdl_segment *o
     out->n = p->n - out->start < max_rows ? p->n - out->start : max_rows;
     out->logits_from = out->n;
     if (out->layer_end == cfg->n_layers)
-        out->logits_from = p->params.all_logits ? first_exact(p, out) : out->start + out->n == p->n ? out->n - 1 : out->n;
+        out->logits_from = p->params.all_logits          ? first_exact(p, out)
+                           : out->start + out->n == p->n ? out->n - 1
+                                                         : out->n;
     return true;
 }
 

@@ -1,16 +1,16 @@
 /* How a prompt enters a sequence: which segments, over which layers, in which order.
  *
  *   exact            every token through every layer.
- *   bounded replay   layers below the cut on every token, their end state bridged into the cut layer's global rows; then
- *                    layers from the cut on for the last R tokens only, as a segment that sees no window row before its
- *                    start. The normal mode: an approximation that the model was trained for; equal to exact when N <= R.
+ *   bounded replay   layers below the cut on every token, their end state bridged into the cut layer's global rows;
+ * then layers from the cut on for the last R tokens only, as a segment that sees no window row before its start. The
+ * normal mode: an approximation that the model was trained for; equal to exact when N <= R.
  *
  * A prefix hit of H tokens (even) brings their global rows along (mdl_seq_copy_prefix):
- *   replay, window rows of the encoder present and N - H >= R: the encoder goes on at H as if nothing had happened; with
- *          `extra` more rows also when H - (N - R) <= extra, from N - R on
- *   replay otherwise: the encoder is replayed from max(0, H - max(W, R)), sees nothing before, writes no row below H
- *   exact: tokens from H - (layers (W-1) + W) run again through all layers; each layer drops its first W-1 rows, which
- *          saw a short window, so everything from H on has the bits of a cold run. A shorter prefix counts as a miss.
+ *   replay, window rows of the encoder present and N - H >= R: the encoder goes on at H as if nothing had happened;
+ * with `extra` more rows also when H - (N - R) <= extra, from N - R on replay otherwise: the encoder is replayed from
+ * max(0, H - max(W, R)), sees nothing before, writes no row below H exact: tokens from H - (layers (W-1) + W) run again
+ * through all layers; each layer drops its first W-1 rows, which saw a short window, so everything from H on has the
+ * bits of a cold run. A shorter prefix counts as a miss.
  *
  * A plan belongs to the owner of its sequence. It borrows ids. */
 #ifndef WEFT_MODEL_PREFILL_H
@@ -20,12 +20,13 @@
 
 struct mdl_prefill_params {
     bool exact;
-    int replay;        /* R >= window; at most the R that the sequence was made for */
-    bool full_bridge;  /* cut layer's replayed rows also see window rows before the replay start */
-    int hit;           /* H, even; rows below must be in the sequence */
-    bool hit_window;   /* encoder window rows before H are there too */
-    int hit_extra;     /* this many more of them than the window (snapshots): the encoder restarts exactly before H */
-    bool all_logits;   /* logits for every row that runs through all layers (exact: from the hit on), else for the last only */
+    int replay;       /* R >= window; at most the R that the sequence was made for */
+    bool full_bridge; /* cut layer's replayed rows also see window rows before the replay start */
+    int hit;          /* H, even; rows below must be in the sequence */
+    bool hit_window;  /* encoder window rows before H are there too */
+    int hit_extra;    /* this many more of them than the window (snapshots): the encoder restarts exactly before H */
+    bool all_logits;  /* logits for every row that runs through all layers (exact: from the hit on), else for the last
+                         only */
 };
 
 struct mdl_prefill {
@@ -33,11 +34,11 @@ struct mdl_prefill {
     const int32_t *ids;
     int n;
     struct mdl_prefill_params params;
-    bool two_passes;   /* encoder, then decoder replay */
-    int hit;           /* what was used: 0 after a miss */
-    bool continued;    /* the encoder went on exactly: rows behind the hit are what a cold run would write */
-    int encoder_start; /* first row of the first pass */
-    int decoder_start; /* first row of the layers from the cut on */
+    bool two_passes;            /* encoder, then decoder replay */
+    int hit;                    /* what was used: 0 after a miss */
+    bool continued;             /* the encoder went on exactly: rows behind the hit are what a cold run would write */
+    int encoder_start;          /* first row of the first pass */
+    int decoder_start;          /* first row of the layers from the cut on */
     int encoder_at, decoder_at; /* next row of either pass */
 };
 

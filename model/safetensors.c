@@ -170,8 +170,7 @@ static int parse_tensors(struct parse *p, json_t *root)
     const char *name;
     json_t *v;
     size_t n = 0, text = 1;
-    json_object_foreach(root, name, v)
-    {
+    json_object_foreach (root, name, v) {
         const char *dtype = json_string_value(json_object_get(v, "dtype"));
         n++;
         text += strlen(name) + 1 + (dtype ? strlen(dtype) + 1 : 0);
@@ -180,8 +179,7 @@ static int parse_tensors(struct parse *p, json_t *root)
     st->strings = p->next = malloc(text);
     if (!st->tensors || !st->strings)
         return cfg_error_set(p->err, ENOMEM, "%s: out of memory", st->path);
-    json_object_foreach(root, name, v)
-    {
+    json_object_foreach (root, name, v) {
         if (!strcmp(name, "__metadata__"))
             continue;
         int rc = parse_tensor(p, name, v, &st->tensors[st->count]);

@@ -12,7 +12,18 @@
 #include "config/error.h"
 
 enum mdl_dtype {
-    MDL_F8_E4M3, MDL_F8_E8M0, MDL_I8, MDL_U8, MDL_BF16, MDL_F16, MDL_F32, MDL_F64, MDL_I16, MDL_I32, MDL_I64, MDL_BOOL,
+    MDL_F8_E4M3,
+    MDL_F8_E8M0,
+    MDL_I8,
+    MDL_U8,
+    MDL_BF16,
+    MDL_F16,
+    MDL_F32,
+    MDL_F64,
+    MDL_I16,
+    MDL_I32,
+    MDL_I64,
+    MDL_BOOL,
     MDL_DTYPE_OTHER, /* a dtype that this program has no use for; its size is not checked against the shape */
     MDL_DTYPE_COUNT,
 };
@@ -20,14 +31,14 @@ enum mdl_dtype {
 enum { MDL_ST_MAX_DIMS = 8 };
 
 struct mdl_tensor {
-    const char *name;  /* owned by the file object */
+    const char *name; /* owned by the file object */
     enum mdl_dtype dtype;
     const char *dtype_name; /* as the file spells it; owned by the file object */
     int ndim;
     int64_t shape[MDL_ST_MAX_DIMS]; /* a dimension may be 0: then there are no bytes */
-    const void *data;  /* inside the mapping; alignment is only what the file gives */
+    const void *data;               /* inside the mapping; alignment is only what the file gives */
     size_t bytes;
-    const char *file;  /* path, owned by the file object */
+    const char *file; /* path, owned by the file object */
 };
 
 struct mdl_st; /* opaque */
@@ -52,7 +63,8 @@ size_t mdl_dtype_size(enum mdl_dtype t);
  * must stay valid until mdl_st_writer_save. One thread. */
 struct mdl_st_writer;
 struct mdl_st_writer *mdl_st_writer_new(void); /* NULL: out of memory */
-/* Errors: -EINVAL (dtype, rank, dimension or size that cannot be written, name not UTF-8), -EEXIST (name taken), -ENOMEM. */
+/* Errors: -EINVAL (dtype, rank, dimension or size that cannot be written, name not UTF-8), -EEXIST (name taken),
+ * -ENOMEM. */
 int mdl_st_writer_add(struct mdl_st_writer *w, const char *name, enum mdl_dtype dtype, int ndim, const int64_t *shape,
                       const void *data);
 /* Produces len bytes of the tensor's data from offset on; called with ascending offsets, one tensor after the other.
@@ -61,7 +73,8 @@ typedef int (*mdl_st_fill)(void *arg, size_t index, size_t offset, size_t len, v
 /* Writes to a temporary name beside path, then renames. Frees nothing. The data of tensors added with data NULL comes
  * from fill (may be NULL when there are none), so that files larger than memory can be written. */
 int mdl_st_writer_save(struct mdl_st_writer *w, const char *path, struct cfg_error *err);
-int mdl_st_writer_save_from(struct mdl_st_writer *w, const char *path, mdl_st_fill fill, void *arg, struct cfg_error *err);
+int mdl_st_writer_save_from(struct mdl_st_writer *w, const char *path, mdl_st_fill fill, void *arg,
+                            struct cfg_error *err);
 void mdl_st_writer_free(struct mdl_st_writer *w);
 
 #endif

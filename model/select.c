@@ -64,7 +64,8 @@ int mdl_select_topk(const float *score, int n, int k, uint64_t *order, int32_t *
     return m;
 }
 
-int mdl_select_blocks(const float *score, int n, int block, int keep, float *block_score, uint64_t *order, int32_t *blocks)
+int mdl_select_blocks(const float *score, int n, int block, int keep, float *block_score, uint64_t *order,
+                      int32_t *blocks)
 {
     if (n <= 0)
         return 0;

@@ -18,8 +18,10 @@ static int encoder_layers(const struct mdl_seq *s)
 static struct snapshot_head head_of(const struct mdl_seq *s, int pos)
 {
     int rows = s->cfg->window + s->params.window_extra;
-    struct snapshot_head h = {.pos = (uint32_t)pos, .first_token = (uint32_t)(pos / s->layout.block_tokens * s->layout.block_tokens),
-                              .first_row = (uint32_t)(pos > rows ? pos - rows : 0), .layers = (uint32_t)encoder_layers(s)};
+    struct snapshot_head h = {.pos = (uint32_t)pos,
+                              .first_token = (uint32_t)(pos / s->layout.block_tokens * s->layout.block_tokens),
+                              .first_row = (uint32_t)(pos > rows ? pos - rows : 0),
+                              .layers = (uint32_t)encoder_layers(s)};
     h.bytes = sizeof h + (uint64_t)(h.pos - h.first_row) * h.layers * s->layout.swa_row;
     for (int k = 0; k < s->cfg->n_kv_sources; k++)
         h.bytes += (uint64_t)(h.pos - h.first_token) / (uint64_t)s->cfg->kv_source_ratio[k] *

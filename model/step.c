@@ -65,8 +65,9 @@ static void carve_layer(struct mdl_step *s, struct carver *c)
     s->mix_post = carve(c, n * 4, sizeof(float));
     s->mix_comb = carve(c, n * 16, sizeof(float));
     s->u = carve(c, n * d, sizeof(uint16_t));
-    s->xq = carve(c, n * max_size(max_size(max_size(d, (size_t)cfg->q_lora), max_size(inner, ngram)),
-                                  (size_t)cfg->n_taps * d), sizeof(uint16_t));
+    s->xq = carve(
+        c, n * max_size(max_size(max_size(d, (size_t)cfg->q_lora), max_size(inner, ngram)), (size_t)cfg->n_taps * d),
+        sizeof(uint16_t));
     s->qr = carve(c, n * (size_t)cfg->q_lora, sizeof(uint16_t));
     s->q = carve(c, n * max_size(qw, cfg->n_engram ? 5 * d : 0), sizeof(uint16_t));
     s->kv = carve(c, n * max_size((size_t)cfg->head_dim, (size_t)cfg->index_dim), sizeof(uint16_t));
@@ -119,7 +120,8 @@ int mdl_step_new(struct mdl_model *m, int capacity, int max_tokens, struct mdl_s
 {
     *out = NULL;
     if (capacity < 1 || max_tokens < 1)
-        return cfg_error_set(err, EINVAL, "a step of %d rows over %d tokens: both must be positive", capacity, max_tokens);
+        return cfg_error_set(err, EINVAL, "a step of %d rows over %d tokens: both must be positive", capacity,
+                             max_tokens);
     struct mdl_step *s = calloc(1, sizeof *s);
     if (!s)
         return cfg_error_set(err, ENOMEM, "step: out of memory");
@@ -136,8 +138,8 @@ int mdl_step_new(struct mdl_model *m, int capacity, int max_tokens, struct mdl_s
     }
     if (!s->memory) {
         mdl_step_free(s);
-        return cfg_error_set(err, ENOMEM, "step of %d rows needs %zu bytes, more than there are; use fewer rows", capacity,
-                             c.used);
+        return cfg_error_set(err, ENOMEM, "step of %d rows needs %zu bytes, more than there are; use fewer rows",
+                             capacity, c.used);
     }
     memset(s->memory, 0, c.used);
     c = (struct carver){s->memory, 0};
@@ -179,15 +181,18 @@ static int check_layers(const struct mdl_step *s, const struct mdl_segment *seg,
     bool range = seg->layer_end > seg->layer_begin && seg->layer_end <= end && (seg->layer_begin == begin || at_cut) &&
                  (seg->layer_end == end || seg->layer_end == cfg->cut || s->hooks.point);
     if (!range)
-        return cfg_error_set(err, EINVAL, "segment over layers %d to %d: it must begin at the first layer or the cut (%d) "
-                             "and end at the cut or the last layer", seg->layer_begin, seg->layer_end, cfg->cut);
+        return cfg_error_set(err, EINVAL,
+                             "segment over layers %d to %d: it must begin at the first layer or the cut (%d) "
+                             "and end at the cut or the last layer",
+                             seg->layer_begin, seg->layer_end, cfg->cut);
     if (seg->n < 1)
         return cfg_error_set(err, EINVAL, "segment of %d rows: it needs at least one", seg->n);
     if (seg->n > s->capacity - s->n_rows)
         return cfg_error_set(err, ENOSPC, "segment of %d rows does not fit: %d of %d rows are taken", seg->n, s->n_rows,
                              s->capacity);
     if (seg->draft && seg->n > cfg->draft_block)
-        return cfg_error_set(err, EINVAL, "draft block of %d rows is longer than the model's %d", seg->n, cfg->draft_block);
+        return cfg_error_set(err, EINVAL, "draft block of %d rows is longer than the model's %d", seg->n,
+                             cfg->draft_block);
     if (s->n_segments && s->segment[0].draft != seg->draft)
         return cfg_error_set(err, EINVAL, "draft blocks and backbone rows cannot share a step");
     for (int i = 0; i < s->n_segments; i++)
@@ -210,12 +215,15 @@ static int check_rows(const struct mdl_step *s, const struct mdl_segment *seg, s
     int lo = q->encoded - q->params.replay > q->bridge_lo ? q->encoded - q->params.replay : q->bridge_lo;
     if (bridge && (!q->params.replay || seg->start < lo || seg->start + seg->n > q->encoded))
         return cfg_error_set(err, EINVAL, "bridge rows %d to %d are asked for, the sequence holds %d to %d", seg->start,
-                             seg->start + seg->n - 1, q->params.replay ? lo : 0, q->params.replay ? q->encoded - 1 : -1);
+                             seg->start + seg->n - 1, q->params.replay ? lo : 0,
+                             q->params.replay ? q->encoded - 1 : -1);
     if (seg->start + seg->n > s->max_tokens)
-        return cfg_error_set(err, ENOSPC, "position %d is beyond the step's %d tokens", seg->start + seg->n, s->max_tokens);
+        return cfg_error_set(err, ENOSPC, "position %d is beyond the step's %d tokens", seg->start + seg->n,
+                             s->max_tokens);
     for (int i = 0; seg->ids && i < seg->n; i++)
         if (seg->ids[i] < 0 || seg->ids[i] >= cfg->vocab_size)
-            return cfg_error_set(err, EINVAL, "token id %d is outside the vocabulary of %d", seg->ids[i], cfg->vocab_size);
+            return cfg_error_set(err, EINVAL, "token id %d is outside the vocabulary of %d", seg->ids[i],
+                                 cfg->vocab_size);
     return 0;
 }
 
@@ -397,7 +405,8 @@ static int phase_engram(struct mdl_step *s)
         size_t row = (size_t)s->active[i];
         mdl_dequant_q8(f->codes + row * width, f->scales + row * width / 32, (int)width, s->wide + (size_t)i * width);
     }
-    mdl_engram_apply(&s->m->exec, &s->m->ck->engram[slot], s->wide, s->active, s->n_active, s->xq, s->q, NULL, NULL, s->x);
+    mdl_engram_apply(&s->m->exec, &s->m->ck->engram[slot], s->wide, s->active, s->n_active, s->xq, s->q, NULL, NULL,
+                     s->x);
     return MDL_PHASE_PROJECT;
 }
 
@@ -485,7 +494,8 @@ static int phase_route(struct mdl_step *s)
     x->k = s->layer < cfg->n_layers ? cfg->topk_experts : cfg->draft_topk;
     mdl_moe_route(ex, b, s->u, n, x->k, s->z, s->ex_expert, s->ex_weight);
     for (int i = 0; i < n; i++)
-        ex->be->quant_q8(s->u + (size_t)i * d, cfg->hidden, s->ex_codes + (size_t)i * d, s->ex_scales + (size_t)i * d / 32);
+        ex->be->quant_q8(s->u + (size_t)i * d, cfg->hidden, s->ex_codes + (size_t)i * d,
+                         s->ex_scales + (size_t)i * d / 32);
     x->codes = s->ex_codes;
     x->scales = s->ex_scales;
     x->expert = s->ex_expert;
@@ -561,13 +571,14 @@ static int phase_head(struct mdl_step *s)
     if (n) {
         bool draft = s->segment[0].draft;
         mdl_mhc_collapse(&s->m->exec, s->x, s->pre, true, s->group_row, n, s->out);
-        mdl_head_logits(&s->m->exec, s->m->ck, draft ? s->m->ck->draft_norm : s->m->ck->norm, s->out, n, s->u, s->logits);
+        mdl_head_logits(&s->m->exec, s->m->ck, draft ? s->m->ck->draft_norm : s->m->ck->norm, s->out, n, s->u,
+                        s->logits);
     }
     return MDL_PHASE_DONE;
 }
 
-void mdl_head_logits(const struct mdl_exec *ex, const struct mdl_checkpoint *ck, const uint16_t *norm, const uint16_t *y,
-                     int n, uint16_t *normed, float *logits)
+void mdl_head_logits(const struct mdl_exec *ex, const struct mdl_checkpoint *ck, const uint16_t *norm,
+                     const uint16_t *y, int n, uint16_t *normed, float *logits)
 {
     size_t d = (size_t)ex->cfg->hidden;
     mdl_rms_rows(ex, y, d, norm, ex->cfg->hidden, n, normed, d);
@@ -615,8 +626,10 @@ static void commit_window(struct mdl_step *s, const struct mdl_segment *seg, int
         int pos = seg->start + i;
         if (pos < lo)
             continue;
-        const uint8_t *from = s->window + ((size_t)layer * (size_t)s->capacity + (size_t)(seg->first_row + i)) * s->swa_row;
-        uint8_t *to = draft ? mdl_seq_draft_row(seg->seq, layer - cfg->n_layers, pos) : mdl_seq_ring_row(seg->seq, layer, pos);
+        const uint8_t *from =
+            s->window + ((size_t)layer * (size_t)s->capacity + (size_t)(seg->first_row + i)) * s->swa_row;
+        uint8_t *to =
+            draft ? mdl_seq_draft_row(seg->seq, layer - cfg->n_layers, pos) : mdl_seq_ring_row(seg->seq, layer, pos);
         memcpy(to, from, s->swa_row);
     }
 }
@@ -626,11 +639,13 @@ static void commit_tails(struct mdl_step *s, const struct mdl_segment *seg, int 
     const struct mdl_config *cfg = s->m->cfg;
     size_t width = 2 * (size_t)cfg->head_dim;
     for (int k = 0; k < cfg->n_kv_sources; k++) {
-        if (cfg->kv_source_ratio[k] == 1 || cfg->kv_sources[k] < seg->layer_begin || cfg->kv_sources[k] >= seg->layer_end)
+        if (cfg->kv_source_ratio[k] == 1 || cfg->kv_sources[k] < seg->layer_begin ||
+            cfg->kv_sources[k] >= seg->layer_end)
             continue;
         for (int i = accept > seg->seq->tail_rows ? accept - seg->seq->tail_rows : 0; i < accept; i++)
             memcpy(mdl_seq_tail(seg->seq, k, seg->start + i),
-                   s->tail + ((size_t)k * (size_t)s->capacity + (size_t)(seg->first_row + i)) * width, width * sizeof(float));
+                   s->tail + ((size_t)k * (size_t)s->capacity + (size_t)(seg->first_row + i)) * width,
+                   width * sizeof(float));
     }
 }
 

@@ -6,8 +6,8 @@
  *
  * The pass is resumable: mdl_step_run works until the step is done or needs something that is not there (Engram rows,
  * global KV rows, expert results), returns MDL_STEP_WAIT, and goes on from the same (layer, phase) when called again
- * after delivery. State lives in struct mdl_step only, never on the stack. mdl_step_advance does one phase at a time for
- * callers that must look at other things in between.
+ * after delivery. State lives in struct mdl_step only, never on the stack. mdl_step_advance does one phase at a time
+ * for callers that must look at other things in between.
  *
  * Nothing a sequence can see changes before mdl_step_commit; an uncommitted step may be thrown away (mdl_step_begin) or
  * rerun. One owner thread at a time. */
@@ -33,31 +33,31 @@ enum mdl_phase {
 
 struct mdl_segment {
     struct mdl_seq *seq;
-    int start, n;              /* positions start .. start+n-1 */
-    const int32_t *ids;        /* [n] borrowed until commit; NULL for segments that start at the cut layer */
+    int start, n;               /* positions start .. start+n-1 */
+    const int32_t *ids;         /* [n] borrowed until commit; NULL for segments that start at the cut layer */
     int layer_begin, layer_end; /* layers [begin, end); begin is 0 or the cut layer */
-    int write_from;            /* global rows of tokens below this position are cached already and are not written */
-    int logits_from;           /* rows logits_from .. n-1 (index in the segment) get logits; n: none */
-    bool draft;                /* a draft block: stages instead of layers, rows see each other */
-    int first_row;             /* set by mdl_step_add: row of the step that holds position start */
+    int write_from;             /* global rows of tokens below this position are cached already and are not written */
+    int logits_from;            /* rows logits_from .. n-1 (index in the segment) get logits; n: none */
+    bool draft;                 /* a draft block: stages instead of layers, rows see each other */
+    int first_row;              /* set by mdl_step_add: row of the step that holds position start */
 };
 
 /* Expert work of one layer, as it would travel: FP8 codes in, bf16 rows out. */
 struct mdl_exchange {
-    int layer;              /* backbone layer, or n_layers + stage of the drafter */
+    int layer; /* backbone layer, or n_layers + stage of the drafter */
     int rows, k;
-    const uint8_t *codes;   /* E4M3 [rows][hidden] */
-    const uint8_t *scales;  /* E8M0 [rows][hidden/32] */
-    const int32_t *expert;  /* [rows][k], ascending per row */
-    const float *weight;    /* [rows][k], routing weight, applied by the expert before its second projection */
-    uint16_t *result;       /* bf16 [rows][k][hidden] */
-    uint8_t *have;          /* [rows][k] delivered */
+    const uint8_t *codes;  /* E4M3 [rows][hidden] */
+    const uint8_t *scales; /* E8M0 [rows][hidden/32] */
+    const int32_t *expert; /* [rows][k], ascending per row */
+    const float *weight;   /* [rows][k], routing weight, applied by the expert before its second projection */
+    uint16_t *result;      /* bf16 [rows][k][hidden] */
+    uint8_t *have;         /* [rows][k] delivered */
     int pending;
 };
 
 /* Engram rows of one layer for the rows of a step. */
 struct mdl_engram_fetch {
-    int slot;               /* index in config.engram_layers */
+    int slot; /* index in config.engram_layers */
     int rows, columns;
     const int64_t *row_ids; /* [rows][columns] */
     uint8_t *codes;         /* E4M3 [rows][columns][dim] */
@@ -90,16 +90,16 @@ void mdl_engram_deliver(struct mdl_engram_fetch *f, int row, int column, int dim
 
 /* Observation points for tests and dumps; a hook may overwrite the arrays it is shown (layer-forced comparison). */
 enum mdl_hook_point {
-    MDL_HOOK_LAYER,     /* before a layer: x, pre, sel, cand */
-    MDL_HOOK_ENGRAM,    /* row ids known: step->fetch[slot] */
-    MDL_HOOK_TAPS,      /* after taps were taken */
-    MDL_HOOK_ATTN_IN,   /* xin */
-    MDL_HOOK_SELECTED,  /* index sources only: sel, cand, score_dump (when want_scores) */
-    MDL_HOOK_ATTN_OUT,  /* out, before expand */
-    MDL_HOOK_MID,       /* x after the attention half */
-    MDL_HOOK_ROUTED,    /* exchange.expert, exchange.weight, router scores z */
-    MDL_HOOK_FFN_OUT,   /* out, before expand */
-    MDL_HOOK_LEFT,      /* after the last layer of any segment: x, pre */
+    MDL_HOOK_LAYER,    /* before a layer: x, pre, sel, cand */
+    MDL_HOOK_ENGRAM,   /* row ids known: step->fetch[slot] */
+    MDL_HOOK_TAPS,     /* after taps were taken */
+    MDL_HOOK_ATTN_IN,  /* xin */
+    MDL_HOOK_SELECTED, /* index sources only: sel, cand, score_dump (when want_scores) */
+    MDL_HOOK_ATTN_OUT, /* out, before expand */
+    MDL_HOOK_MID,      /* x after the attention half */
+    MDL_HOOK_ROUTED,   /* exchange.expert, exchange.weight, router scores z */
+    MDL_HOOK_FFN_OUT,  /* out, before expand */
+    MDL_HOOK_LEFT,     /* after the last layer of any segment: x, pre */
 };
 
 /* Set before rows are added. */
@@ -113,9 +113,9 @@ struct mdl_step {
     struct mdl_model *m;
     const struct mdl_providers *providers;
     struct mdl_hooks hooks;
-    int capacity;      /* rows */
-    size_t swa_row;    /* bytes of a window row */
-    int max_tokens;    /* longest sequence a row may look back over */
+    int capacity;   /* rows */
+    size_t swa_row; /* bytes of a window row */
+    int max_tokens; /* longest sequence a row may look back over */
 
     int n_segments, n_rows;
     struct mdl_segment *segment; /* [capacity] */
@@ -125,40 +125,40 @@ struct mdl_step {
     /* Where the pass stands. */
     int layer;
     enum mdl_phase phase;
-    int status;        /* negative errno once failed */
-    int n_active;      /* rows that take part in the current layer */
-    int *active;       /* [capacity] row numbers, ascending */
+    int status;   /* negative errno once failed */
+    int n_active; /* rows that take part in the current layer */
+    int *active;  /* [capacity] row numbers, ascending */
 
     /* Per row of the step. */
-    uint16_t *x;       /* bf16 [capacity][4][hidden] residual streams */
-    float *pre;        /* [capacity][4] carried mixing weights */
-    int32_t *sel;      /* [capacity][index_topk] selected rows, ascending, -1 padded */
+    uint16_t *x;  /* bf16 [capacity][4][hidden] residual streams */
+    float *pre;   /* [capacity][4] carried mixing weights */
+    int32_t *sel; /* [capacity][index_topk] selected rows, ascending, -1 padded */
     int *sel_n;
-    int32_t *cand;     /* [capacity][candidate_blocks] kept blocks, ascending */
-    int *cand_n;       /* -1: every visible row is a candidate */
-    uint16_t *taps;    /* bf16 [capacity][n_taps*hidden] */
-    uint8_t *window;   /* [layers + stages][capacity] window rows of this step */
-    float *tail;       /* [sources][capacity][2][head_dim] */
-    float *logits;     /* [n_logits][vocab]; grown as needed */
+    int32_t *cand;   /* [capacity][candidate_blocks] kept blocks, ascending */
+    int *cand_n;     /* -1: every visible row is a candidate */
+    uint16_t *taps;  /* bf16 [capacity][n_taps*hidden] */
+    uint8_t *window; /* [layers + stages][capacity] window rows of this step */
+    float *tail;     /* [sources][capacity][2][head_dim] */
+    float *logits;   /* [n_logits][vocab]; grown as needed */
     int n_logits, logits_cap;
-    int *logits_row;   /* [capacity] index into logits or -1 */
+    int *logits_row; /* [capacity] index into logits or -1 */
 
     /* Per active row of the current layer. */
     float *mix_pre, *mix_post, *mix_comb; /* [4], [4], [16] */
-    uint16_t *u;       /* collapsed, then normed input [hidden]: xin */
-    uint16_t *xq;      /* fake-quantised input of the linear at hand, widest K */
-    uint16_t *qr;      /* [q_lora] */
-    uint16_t *q;       /* [heads*head_dim], becomes the attention output o */
-    uint16_t *kv;      /* [head_dim] */
-    uint16_t *latent;  /* [head_dim] per completed group */
-    uint16_t *wide;    /* grouped output, Engram values, normed head input: widest of those */
-    float *z;          /* [experts] router scores */
-    uint16_t *qi;      /* [index_heads*index_dim] */
-    float *wt;         /* [index_heads] */
-    uint16_t *out;     /* [hidden] */
-    uint16_t *shared;  /* [hidden] shared expert */
-    struct mdl_rope_angle *angle[2]; /* per row of the step, both tables */
-    int *group_row;    /* rows that complete a compressor group, rows that leave, rows of the head */
+    uint16_t *u;                          /* collapsed, then normed input [hidden]: xin */
+    uint16_t *xq;                         /* fake-quantised input of the linear at hand, widest K */
+    uint16_t *qr;                         /* [q_lora] */
+    uint16_t *q;                          /* [heads*head_dim], becomes the attention output o */
+    uint16_t *kv;                         /* [head_dim] */
+    uint16_t *latent;                     /* [head_dim] per completed group */
+    uint16_t *wide;                       /* grouped output, Engram values, normed head input: widest of those */
+    float *z;                             /* [experts] router scores */
+    uint16_t *qi;                         /* [index_heads*index_dim] */
+    float *wt;                            /* [index_heads] */
+    uint16_t *out;                        /* [hidden] */
+    uint16_t *shared;                     /* [hidden] shared expert */
+    struct mdl_rope_angle *angle[2];      /* per row of the step, both tables */
+    int *group_row;                       /* rows that complete a compressor group, rows that leave, rows of the head */
 
     struct mdl_exchange exchange;
     uint8_t *ex_codes, *ex_scales;
@@ -166,7 +166,7 @@ struct mdl_step {
     float *ex_weight;
     struct mdl_engram_fetch fetch[MDL_MAX_ENGRAM];
 
-    float *scores;     /* index scores of a group of rows */
+    float *scores; /* index scores of a group of rows */
     size_t scores_cap;
     float *score_dump; /* [capacity][score_stride], unmasked, when hooks.want_scores */
     int score_stride;

@@ -11,12 +11,13 @@
 
 /* How a round works. The owner writes the job, opens the round by making `round` odd, takes items itself, closes the
  * round by making it even and waits until nobody is inside. A worker that sees an open round it has not done counts
- * itself in, looks again whether the round is open, and only then reads the job. A worker that comes late finds the round
- * closed and goes back to waiting, so the owner waits for workers that hold items and never for one that still sleeps.
+ * itself in, looks again whether the round is open, and only then reads the job. A worker that comes late finds the
+ * round closed and goes back to waiting, so the owner waits for workers that hold items and never for one that still
+ * sleeps.
  *
  * Memory order. Three pairs of "write mine, then read yours" must not both miss: (round, inside), (round, sleepers) and
- * (owner_sleeps, inside); all of these accesses are seq_cst. As release and acquire they also carry the data: the job and
- * all that the owner wrote before to the workers through `round`, their results to the owner through `inside`. */
+ * (owner_sleeps, inside); all of these accesses are seq_cst. As release and acquire they also carry the data: the job
+ * and all that the owner wrote before to the workers through `round`, their results to the owner through `inside`. */
 struct mdl_team {
     int size;
     int spin; /* looks at the shared state before a thread goes to sleep; 0 when threads outnumber CPUs */
@@ -128,8 +129,8 @@ int mdl_team_new(int threads, struct mdl_team **out, struct cfg_error *err)
         if (e) {
             free(arg);
             mdl_team_free(t);
-            return cfg_error_set(err, e, "compute team: cannot start thread %d of %d (%s); use fewer threads", i, threads,
-                                 strerror(e));
+            return cfg_error_set(err, e, "compute team: cannot start thread %d of %d (%s); use fewer threads", i,
+                                 threads, strerror(e));
         }
         t->size++;
     }

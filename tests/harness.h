@@ -85,8 +85,7 @@ void th_log(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 /* A message is evaluated only after its check failed, so it may use what the check has set. The leading space keeps an
  * absent message from being an empty format; the runner drops it. */
-#define TH_CHECK(fatal, ok, what, ...)                                                                                 \
-    ((ok) ? (void)0 : th_fail(fatal, __FILE__, __LINE__, what, " " __VA_ARGS__))
+#define TH_CHECK(fatal, ok, what, ...) ((ok) ? (void)0 : th_fail(fatal, __FILE__, __LINE__, what, " " __VA_ARGS__))
 #define TH_CMP(fatal, a, op, b, ...) TH_CHECK(fatal, (a)op(b), #a " " #op " " #b, __VA_ARGS__)
 #define TH_STR(fatal, a, b, want, ...)                                                                                 \
     TH_CHECK(fatal, th_str_check((a), (b), (want)), "strings " #a ", " #b, __VA_ARGS__)

@@ -50,8 +50,8 @@ void gw_answer_error(struct gw_context *g, struct gw_exchange *x, enum gw_protoc
     free(body);
 }
 
-static void refuse(struct gw_context *g, struct gw_exchange *x, enum gw_protocol protocol, enum gw_refusal why, int status,
-                   const char *type, const char *code, const char *message)
+static void refuse(struct gw_context *g, struct gw_exchange *x, enum gw_protocol protocol, enum gw_refusal why,
+                   int status, const char *type, const char *code, const char *message)
 {
     struct gw_error err = {.status = status, .retry_after = status == 429 ? 1 : 0};
     snprintf(err.type, sizeof err.type, "%s", type);
@@ -78,8 +78,8 @@ static int add_marker(struct gw_context *g, const char *name, struct mdl_ids *ou
     return id < 0 ? -EINVAL : mdl_ids_add(out, id);
 }
 
-/* A tool call that must come: its beginning is put behind the prompt, so that the model goes on inside it. Reasoning, if
- * the prompt has begun any, ends before it. */
+/* A tool call that must come: its beginning is put behind the prompt, so that the model goes on inside it. Reasoning,
+ * if the prompt has begun any, ends before it. */
 static int force_call(struct gw_context *g, struct gw_request *r, struct mdl_ids *out, struct cfg_error *e)
 {
     char name[160] = "";
@@ -88,7 +88,8 @@ static int force_call(struct gw_context *g, struct gw_request *r, struct mdl_ids
         snprintf(name, sizeof name, "%s\">\n", r->tool_name);
     char last[192];
     snprintf(last, sizeof last, " invoke name=\"%s", name);
-    const char *const parts[] = {r->thinking ? MDL_CHAT_END_THINK : NULL, "\n\n<", MDL_CHAT_DSML, " calls>\n<", MDL_CHAT_DSML, last};
+    const char *const parts[] = {
+        r->thinking ? MDL_CHAT_END_THINK : NULL, "\n\n<", MDL_CHAT_DSML, " calls>\n<", MDL_CHAT_DSML, last};
     int status = 0;
     for (int i = 0; i < 6 && !status; i++) {
         if (!parts[i])
@@ -96,7 +97,8 @@ static int force_call(struct gw_context *g, struct gw_request *r, struct mdl_ids
         bool marker = i % 2 == 0;
         status = marker ? add_marker(g, parts[i], out) : mdl_tok_encode(g->enc, parts[i], strlen(parts[i]), 0, out, e);
         if (status && marker)
-            cfg_error_set(e, EINVAL, "tool_choice: this model's tokenizer has no token %s, so calls cannot be forced", parts[i]);
+            cfg_error_set(e, EINVAL, "tool_choice: this model's tokenizer has no token %s, so calls cannot be forced",
+                          parts[i]);
         gw_bytes_puts(&text, parts[i]);
     }
     if (!status && text.failed)
@@ -209,8 +211,9 @@ bool gw_admit(struct gw_context *g, struct gw_exchange *x, enum gw_protocol prot
     if (*key)
         return true;
     struct gw_error err;
-    gw_error_set(&err, protocol, 401, NULL, "%s", sent ? "this API key is not known here" :
-                 "an API key is needed; send it as \"Authorization: Bearer KEY\" or \"x-api-key: KEY\"");
+    gw_error_set(&err, protocol, 401, NULL, "%s",
+                 sent ? "this API key is not known here"
+                      : "an API key is needed; send it as \"Authorization: Bearer KEY\" or \"x-api-key: KEY\"");
     snprintf(err.code, sizeof err.code, "invalid_api_key");
     g->metrics.refused[GW_REF_KEY]++;
     gw_answer_error(g, x, protocol, &err);
@@ -288,8 +291,9 @@ static void start_generation(struct gw_context *g, struct gw_exchange *x, enum g
 
 static void list_models(struct gw_context *g, struct gw_exchange *x)
 {
-    json_t *model = json_pack("{s:s,s:s,s:I,s:s,s:i}", "id", g->settings.model_name, "object", "model", "created",
-                              (json_int_t)g->settings.started_at, "owned_by", "weft", "context_length", g->settings.context);
+    json_t *model =
+        json_pack("{s:s,s:s,s:I,s:s,s:i}", "id", g->settings.model_name, "object", "model", "created",
+                  (json_int_t)g->settings.started_at, "owned_by", "weft", "context_length", g->settings.context);
     answer_json(g, x, 200, json_pack("{s:s,s:[o]}", "object", "list", "data", model));
 }
 
@@ -297,9 +301,10 @@ static void show_version(struct gw_context *g, struct gw_exchange *x)
 {
     char revision[17];
     snprintf(revision, sizeof revision, "%016llx", (unsigned long long)g->settings.revision);
-    answer_json(g, x, 200, json_pack("{s:s,s:s,s:s,s:s,s:i,s:i}", "version", WEFT_VERSION, "model", g->settings.model_name,
-                                  "model_revision", revision, "numerics", g->settings.numerics, "threads", g->settings.threads,
-                                  "context", g->settings.context));
+    answer_json(g, x, 200,
+                json_pack("{s:s,s:s,s:s,s:s,s:i,s:i}", "version", WEFT_VERSION, "model", g->settings.model_name,
+                          "model_revision", revision, "numerics", g->settings.numerics, "threads", g->settings.threads,
+                          "context", g->settings.context));
 }
 
 /* live: the loop turns, which this answer shows. ready: accepting, and no part of the engine is stuck. */
@@ -313,19 +318,21 @@ static void show_health(struct gw_context *g, struct gw_exchange *x, bool ready)
         if (act_stats_worker(rt, w, &s))
             continue;
         stuck |= s.progress_age_ns > g->settings.stuck_ns;
-        json_array_append_new(workers, json_pack("{s:s,s:f,s:f}", "worker", s.name, "turn_age_seconds", 1e-9 * (double)s.turn_age_ns,
-                                                 "progress_age_seconds", 1e-9 * (double)s.progress_age_ns));
+        json_array_append_new(workers, json_pack("{s:s,s:f,s:f}", "worker", s.name, "turn_age_seconds",
+                                                 1e-9 * (double)s.turn_age_ns, "progress_age_seconds",
+                                                 1e-9 * (double)s.progress_age_ns));
     }
     const char *status = g->draining ? "draining" : g->lost ? "lost" : stuck ? "stuck" : "ok";
-    answer_json(g, x, ready && strcmp(status, "ok") ? 503 : 200, json_pack("{s:s,s:o}", "status", status, "workers", workers));
+    answer_json(g, x, ready && strcmp(status, "ok") ? 503 : 200,
+                json_pack("{s:s,s:o}", "status", status, "workers", workers));
 }
 
 static void add_actor(void *ctx, const struct act_stats_actor *a)
 {
-    json_array_append_new(ctx, json_pack("{s:s,s:i,s:i,s:I,s:I,s:i,s:i,s:f}", "name", a->name, "index", (int)a->addr.index,
-                                         "worker", a->worker, "batches", (json_int_t)a->batches, "messages",
-                                         (json_int_t)a->messages, "waiting", a->waiting, "outbox", a->outbox,
-                                         "progress_age_seconds", 1e-9 * (double)a->progress_age_ns));
+    json_array_append_new(ctx, json_pack("{s:s,s:i,s:i,s:I,s:I,s:i,s:i,s:f}", "name", a->name, "index",
+                                         (int)a->addr.index, "worker", a->worker, "batches", (json_int_t)a->batches,
+                                         "messages", (json_int_t)a->messages, "waiting", a->waiting, "outbox",
+                                         a->outbox, "progress_age_seconds", 1e-9 * (double)a->progress_age_ns));
 }
 
 /* Only where it is enabled and to this machine only; to others there is nothing here. */
@@ -345,7 +352,8 @@ static void show_metrics(struct gw_context *g, struct gw_exchange *x)
 {
     struct gw_bytes b = {0};
     gw_metrics_text(g, &b);
-    gw_exchange_reply(x, b.failed ? 503 : 200, "text/plain; version=0.0.4; charset=utf-8", NULL, 0, b.p ? b.p : "", b.n);
+    gw_exchange_reply(x, b.failed ? 503 : 200, "text/plain; version=0.0.4; charset=utf-8", NULL, 0, b.p ? b.p : "",
+                      b.n);
     gw_bytes_free(&b);
 }
 
@@ -420,27 +428,48 @@ static void count_tokens(struct gw_context *g, struct gw_exchange *x)
 /* ---- routes ---- */
 
 enum route {
-    ROUTE_CHAT, ROUTE_COMPLETIONS, ROUTE_RESPONSES, ROUTE_MESSAGES, ROUTE_COUNT, ROUTE_TOKENIZE, ROUTE_DETOKENIZE,
-    ROUTE_MODELS, ROUTE_LIVE, ROUTE_READY, ROUTE_METRICS, ROUTE_VERSION, ROUTE_PAGE, ROUTE_DEBUG_ACTORS,
+    ROUTE_CHAT,
+    ROUTE_COMPLETIONS,
+    ROUTE_RESPONSES,
+    ROUTE_MESSAGES,
+    ROUTE_COUNT,
+    ROUTE_TOKENIZE,
+    ROUTE_DETOKENIZE,
+    ROUTE_MODELS,
+    ROUTE_LIVE,
+    ROUTE_READY,
+    ROUTE_METRICS,
+    ROUTE_VERSION,
+    ROUTE_PAGE,
+    ROUTE_DEBUG_ACTORS,
 };
 
 static const struct {
     const char *method, *path;
     enum route route;
 } routes[] = {
-    {"POST", "/v1/chat/completions", ROUTE_CHAT}, {"POST", "/v1/completions", ROUTE_COMPLETIONS},
-    {"POST", "/v1/responses", ROUTE_RESPONSES},   {"POST", "/v1/messages", ROUTE_MESSAGES},
-    {"POST", "/v1/messages/count_tokens", ROUTE_COUNT}, {"POST", "/tokenize", ROUTE_TOKENIZE},
-    {"POST", "/detokenize", ROUTE_DETOKENIZE},    {"GET", "/v1/models", ROUTE_MODELS},
-    {"GET", "/health/live", ROUTE_LIVE},          {"GET", "/health/ready", ROUTE_READY},
-    {"GET", "/metrics", ROUTE_METRICS},           {"GET", "/version", ROUTE_VERSION},
-    {"GET", "/", ROUTE_PAGE},                     {"GET", "/debug/actors", ROUTE_DEBUG_ACTORS},
+    {"POST", "/v1/chat/completions", ROUTE_CHAT},
+    {"POST", "/v1/completions", ROUTE_COMPLETIONS},
+    {"POST", "/v1/responses", ROUTE_RESPONSES},
+    {"POST", "/v1/messages", ROUTE_MESSAGES},
+    {"POST", "/v1/messages/count_tokens", ROUTE_COUNT},
+    {"POST", "/tokenize", ROUTE_TOKENIZE},
+    {"POST", "/detokenize", ROUTE_DETOKENIZE},
+    {"GET", "/v1/models", ROUTE_MODELS},
+    {"GET", "/health/live", ROUTE_LIVE},
+    {"GET", "/health/ready", ROUTE_READY},
+    {"GET", "/metrics", ROUTE_METRICS},
+    {"GET", "/version", ROUTE_VERSION},
+    {"GET", "/", ROUTE_PAGE},
+    {"GET", "/debug/actors", ROUTE_DEBUG_ACTORS},
 };
 
 static enum gw_protocol protocol_of(const char *path)
 {
-    return !strncmp(path, "/v1/messages", 12) ? GW_MESSAGES : !strcmp(path, "/v1/responses") ? GW_RESPONSES :
-           !strcmp(path, "/v1/completions") ? GW_COMPLETIONS : GW_CHAT;
+    return !strncmp(path, "/v1/messages", 12) ? GW_MESSAGES
+           : !strcmp(path, "/v1/responses")   ? GW_RESPONSES
+           : !strcmp(path, "/v1/completions") ? GW_COMPLETIONS
+                                              : GW_CHAT;
 }
 
 /* With keys in use: probes are answered to everybody; figures and the status page to this machine too. Generations ask
@@ -528,15 +557,16 @@ static void on_request(void *ctx, struct gw_exchange *x)
         }
     }
     char message[256];
-    snprintf(message, sizeof message, path ? "%.16s is not allowed for %.180s" : "there is nothing at %.0s%.180s", h->method,
-             h->path);
+    snprintf(message, sizeof message, path ? "%.16s is not allowed for %.180s" : "there is nothing at %.0s%.180s",
+             h->method, h->path);
     refuse(g, x, protocol_of(h->path), GW_REF_BAD_REQUEST, path ? 405 : 404, "invalid_request_error",
            path ? "method_not_allowed" : "not_found", message);
 }
 
 static void on_refuse(void *ctx, struct gw_exchange *x, int status, const char *reason)
 {
-    refuse(ctx, x, protocol_of(gw_exchange_request(x)->path), GW_REF_BAD_REQUEST, status, "invalid_request_error", "", reason);
+    refuse(ctx, x, protocol_of(gw_exchange_request(x)->path), GW_REF_BAD_REQUEST, status, "invalid_request_error", "",
+           reason);
 }
 
 static void on_gone(void *ctx, struct gw_exchange *x, enum gw_gone why)
@@ -594,11 +624,23 @@ static void take_figures(struct gw_context *g, struct act_msg *m)
     const uint64_t *at = act_msg_tail(m, &bytes);
     if (places > GW_DRAFT_PLACES || bytes < 2 * places * sizeof *at)
         return;
-    *f = (struct gw_decode_figures){
-        .steps = b->steps, .step_ns = b->step_ns, .step_sequences = b->step_sequences, .cancelled = b->cancelled,
-        .parked = b->parked, .resumed = b->resumed, .drafted = b->drafted, .offered = b->offered, .accepted = b->accepted,
-        .emitted = b->emitted, .running = b->running, .reserved = b->reserved, .parked_now = b->parked_now, .batch = b->batch,
-        .last_step_us = b->last_step_us, .lease = b->lease, .places = (int)places};
+    *f = (struct gw_decode_figures){.steps = b->steps,
+                                    .step_ns = b->step_ns,
+                                    .step_sequences = b->step_sequences,
+                                    .cancelled = b->cancelled,
+                                    .parked = b->parked,
+                                    .resumed = b->resumed,
+                                    .drafted = b->drafted,
+                                    .offered = b->offered,
+                                    .accepted = b->accepted,
+                                    .emitted = b->emitted,
+                                    .running = b->running,
+                                    .reserved = b->reserved,
+                                    .parked_now = b->parked_now,
+                                    .batch = b->batch,
+                                    .last_step_us = b->last_step_us,
+                                    .lease = b->lease,
+                                    .places = (int)places};
     memcpy(f->offered_at, at, places * sizeof *at);
     memcpy(f->accepted_at, at + places, places * sizeof *at);
 }
@@ -682,6 +724,9 @@ static void gateway_stop(struct act_self *self, void *state, int reason)
 }
 
 const struct act_behaviour gw_gateway_behaviour = {
-    .name = "gateway", .state_size = sizeof(struct gateway), .start = gateway_start, .receive = gateway_receive,
+    .name = "gateway",
+    .state_size = sizeof(struct gateway),
+    .start = gateway_start,
+    .receive = gateway_receive,
     .stop = gateway_stop,
 };

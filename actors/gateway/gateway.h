@@ -37,7 +37,7 @@ struct gw_decode_figures {
 };
 
 struct gw_metrics {
-    int running, waiting;  /* requests with a first token, and before it */
+    int running, waiting; /* requests with a first token, and before it */
     uint64_t prompt_tokens, cached_tokens, generated_tokens;
     uint64_t outcome[GW_OUTCOMES], refused[GW_REFUSALS];
     struct {
@@ -52,7 +52,7 @@ struct gw_settings {
     char host[256];
     int port;
     char model_name[128];
-    int64_t started_at;     /* Unix seconds */
+    int64_t started_at; /* Unix seconds */
     uint64_t revision;
     char numerics[32];      /* backend and CPU path */
     int context;            /* tokens */
@@ -61,9 +61,9 @@ struct gw_settings {
     int threads;            /* of the compute team */
     struct mdl_sampling sampling;
     struct gw_http_limits http;
-    int keepalive_ms;       /* comments while a stream has nothing to say */
-    int64_t stuck_ns;       /* not ready when work has made no progress for this long */
-    bool debug;             /* /debug on loopback */
+    int keepalive_ms; /* comments while a stream has nothing to say */
+    int64_t stuck_ns; /* not ready when work has made no progress for this long */
+    bool debug;       /* /debug on loopback */
 };
 
 struct gw_context {
@@ -76,16 +76,16 @@ struct gw_context {
     size_t page_bytes;
     struct act_addr prefill, decode, tier;
     struct act_log *log;
-    const char *keys_file;       /* NULL: no key is asked for */
-    struct gw_keys keys;         /* freed by whoever made the context, after the Request actors */
-    struct ssl_ctx_st *tls;      /* NULL: plain HTTP */
-    const char *lost;            /* the part of the engine that has ended; NULL: all are there */
+    const char *keys_file;         /* NULL: no key is asked for */
+    struct gw_keys keys;           /* freed by whoever made the context, after the Request actors */
+    struct ssl_ctx_st *tls;        /* NULL: plain HTTP */
+    const char *lost;              /* the part of the engine that has ended; NULL: all are there */
     struct cfg_error *start_error; /* why the gateway could not start; may be NULL */
     struct gw_http *http;
-    struct act_self *self;       /* of the gateway actor; NULL once it has stopped */
+    struct act_self *self; /* of the gateway actor; NULL once it has stopped */
     struct gw_metrics metrics;
     bool draining;
-    int requests;                /* Request actors alive */
+    int requests; /* Request actors alive */
     int bound_port;
     void (*ready)(void *ctx, int port); /* called once it accepts; thread of the io worker */
     void (*drained)(void *ctx);         /* DRAIN was asked for, the last request has ended and its answer has left */
@@ -107,7 +107,7 @@ struct gw_job {
     char public_id[GW_REQUEST_ID]; /* what the client calls the request, else the id in hexadecimal digits */
     struct gw_key *key;            /* NULL: none was asked for */
     bool trace;                    /* time stamps in the stream */
-    bool gone; /* the client went away: the exchange is dead */
+    bool gone;                     /* the client went away: the exchange is dead */
     struct act_self *self;
 };
 
@@ -121,7 +121,8 @@ void gw_request_id(struct gw_context *g, struct gw_exchange *x, char out[GW_REQU
 /* Whether the client may go on; refuses it otherwise. *key: whose request it is, NULL when no key is asked for. */
 bool gw_admit(struct gw_context *g, struct gw_exchange *x, enum gw_protocol protocol, struct gw_key **key);
 /* Answers with an error in the protocol's shape. */
-void gw_answer_error(struct gw_context *g, struct gw_exchange *x, enum gw_protocol protocol, const struct gw_error *err);
+void gw_answer_error(struct gw_context *g, struct gw_exchange *x, enum gw_protocol protocol,
+                     const struct gw_error *err);
 /* The prompt of a request as ids (appended). False: err says what is wrong with it. */
 bool gw_prompt_ids(struct gw_context *g, struct gw_request *r, struct mdl_ids *out, struct gw_error *err);
 

@@ -93,8 +93,8 @@ static int read_line(char *line, int number, const char *path, struct gw_key *x,
     name = strtok_r(NULL, " \t\r", &save);
     limit = name ? strtok_r(NULL, " \t\r", &save) : NULL;
     if (name && (strlen(name) >= GW_KEY_NAME || !printable(name) || strpbrk(name, "=\"\\")))
-        return cfg_error_set(err, EINVAL, "%s:%d: a name has up to %d printable characters, without = \" and \\", path, number,
-                             GW_KEY_NAME - 1);
+        return cfg_error_set(err, EINVAL, "%s:%d: a name has up to %d printable characters, without = \" and \\", path,
+                             number, GW_KEY_NAME - 1);
     if (name)
         memcpy(x->name, name, strlen(name) + 1);
     else

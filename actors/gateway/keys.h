@@ -21,7 +21,7 @@ struct gw_key {
     char name[GW_KEY_NAME]; /* "key-LINE" where the file gives none */
     int limit;              /* requests at a time, 0: no limit of its own */
     int running;
-    bool listed;            /* false: no longer in the file; lives until its last request has ended */
+    bool listed; /* false: no longer in the file; lives until its last request has ended */
 };
 
 /* Zeroed: no file was read, everybody is let in. */
@@ -30,8 +30,8 @@ struct gw_keys {
     int listed;
 };
 
-/* Reads the file; replaces what was read before, requests in progress keep their key. All or nothing: on an error (which
- * names the line, never a key) the old keys stay. */
+/* Reads the file; replaces what was read before, requests in progress keep their key. All or nothing: on an error
+ * (which names the line, never a key) the old keys stay. */
 int gw_keys_load(struct gw_keys *k, const char *path, struct cfg_error *err);
 void gw_keys_free(struct gw_keys *k);
 /* The key with this text, NULL: there is none. */

@@ -10,8 +10,8 @@
 #include "actors/runtime/stats.h"
 #include "config/version.h"
 
-static const double bounds[GW_HISTOGRAM_BUCKETS] = {0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
-                                                    0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300};
+static const double bounds[GW_HISTOGRAM_BUCKETS] = {
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300};
 
 void gw_observe(struct gw_histogram *h, double seconds)
 {
@@ -41,8 +41,8 @@ static void histogram(struct gw_bytes *b, const char *name, const char *help, co
                     (unsigned long long)h->count, name, h->sum, name, (unsigned long long)h->count);
 }
 
-static void labelled(struct gw_bytes *b, const char *name, const char *help, const char *label, const char *const *values,
-                     const uint64_t *counts, int n)
+static void labelled(struct gw_bytes *b, const char *name, const char *help, const char *label,
+                     const char *const *values, const uint64_t *counts, int n)
 {
     head(b, name, "counter", help);
     for (int i = 0; i < n; i++)
@@ -62,7 +62,8 @@ static void http_metrics(const struct gw_context *g, struct gw_bytes *b)
     single(b, "http_refused_total", "counter", "Requests refused for their form, size or slowness.", (double)s.refused);
     single(b, "http_received_bytes_total", "counter", "Bytes received from clients.", (double)s.bytes_in);
     single(b, "http_sent_bytes_total", "counter", "Bytes sent to clients.", (double)s.bytes_out);
-    single(b, "disconnected_clients_total", "counter", "Clients that went away before their answer ended.", (double)s.gone);
+    single(b, "disconnected_clients_total", "counter", "Clients that went away before their answer ended.",
+           (double)s.gone);
     single(b, "stuck_clients_total", "counter", "Clients that stopped reading.", (double)s.stuck);
 }
 
@@ -83,7 +84,8 @@ static void step_metrics(const struct gw_decode_figures *d, struct gw_bytes *b)
     single(b, "decode_steps_total", "counter", "Decode steps.", (double)d->steps);
     single(b, "decode_step_seconds_total", "counter", "Time from the beginning to the end of decode steps.",
            1e-9 * (double)d->step_ns);
-    single(b, "decode_step_sequences_total", "counter", "Sequences of all decode steps together.", (double)d->step_sequences);
+    single(b, "decode_step_sequences_total", "counter", "Sequences of all decode steps together.",
+           (double)d->step_sequences);
     single(b, "decode_batch_size", "gauge", "Sequences of the last decode step, 0 at rest.", d->batch);
     single(b, "decode_last_step_seconds", "gauge", "How long the last decode step took.", 1e-6 * d->last_step_us);
     single(b, "sequences_cancelled_total", "counter", "Sequences given up while they generated.", (double)d->cancelled);
@@ -99,14 +101,17 @@ static void per_place(struct gw_bytes *b, const char *name, const char *help, co
 
 static void draft_metrics(const struct gw_decode_figures *d, struct gw_bytes *b)
 {
-    single(b, "spec_decode_num_draft_tokens_total", "counter", "Draft tokens given to verification.", (double)d->offered);
+    single(b, "spec_decode_num_draft_tokens_total", "counter", "Draft tokens given to verification.",
+           (double)d->offered);
     single(b, "spec_decode_num_accepted_tokens_total", "counter", "Draft tokens kept.", (double)d->accepted);
-    single(b, "spec_decode_num_drafted_tokens_total", "counter", "Draft tokens made, verified or not.", (double)d->drafted);
+    single(b, "spec_decode_num_drafted_tokens_total", "counter", "Draft tokens made, verified or not.",
+           (double)d->drafted);
     if (!d->places) /* no drafter, or speculation is off */
         return;
-    per_place(b, "spec_decode_num_draft_tokens_per_pos_total", "Draft tokens given to verification, by place.", d->offered_at,
+    per_place(b, "spec_decode_num_draft_tokens_per_pos_total", "Draft tokens given to verification, by place.",
+              d->offered_at, d->places);
+    per_place(b, "spec_decode_num_accepted_tokens_per_pos_total", "Draft tokens kept, by place.", d->accepted_at,
               d->places);
-    per_place(b, "spec_decode_num_accepted_tokens_per_pos_total", "Draft tokens kept, by place.", d->accepted_at, d->places);
 }
 
 static void kv_metrics(const struct gw_context *g, struct gw_bytes *b)
@@ -115,8 +120,10 @@ static void kv_metrics(const struct gw_context *g, struct gw_bytes *b)
     double page = (double)g->page_bytes, pages = page > 0 ? (double)m->kv.capacity / page : 0;
     single(b, "prefix_cache_queries_total", "counter", "Prompt tokens that were looked up in the prefix cache.",
            (double)m->prompt_tokens);
-    single(b, "prefix_cache_hits_total", "counter", "Prompt tokens that came from the prefix cache.", (double)m->cached_tokens);
-    single(b, "num_preemptions_total", "counter", "Sequences set aside for want of KV pages.", (double)m->decoder.parked);
+    single(b, "prefix_cache_hits_total", "counter", "Prompt tokens that came from the prefix cache.",
+           (double)m->cached_tokens);
+    single(b, "num_preemptions_total", "counter", "Sequences set aside for want of KV pages.",
+           (double)m->decoder.parked);
     single(b, "kv_pages", "gauge", "Pages of the device tier.", pages);
     single(b, "kv_pages_held", "gauge", "Pages that sequences hold.", (double)m->kv.held);
     single(b, "kv_pages_cached", "gauge", "Pages that hold finished blocks nobody uses.", (double)m->kv.cached);
@@ -140,7 +147,8 @@ static void worker_metrics(const struct gw_context *g, struct gw_bytes *b)
             struct act_stats_worker s;
             if (act_stats_worker(rt, w, &s))
                 continue;
-            const double value[] = {1e-9 * (double)s.progress_age_ns, 1e-9 * (double)s.turn_age_ns, s.actors, s.waiting};
+            const double value[] = {1e-9 * (double)s.progress_age_ns, 1e-9 * (double)s.turn_age_ns, s.actors,
+                                    s.waiting};
             gw_bytes_printf(b, "weft_%s{worker=\"%s\"} %.9g\n", gauge[i].name, s.name, value[i]);
         }
     }
@@ -189,11 +197,14 @@ static void process_metrics(const struct gw_context *g, struct gw_bytes *b)
         const char *name, *type, *help;
         double value;
     } row[] = {
-        {"process_start_time_seconds", "gauge", "Start of the process since the Unix epoch.", (double)g->settings.started_at},
+        {"process_start_time_seconds", "gauge", "Start of the process since the Unix epoch.",
+         (double)g->settings.started_at},
         {"process_cpu_seconds_total", "counter", "User and system time.",
-         (double)(ru.ru_utime.tv_sec + ru.ru_stime.tv_sec) + 1e-6 * (double)(ru.ru_utime.tv_usec + ru.ru_stime.tv_usec)},
+         (double)(ru.ru_utime.tv_sec + ru.ru_stime.tv_sec) +
+             1e-6 * (double)(ru.ru_utime.tv_usec + ru.ru_stime.tv_usec)},
         {"process_resident_memory_bytes", "gauge", "Resident memory.", (double)pages * (double)sysconf(_SC_PAGESIZE)},
-        {"process_open_fds", "gauge", "Open descriptors.", fds > 3 ? fds - 3 : 0}, /* without ., .. and the folder's own */
+        {"process_open_fds", "gauge", "Open descriptors.",
+         fds > 3 ? fds - 3 : 0}, /* without ., .. and the folder's own */
         {"process_max_fds", "gauge", "Most descriptors that the process may open.", (double)files.rlim_cur},
     };
     for (size_t i = 0; i < sizeof row / sizeof *row; i++)
@@ -207,20 +218,24 @@ int gw_metrics_text(const struct gw_context *g, struct gw_bytes *b)
     static const char *const refusals[] = {"bad_request", "api_key", "busy", "draining", "too_long"};
     const struct gw_metrics *m = &g->metrics;
     load_metrics(g, b);
-    single(b, "prompt_tokens_total", "counter", "Prompt tokens of requests whose prompt was computed.", (double)m->prompt_tokens);
+    single(b, "prompt_tokens_total", "counter", "Prompt tokens of requests whose prompt was computed.",
+           (double)m->prompt_tokens);
     single(b, "generation_tokens_total", "counter", "Tokens generated.", (double)m->generated_tokens);
     step_metrics(&m->decoder, b);
     draft_metrics(&m->decoder, b);
     kv_metrics(g, b);
-    labelled(b, "request_success_total", "Requests by how they ended.", "finished_reason", outcomes, m->outcome, GW_OUTCOMES);
+    labelled(b, "request_success_total", "Requests by how they ended.", "finished_reason", outcomes, m->outcome,
+             GW_OUTCOMES);
     labelled(b, "requests_refused_total", "Requests refused, by cause.", "cause", refusals, m->refused, GW_REFUSALS);
-    histogram(b, "request_queue_time_seconds", "From the request to the beginning of its prompt's computation.", &m->queue);
+    histogram(b, "request_queue_time_seconds", "From the request to the beginning of its prompt's computation.",
+              &m->queue);
     histogram(b, "request_prefill_time_seconds", "Computation of the prompt.", &m->prefill);
     histogram(b, "time_to_first_token_seconds", "From the request to its first token.", &m->first_token);
     histogram(b, "inter_token_latency_seconds", "Between tokens of a stream.", &m->inter_token);
     histogram(b, "request_decode_time_seconds", "From the first token to the end.", &m->decode);
     histogram(b, "e2e_request_latency_seconds", "From the request to its end.", &m->total);
-    histogram(b, "token_delivery_seconds", "From the making of a stream's tokens to their writing for the client.", &m->delivery);
+    histogram(b, "token_delivery_seconds", "From the making of a stream's tokens to their writing for the client.",
+              &m->delivery);
     http_metrics(g, b);
     worker_metrics(g, b);
     single(b, "log_records_lost_total", "counter", "Records that came faster than the log could be written.",

@@ -29,8 +29,8 @@ struct request {
     uint32_t received; /* output tokens seen */
     uint32_t drafted, accepted;
     int64_t started, computing, prefilled, first, last; /* ns */
-    int failed;        /* negative errno of an event callback */
-    int status;        /* HTTP status of the answer; 0: the client left before there was one */
+    int failed;                                         /* negative errno of an event callback */
+    int status; /* HTTP status of the answer; 0: the client left before there was one */
 };
 
 static double seconds(int64_t ns)
@@ -88,7 +88,8 @@ static void begin(struct request *r)
         return;
     timing_text(r, timing, sizeof timing);
     r->timed = timing[0] && r->prefilled;
-    const struct gw_header all[] = {headers[0], headers[1], {"X-Request-Id", r->job->public_id}, {"Server-Timing", timing}};
+    const struct gw_header all[] = {
+        headers[0], headers[1], {"X-Request-Id", r->job->public_id}, {"Server-Timing", timing}};
     gw_exchange_begin(r->job->x, 200, "text/event-stream; charset=utf-8", all, timing[0] ? 4 : 3);
     flush(r);
 }
@@ -100,7 +101,8 @@ static void count_end(struct request *r, enum gw_outcome outcome)
     static const char *const protocols[] = {"chat", "completions", "responses", "messages"};
     static const char *const outcomes[] = {"stop", "length", "tool_calls", "cancelled", "error"};
     struct gw_metrics *m = &r->g->metrics;
-    int64_t now = act_now(r->self), computing = r->computing ? r->computing : now, ready = r->prefilled ? r->prefilled : now;
+    int64_t now = act_now(r->self), computing = r->computing ? r->computing : now,
+            ready = r->prefilled ? r->prefilled : now;
     if (r->first)
         m->running--;
     else
@@ -109,14 +111,15 @@ static void count_end(struct request *r, enum gw_outcome outcome)
     gw_observe(&m->total, seconds(now - r->started));
     if (r->first)
         gw_observe(&m->decode, seconds(now - r->first));
-    act_log_event(r->g->log, ACT_LOG_INFO, "request", r->job->id, "request_end",
-                  "id=%s protocol=%s stream=%d outcome=%s status=%d prompt=%d cached=%d output=%d drafted=%u accepted=%u "
-                  "queue=%.6f prefill=%.6f first_token=%.6f decode=%.6f total=%.6f%s%s",
-                  r->job->public_id, protocols[r->job->request.protocol], r->job->request.stream, outcomes[outcome], r->status,
-                  r->usage.prompt_tokens, r->usage.cached_tokens, r->usage.completion_tokens, r->drafted, r->accepted,
-                  seconds(computing - r->started), between(r->computing, ready), between(r->prefilled, r->first),
-                  between(r->first, now), seconds(now - r->started), r->job->key ? " key=" : "",
-                  r->job->key ? r->job->key->name : "");
+    act_log_event(
+        r->g->log, ACT_LOG_INFO, "request", r->job->id, "request_end",
+        "id=%s protocol=%s stream=%d outcome=%s status=%d prompt=%d cached=%d output=%d drafted=%u accepted=%u "
+        "queue=%.6f prefill=%.6f first_token=%.6f decode=%.6f total=%.6f%s%s",
+        r->job->public_id, protocols[r->job->request.protocol], r->job->request.stream, outcomes[outcome], r->status,
+        r->usage.prompt_tokens, r->usage.cached_tokens, r->usage.completion_tokens, r->drafted, r->accepted,
+        seconds(computing - r->started), between(r->computing, ready), between(r->prefilled, r->first),
+        between(r->first, now), seconds(now - r->started), r->job->key ? " key=" : "",
+        r->job->key ? r->job->key->name : "");
 }
 
 static void finish_actor(struct request *r, enum gw_outcome outcome)
@@ -191,7 +194,9 @@ static void finish(struct request *r, enum act_finish how)
     }
     r->status = 200;
     r->job->gone = true;
-    finish_actor(r, reason == GW_FINISH_LENGTH ? GW_OUT_LENGTH : reason == GW_FINISH_TOOL_CALLS ? GW_OUT_TOOL_CALLS : GW_OUT_STOP);
+    finish_actor(r, reason == GW_FINISH_LENGTH       ? GW_OUT_LENGTH
+                    : reason == GW_FINISH_TOOL_CALLS ? GW_OUT_TOOL_CALLS
+                                                     : GW_OUT_STOP);
 }
 
 /* ---- the way in ---- */
@@ -210,13 +215,19 @@ static int send_prefill(struct request *r)
     m.request = r->job->id;
     *act_p_prefill(&m) = (struct act_p_prefill){.ids = (uint32_t)n, .blocks = (uint32_t)chain};
     *act_b_prefill(&m) = (struct act_b_prefill){
-        .requester = act_self_addr(r->self), .seed = in->has_seed ? in->seed : act_random(r->self),
+        .requester = act_self_addr(r->self),
+        .seed = in->has_seed ? in->seed : act_random(r->self),
         .max_tokens = (uint32_t)(wanted && wanted < room ? wanted : room),
         .temperature = (float)(in->has_temperature ? in->temperature : d->temperature),
-        .top_p = (float)(in->has_top_p ? in->top_p : d->top_p), .min_p = (float)in->min_p, .top_k = (uint32_t)in->top_k,
-        .presence = (float)in->presence_penalty, .frequency = (float)in->frequency_penalty,
+        .top_p = (float)(in->has_top_p ? in->top_p : d->top_p),
+        .min_p = (float)in->min_p,
+        .top_k = (uint32_t)in->top_k,
+        .presence = (float)in->presence_penalty,
+        .frequency = (float)in->frequency_penalty,
         .repetition = (float)(in->repetition_penalty > 0 ? in->repetition_penalty : 1.0),
-        .top_logprobs = (uint32_t)in->top_logprobs, .biases = (uint32_t)in->n_bias, .chain = (uint32_t)chain,
+        .top_logprobs = (uint32_t)in->top_logprobs,
+        .biases = (uint32_t)in->n_bias,
+        .chain = (uint32_t)chain,
         .flags = (in->ignore_eos ? ACT_RECIPE_IGNORE_EOS : 0u) | (in->logprobs ? ACT_RECIPE_LOGPROBS : 0u)};
     uint8_t *at = act_msg_tail(&m, &bytes);
     memcpy(at, r->ids.v, (size_t)n * sizeof(int32_t));
@@ -249,8 +260,8 @@ static void start_work(struct request *r)
     }
     if ((int)r->ids.n >= r->g->settings.context) {
         char text[200];
-        snprintf(text, sizeof text, "the prompt has %zu tokens; this model's context is %d tokens, output included", r->ids.n,
-                 r->g->settings.context);
+        snprintf(text, sizeof text, "the prompt has %zu tokens; this model's context is %d tokens, output included",
+                 r->ids.n, r->g->settings.context);
         r->g->metrics.refused[GW_REF_TOO_LONG]++;
         fail_text(r, 400, "context_length_exceeded", text);
         return;
@@ -262,11 +273,15 @@ static void start_work(struct request *r)
     r->usage.prompt_tokens = (int)r->ids.n;
     snprintf(id, sizeof id, "%016llx", (unsigned long long)r->job->id);
     r->reply = gw_reply_new(in, id, r->g->settings.model_name, act_wall(r->self) / 1000000000);
-    r->output = gw_output_new(&(struct gw_output_options){.thinking = in->thinking, .tools = in->has_tools,
+    r->output = gw_output_new(&(struct gw_output_options){.thinking = in->thinking,
+                                                          .tools = in->has_tools,
                                                           .raw = in->protocol == GW_COMPLETIONS,
                                                           .open_text = in->open_text,
-                                                          .max_calls = in->has_tools && !in->parallel_tools, .stop = stop,
-                                                          .stop_len = stop_len, .n_stop = in->n_stop, .on_event = on_event,
+                                                          .max_calls = in->has_tools && !in->parallel_tools,
+                                                          .stop = stop,
+                                                          .stop_len = stop_len,
+                                                          .n_stop = in->n_stop,
+                                                          .on_event = on_event,
                                                           .ctx = r});
     mdl_tok_stream_init(&r->decode, r->g->tok, 0);
     if (!r->reply || !r->output || send_prefill(r)) {
@@ -337,7 +352,8 @@ static void observe_tokens(struct request *r, int count)
     m->generated_tokens += (uint64_t)count;
 }
 
-/* What the head of a stream that began before its prompt could not say yet; and the time stamps that a client may ask for. */
+/* What the head of a stream that began before its prompt could not say yet; and the time stamps that a client may ask
+ * for. */
 static void comment(struct request *r, int64_t made_at)
 {
     if (!r->job->request.stream)
@@ -494,7 +510,9 @@ static void request_stop(struct act_self *self, void *state, int reason)
             gw_exchange_abort(r->job->x);
         else if (!r->job->gone)
             gw_answer_error(r->g, r->job->x, r->job->request.protocol,
-                            &(struct gw_error){.status = r->status = 503, .type = "server_error", .code = "shutting_down",
+                            &(struct gw_error){.status = r->status = 503,
+                                               .type = "server_error",
+                                               .code = "shutting_down",
                                                .message = "the server is stopping"});
         count_end(r, GW_OUT_ERROR);
     }
@@ -513,6 +531,9 @@ static void request_stop(struct act_self *self, void *state, int reason)
 }
 
 const struct act_behaviour gw_request_behaviour = {
-    .name = "request", .state_size = sizeof(struct request), .start = request_start, .receive = request_receive,
+    .name = "request",
+    .state_size = sizeof(struct request),
+    .start = request_start,
+    .receive = request_receive,
     .stop = request_stop,
 };

@@ -270,7 +270,8 @@ static void put(struct act_log *log, const struct record *x)
         atomic_fetch_add_explicit(&log->dropped, 1, memory_order_relaxed);
 }
 
-void act_log_write(struct act_log *log, enum act_log_level level, const char *who, uint64_t request, const char *fmt, ...)
+void act_log_write(struct act_log *log, enum act_log_level level, const char *who, uint64_t request, const char *fmt,
+                   ...)
 {
     if (!act_log_on(log, level))
         return;

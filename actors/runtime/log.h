@@ -36,8 +36,9 @@ bool act_log_on(const struct act_log *log, enum act_log_level level);
  * bytes. log may be NULL. */
 void act_log_write(struct act_log *log, enum act_log_level level, const char *who, uint64_t request, const char *fmt,
                    ...) __attribute__((format(printf, 5, 6)));
-/* The same for an event with fields: what it is called (a literal), then "key=value key=value" with values without blanks.
- * A text line is "EVENT key=value ..."; a JSON line has "event" and one member per field, numbers as numbers. */
+/* The same for an event with fields: what it is called (a literal), then "key=value key=value" with values without
+ * blanks. A text line is "EVENT key=value ..."; a JSON line has "event" and one member per field, numbers as numbers.
+ */
 void act_log_event(struct act_log *log, enum act_log_level level, const char *who, uint64_t request, const char *event,
                    const char *fmt, ...) __attribute__((format(printf, 6, 7)));
 /* Records that were dropped because a ring was full. */

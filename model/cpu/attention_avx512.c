@@ -12,8 +12,8 @@ MDL_INLINE void dots_block(int nh, int nk, const uint16_t *q, const uint16_t *ke
     MDL_UNROLL
     for (int h = 0; h < nh; h++)
         MDL_UNROLL
-        for (int i = 0; i < nk; i++)
-            acc[h][i] = _mm512_setzero_ps();
+    for (int i = 0; i < nk; i++)
+        acc[h][i] = _mm512_setzero_ps();
     for (int c = 0; c < dim; c += 32) {
         __m512i k[4];
         MDL_UNROLL
@@ -74,7 +74,8 @@ static float avx512_softmax(float *s, int n, float scale, float *top)
     return _mm_cvtss_f32(sum_lanes4(sum, sum, sum, sum));
 }
 
-/* Columns 0..63, or 0..31, of nh heads. Even and odd columns of 32 sum in registers of their own and meet at the end. */
+/* Columns 0..63, or 0..31, of nh heads. Even and odd columns of 32 sum in registers of their own and meet at the end.
+ */
 MDL_INLINE void values_block(int nh, int nb, const float *p, size_t ldp, const float *den, const uint16_t *keys, int n,
                              int dim, uint16_t *o)
 {
@@ -83,8 +84,8 @@ MDL_INLINE void values_block(int nh, int nb, const float *p, size_t ldp, const f
     MDL_UNROLL
     for (int h = 0; h < nh; h++)
         MDL_UNROLL
-        for (int b = 0; b < nb; b++)
-            even[h][b] = odd[h][b] = _mm512_setzero_ps();
+    for (int b = 0; b < nb; b++)
+        even[h][b] = odd[h][b] = _mm512_setzero_ps();
     for (int i = 0; i < n; i++) {
         __m512 low[2], high[2];
         MDL_UNROLL
@@ -106,11 +107,11 @@ MDL_INLINE void values_block(int nh, int nb, const float *p, size_t ldp, const f
     MDL_UNROLL
     for (int h = 0; h < nh; h++)
         MDL_UNROLL
-        for (int b = 0; b < nb; b++) {
-            __m512 d = _mm512_set1_ps(den[h]);
-            __m512i e = round_bf16(_mm512_div_ps(even[h][b], d)), f = round_bf16(_mm512_div_ps(odd[h][b], d));
-            _mm512_storeu_si512(o + (size_t)h * (size_t)dim + b * 32, _mm512_or_si512(e, _mm512_slli_epi32(f, 16)));
-        }
+    for (int b = 0; b < nb; b++) {
+        __m512 d = _mm512_set1_ps(den[h]);
+        __m512i e = round_bf16(_mm512_div_ps(even[h][b], d)), f = round_bf16(_mm512_div_ps(odd[h][b], d));
+        _mm512_storeu_si512(o + (size_t)h * (size_t)dim + b * 32, _mm512_or_si512(e, _mm512_slli_epi32(f, 16)));
+    }
 }
 
 MDL_INLINE void values_heads(int nh, const float *p, size_t ldp, const float *den, const uint16_t *keys, int n, int dim,
@@ -146,7 +147,8 @@ static void decode_index_key(const uint8_t *codes, const uint8_t *scales, int di
             continue;
         }
         __m512i at = e2m1_indices(_mm_loadu_si128((const __m128i *)(codes + c / 2)));
-        _mm512_store_si512(out + c, _mm512_permutexvar_epi16(at, e2m1_scaled_table(table, scale_addend(scales[c / 32]))));
+        _mm512_store_si512(out + c,
+                           _mm512_permutexvar_epi16(at, e2m1_scaled_table(table, scale_addend(scales[c / 32]))));
     }
 }
 

@@ -72,7 +72,8 @@ MDL_INLINE struct e4m3_lut e4m3_load_lut(const uint8_t *low)
 /* 64 codes to marked words: elements 0..31 and 32..63. */
 MDL_INLINE void e4m3_decode(const struct e4m3_lut *lut, __m512i codes, __m512i *first, __m512i *second)
 {
-    /* The unpack instructions work within 128-bit lanes; this order of 8-byte pieces makes their results consecutive. */
+    /* The unpack instructions work within 128-bit lanes; this order of 8-byte pieces makes their results consecutive.
+     */
     codes = _mm512_permutexvar_epi64(_mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0), codes);
     __m512i low = _mm512_permutex2var_epi8(lut->low0, codes, lut->low1);
     __m512i high = _mm512_permutex2var_epi8(lut->high0, codes, lut->high1);
@@ -145,7 +146,8 @@ MDL_INLINE __m512 exp_lanes(__m512 x)
     __m512 k = _mm512_sub_ps(_mm512_add_ps(_mm512_mul_ps(x, _mm512_set1_ps(0x1.715476p+0f)), magic), magic);
     __m512 r = _mm512_sub_ps(x, _mm512_mul_ps(k, _mm512_set1_ps(0x1.62e4p-1f)));
     r = _mm512_sub_ps(r, _mm512_mul_ps(k, _mm512_set1_ps(0x1.7f7d1cp-20f)));
-    static const float coefficient[7] = {0x1.6c16c2p-10f, 0x1.111112p-7f, 0x1.555556p-5f, 0x1.555556p-3f, 0.5f, 1.0f, 1.0f};
+    static const float coefficient[7] = {
+        0x1.6c16c2p-10f, 0x1.111112p-7f, 0x1.555556p-5f, 0x1.555556p-3f, 0.5f, 1.0f, 1.0f};
     __m512 p = _mm512_set1_ps(0x1.a01a02p-13f);
     MDL_UNROLL
     for (int i = 0; i < 7; i++)

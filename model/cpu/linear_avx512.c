@@ -1,42 +1,47 @@
 /* Linear maps of the AVX-512 path. Called through mdl_backend_avx512 only.
  *
- * One output element is one accumulator of 16 lanes over ascending blocks of 32 inputs; weights are decoded to bf16 with
- * their scale multiplied in, which is exact. Two kernels share that order: few rows decode a weight in registers and use
- * it at once, many rows decode a panel of eight weight rows and pass it over all input rows. A tile with a scale that
- * cannot be multiplied in goes through a third, slow kernel with the same order. */
+ * One output element is one accumulator of 16 lanes over ascending blocks of 32 inputs; weights are decoded to bf16
+ * with their scale multiplied in, which is exact. Two kernels share that order: few rows decode a weight in registers
+ * and use it at once, many rows decode a panel of eight weight rows and pass it over all input rows. A tile with a
+ * scale that cannot be multiplied in goes through a third, slow kernel with the same order. */
 #include "model/backend.h"
 #include "model/cpu/avx512.h"
 #include "model/cpu/lanes_avx512.h"
 
-#define E4W(e, m) \
-    ((e) == 0 ? (m) == 0 ? 0 : (m) == 1 ? 0x3b01 : (m) < 4 ? 0x3b81 + ((m) - 2) * 64 : 0x3c01 + ((m) - 4) * 32 \
-              : (e) == 15 && (m) == 7 ? 0x7fc0 : ((e) + 120) * 128 + (m) * 16 + 1)
-#define E4ROW(e, f) f(E4W(e, 0)), f(E4W(e, 1)), f(E4W(e, 2)), f(E4W(e, 3)), f(E4W(e, 4)), f(E4W(e, 5)), f(E4W(e, 6)), f(E4W(e, 7))
-#define E4ALL(f) \
-    E4ROW(0, f), E4ROW(1, f), E4ROW(2, f), E4ROW(3, f), E4ROW(4, f), E4ROW(5, f), E4ROW(6, f), E4ROW(7, f), \
-    E4ROW(8, f), E4ROW(9, f), E4ROW(10, f), E4ROW(11, f), E4ROW(12, f), E4ROW(13, f), E4ROW(14, f), E4ROW(15, f)
-#define LOW(w) ((w) & 255)
-#define PLAIN(w) ((w) & 254)
+#define E4W(e, m)                                                                                                      \
+    ((e) == 0                ? (m) == 0   ? 0                                                                          \
+                               : (m) == 1 ? 0x3b01                                                                     \
+                               : (m) < 4  ? 0x3b81 + ((m)-2) * 64                                                      \
+                                          : 0x3c01 + ((m)-4) * 32                                                      \
+     : (e) == 15 && (m) == 7 ? 0x7fc0                                                                                  \
+                             : ((e) + 120) * 128 + (m)*16 + 1)
+#define E4ROW(e, f)                                                                                                    \
+    f(E4W(e, 0)), f(E4W(e, 1)), f(E4W(e, 2)), f(E4W(e, 3)), f(E4W(e, 4)), f(E4W(e, 5)), f(E4W(e, 6)), f(E4W(e, 7))
+#define E4ALL(f)                                                                                                       \
+    E4ROW(0, f), E4ROW(1, f), E4ROW(2, f), E4ROW(3, f), E4ROW(4, f), E4ROW(5, f), E4ROW(6, f), E4ROW(7, f),            \
+        E4ROW(8, f), E4ROW(9, f), E4ROW(10, f), E4ROW(11, f), E4ROW(12, f), E4ROW(13, f), E4ROW(14, f), E4ROW(15, f)
+#define LOW(w) ((w)&255)
+#define PLAIN(w) ((w)&254)
 #define HIGH(w) ((w) >> 8)
 
 _Alignas(64) const uint8_t mdl_avx512_e4m3_low[128] = {E4ALL(LOW)};
 _Alignas(64) const uint8_t mdl_avx512_e4m3_plain[128] = {E4ALL(PLAIN)};
 _Alignas(64) const uint8_t mdl_avx512_e4m3_high[128] = {E4ALL(HIGH)};
 
-#define E2ALL \
-    0x0000, 0x3f01, 0x3f81, 0x3fc1, 0x4001, 0x4041, 0x4081, 0x40c1, \
-    0x8000, 0xbf01, 0xbf81, 0xbfc1, 0xc001, 0xc041, 0xc081, 0xc0c1
+#define E2ALL                                                                                                          \
+    0x0000, 0x3f01, 0x3f81, 0x3fc1, 0x4001, 0x4041, 0x4081, 0x40c1, 0x8000, 0xbf01, 0xbf81, 0xbfc1, 0xc001, 0xc041,    \
+        0xc081, 0xc0c1
 _Alignas(64) const uint16_t mdl_avx512_e2m1[32] = {E2ALL, E2ALL};
 
 enum {
-    NW = 4,      /* weight rows that a kernel takes together; divides the 32 rows of a scale block */
-    DIRECT = 4,  /* up to this many rows decode in registers */
+    NW = 4,           /* weight rows that a kernel takes together; divides the 32 rows of a scale block */
+    DIRECT = 4,       /* up to this many rows decode in registers */
     DIRECT_K = 20480, /* up to this width */
-    PW = 8,      /* weight rows of a panel */
-    NR = 3,      /* input rows per register block of the panel kernel */
-    AHEAD = 16384, /* bytes between a prefetch and its use */
-    GROUP = 96,  /* input rows that share one decoded panel */
-    CHUNK = 1024 /* inputs per panel */
+    PW = 8,           /* weight rows of a panel */
+    NR = 3,           /* input rows per register block of the panel kernel */
+    AHEAD = 16384,    /* bytes between a prefetch and its use */
+    GROUP = 96,       /* input rows that share one decoded panel */
+    CHUNK = 1024      /* inputs per panel */
 };
 
 /* Where a kernel reads: the same weight row twice when fewer than NW are left. */
@@ -46,7 +51,10 @@ struct wrows {
 
 MDL_INLINE size_t row_bytes(enum mdl_wkind kind, int k)
 {
-    return kind == MDL_W_FP8 ? (size_t)k : kind == MDL_W_FP4 ? (size_t)k / 2 : kind == MDL_W_BF16 ? (size_t)k * 2 : (size_t)k * 4;
+    return kind == MDL_W_FP8    ? (size_t)k
+           : kind == MDL_W_FP4  ? (size_t)k / 2
+           : kind == MDL_W_BF16 ? (size_t)k * 2
+                                : (size_t)k * 4;
 }
 
 static struct wrows rows_at(const struct mdl_linear *w, int n, int n1)
@@ -113,7 +121,8 @@ MDL_INLINE void store_sums(__m512 (*acc)[NW], int nr, float *y, size_t ldy, int 
 {
     MDL_UNROLL
     for (int r = 0; r < nr; r++)
-        _mm_mask_storeu_ps(y + (size_t)r * ldy, (__mmask8)((1 << nw) - 1), sum_lanes4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]));
+        _mm_mask_storeu_ps(y + (size_t)r * ldy, (__mmask8)((1 << nw) - 1),
+                           sum_lanes4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]));
 }
 
 /* ---- few rows: weights are decoded in registers and used at once ---- */
@@ -123,7 +132,8 @@ MDL_INLINE void store_sums(__m512 (*acc)[NW], int nr, float *y, size_t ldy, int 
  * not. Zeros, subnormals (zero to the dot product), infinities and NaN stay as they are. */
 static bool scale_inputs(const uint8_t *scale, const uint16_t *x, int k, uint16_t *out)
 {
-    const __m512i magnitude = _mm512_set1_epi16(0x7fff), least = _mm512_set1_epi16(0x80), span = _mm512_set1_epi16(0x7eff);
+    const __m512i magnitude = _mm512_set1_epi16(0x7fff), least = _mm512_set1_epi16(0x80),
+                  span = _mm512_set1_epi16(0x7eff);
     __mmask32 bad = 0;
     for (int i = 0; i < k; i += 32) {
         __m512i v = _mm512_loadu_si512(x + i), add = _mm512_set1_epi16((short)(((int)scale[i / 32] - 127) * 128));
@@ -135,14 +145,16 @@ static bool scale_inputs(const uint8_t *scale, const uint16_t *x, int k, uint16_
     return !bad;
 }
 
-MDL_INLINE void fp8_step(int nr, const struct e4m3_lut *lut, const struct wrows *w, const uint16_t *x, size_t ldx, int k,
-                         int left, __m512 (*acc)[NW])
+MDL_INLINE void fp8_step(int nr, const struct e4m3_lut *lut, const struct wrows *w, const uint16_t *x, size_t ldx,
+                         int k, int left, __m512 (*acc)[NW])
 {
     MDL_UNROLL
     for (int i = 0; i < NW; i++) {
         __m512i w0, w1;
-        e4m3_decode(lut, left >= 64 ? _mm512_loadu_si512(w->data[i] + k)
-                                    : _mm512_maskz_loadu_epi8(mask64(left), w->data[i] + k), &w0, &w1);
+        e4m3_decode(lut,
+                    left >= 64 ? _mm512_loadu_si512(w->data[i] + k)
+                               : _mm512_maskz_loadu_epi8(mask64(left), w->data[i] + k),
+                    &w0, &w1);
         MDL_UNROLL
         for (int r = 0; r < nr; r++) {
             acc[r][i] = dot_step(acc[r][i], w0, load_x(x + (size_t)r * ldx + k, left));
@@ -151,8 +163,9 @@ MDL_INLINE void fp8_step(int nr, const struct e4m3_lut *lut, const struct wrows 
     }
 }
 
-/* Rows of a matrix lie one after the other, so what comes next follows in memory; it is fetched line by line while NW rows
- * are used, at least AHEAD bytes before its turn. Rows are too short for the hardware to find its pace in each of them. */
+/* Rows of a matrix lie one after the other, so what comes next follows in memory; it is fetched line by line while NW
+ * rows are used, at least AHEAD bytes before its turn. Rows are too short for the hardware to find its pace in each of
+ * them. */
 MDL_INLINE void prefetch_lines(const uint8_t *at, int lines)
 {
     MDL_UNROLL
@@ -168,13 +181,14 @@ static void fp4_addends(const struct wrows *w, int blocks, size_t rows_ahead, ui
     for (int i = 0; i < NW; i++)
         for (int b = 0; b < blocks; b += 32) {
             __m256i s = _mm256_maskz_loadu_epi8(mask32(blocks - b), w->scale[i] + b);
-            __m512i a = _mm512_sub_epi16(_mm512_slli_epi16(_mm512_cvtepu8_epi16(s), 7), _mm512_set1_epi16(127 * 128 + 1));
+            __m512i a =
+                _mm512_sub_epi16(_mm512_slli_epi16(_mm512_cvtepu8_epi16(s), 7), _mm512_set1_epi16(127 * 128 + 1));
             _mm512_store_si512(addend[i] + b, a);
         }
 }
 
-MDL_INLINE void fp4_step(int nr, __m512i table, const struct wrows *w, uint16_t (*addend)[DIRECT_K / 32], const uint16_t *x,
-                         size_t ldx, int k, __m512 (*acc)[NW])
+MDL_INLINE void fp4_step(int nr, __m512i table, const struct wrows *w, uint16_t (*addend)[DIRECT_K / 32],
+                         const uint16_t *x, size_t ldx, int k, __m512 (*acc)[NW])
 {
     MDL_UNROLL
     for (int i = 0; i < NW; i++) {
@@ -186,7 +200,8 @@ MDL_INLINE void fp4_step(int nr, __m512i table, const struct wrows *w, uint16_t 
     }
 }
 
-MDL_INLINE void bf16_step(int nr, const struct wrows *w, const uint16_t *x, size_t ldx, int k, int left, __m512 (*acc)[NW])
+MDL_INLINE void bf16_step(int nr, const struct wrows *w, const uint16_t *x, size_t ldx, int k, int left,
+                          __m512 (*acc)[NW])
 {
     MDL_UNROLL
     for (int i = 0; i < NW; i++) {
@@ -197,8 +212,8 @@ MDL_INLINE void bf16_step(int nr, const struct wrows *w, const uint16_t *x, size
     }
 }
 
-MDL_INLINE void direct_rows(enum mdl_wkind kind, int nr, const struct mdl_linear *lin, const uint16_t *x, size_t ldx, int n0,
-                            int n1, float *y, size_t ldy)
+MDL_INLINE void direct_rows(enum mdl_wkind kind, int nr, const struct mdl_linear *lin, const uint16_t *x, size_t ldx,
+                            int n0, int n1, float *y, size_t ldy)
 {
     struct e4m3_lut lut = {0};
     __m512i table = _mm512_load_si512(mdl_avx512_e2m1);
@@ -213,8 +228,8 @@ MDL_INLINE void direct_rows(enum mdl_wkind kind, int nr, const struct mdl_linear
         MDL_UNROLL
         for (int r = 0; r < nr; r++)
             MDL_UNROLL
-            for (int i = 0; i < NW; i++)
-                acc[r][i] = _mm512_setzero_ps();
+        for (int i = 0; i < NW; i++)
+            acc[r][i] = _mm512_setzero_ps();
         const uint8_t *next = w.data[0] + ahead;
         if (kind == MDL_W_FP4) {
             fp4_addends(&w, lin->k / 32, ahead / row_bytes(kind, lin->k), addend);
@@ -245,10 +260,18 @@ MDL_INLINE void direct(enum mdl_wkind kind, const struct mdl_linear *w, const ui
                        int n1, float *y, size_t ldy)
 {
     switch (rows) {
-    case 1: direct_rows(kind, 1, w, x, ldx, n0, n1, y, ldy); break;
-    case 2: direct_rows(kind, 2, w, x, ldx, n0, n1, y, ldy); break;
-    case 3: direct_rows(kind, 3, w, x, ldx, n0, n1, y, ldy); break;
-    default: direct_rows(kind, 4, w, x, ldx, n0, n1, y, ldy); break;
+    case 1:
+        direct_rows(kind, 1, w, x, ldx, n0, n1, y, ldy);
+        break;
+    case 2:
+        direct_rows(kind, 2, w, x, ldx, n0, n1, y, ldy);
+        break;
+    case 3:
+        direct_rows(kind, 3, w, x, ldx, n0, n1, y, ldy);
+        break;
+    default:
+        direct_rows(kind, 4, w, x, ldx, n0, n1, y, ldy);
+        break;
     }
 }
 
@@ -269,10 +292,12 @@ static bool direct_fp8(const struct mdl_linear *w, const uint16_t *x, size_t ldx
 
 /* ---- many rows: a panel of decoded weights passes over all of them ---- */
 
-/* Decoded weights of one chunk, block by block and row by row within a block, so that a step reads consecutive memory. */
+/* Decoded weights of one chunk, block by block and row by row within a block, so that a step reads consecutive memory.
+ */
 typedef uint16_t panel_block[PW][32];
 
-MDL_INLINE void fill_panel(enum mdl_wkind kind, const struct mdl_linear *lin, int n, int n1, int k0, int len, panel_block *panel)
+MDL_INLINE void fill_panel(enum mdl_wkind kind, const struct mdl_linear *lin, int n, int n1, int k0, int len,
+                           panel_block *panel)
 {
     struct decoder d = decoder_load(kind);
     /* The next chunk of these rows, or the first one of the next rows. */
@@ -281,16 +306,16 @@ MDL_INLINE void fill_panel(enum mdl_wkind kind, const struct mdl_linear *lin, in
         struct wrows w = rows_at(lin, n + i < n1 ? n + i : n1 - 1, n1);
         for (int k = 0; k < len; k += 64)
             MDL_UNROLL
-            for (int j = 0; j < NW; j++) {
-                __m512i w0, w1;
-                prefetch_lines(w.data[j] + row_bytes(kind, k0 + k) + next, kind == MDL_W_BF16 ? 2 : 1);
-                if (len - k >= 64)
-                    decode64(kind, &d, w.data[j], w.scale[j], k0 + k, 64, &w0, &w1);
-                else
-                    decode64(kind, &d, w.data[j], w.scale[j], k0 + k, len - k, &w0, &w1);
-                _mm512_store_si512(panel[k / 32][i + j], w0);
-                _mm512_store_si512(panel[k / 32 + 1][i + j], w1);
-            }
+        for (int j = 0; j < NW; j++) {
+            __m512i w0, w1;
+            prefetch_lines(w.data[j] + row_bytes(kind, k0 + k) + next, kind == MDL_W_BF16 ? 2 : 1);
+            if (len - k >= 64)
+                decode64(kind, &d, w.data[j], w.scale[j], k0 + k, 64, &w0, &w1);
+            else
+                decode64(kind, &d, w.data[j], w.scale[j], k0 + k, len - k, &w0, &w1);
+            _mm512_store_si512(panel[k / 32][i + j], w0);
+            _mm512_store_si512(panel[k / 32 + 1][i + j], w1);
+        }
     }
 }
 
@@ -317,8 +342,8 @@ MDL_INLINE void panel_rows(int nr, const panel_block *panel, int len, const uint
     MDL_UNROLL
     for (int r = 0; r < nr; r++)
         MDL_UNROLL
-        for (int i = 0; i < PW; i++)
-            acc[r][i] = first ? _mm512_setzero_ps() : _mm512_load_ps(keep[r][i]);
+    for (int i = 0; i < PW; i++)
+        acc[r][i] = first ? _mm512_setzero_ps() : _mm512_load_ps(keep[r][i]);
     int k = 0;
     for (; k + 32 <= len; k += 32)
         panel_step(nr, &panel[k / 32], x + k, ldx, 32, acc);
@@ -327,21 +352,26 @@ MDL_INLINE void panel_rows(int nr, const panel_block *panel, int len, const uint
     MDL_UNROLL
     for (int r = 0; r < nr; r++)
         MDL_UNROLL
-        for (int i = 0; i < PW; i++)
-            _mm512_store_ps(keep[r][i], acc[r][i]);
+    for (int i = 0; i < PW; i++)
+        _mm512_store_ps(keep[r][i], acc[r][i]);
 }
 
-static __attribute__((noinline)) void panel_rows_all(const panel_block *panel, int len, const uint16_t *x, size_t ldx, int rows,
-                                                     bool first, float (*keep)[PW][16])
+static __attribute__((noinline)) void panel_rows_all(const panel_block *panel, int len, const uint16_t *x, size_t ldx,
+                                                     int rows, bool first, float (*keep)[PW][16])
 {
     int r = 0;
     for (; r + NR <= rows; r += NR)
         panel_rows(NR, panel, len, x + (size_t)r * ldx, ldx, first, keep + r);
     x += (size_t)r * ldx;
     switch (rows - r) {
-    case 1: panel_rows(1, panel, len, x, ldx, first, keep + r); break;
-    case 2: panel_rows(2, panel, len, x, ldx, first, keep + r); break;
-    default: break;
+    case 1:
+        panel_rows(1, panel, len, x, ldx, first, keep + r);
+        break;
+    case 2:
+        panel_rows(2, panel, len, x, ldx, first, keep + r);
+        break;
+    default:
+        break;
     }
 }
 
@@ -354,9 +384,15 @@ static void paneled(const struct mdl_linear *lin, const uint16_t *x, size_t ldx,
         for (int k0 = 0; k0 < lin->k; k0 += CHUNK) {
             int len = lin->k - k0 < CHUNK ? lin->k - k0 : CHUNK;
             switch (lin->kind) {
-            case MDL_W_FP8: fill_panel(MDL_W_FP8, lin, n, n1, k0, len, panel); break;
-            case MDL_W_FP4: fill_panel(MDL_W_FP4, lin, n, n1, k0, len, panel); break;
-            default: fill_panel(MDL_W_BF16, lin, n, n1, k0, len, panel); break;
+            case MDL_W_FP8:
+                fill_panel(MDL_W_FP8, lin, n, n1, k0, len, panel);
+                break;
+            case MDL_W_FP4:
+                fill_panel(MDL_W_FP4, lin, n, n1, k0, len, panel);
+                break;
+            default:
+                fill_panel(MDL_W_BF16, lin, n, n1, k0, len, panel);
+                break;
             }
             panel_rows_all((const panel_block *)panel, len, x + k0, ldx, rows, k0 == 0, keep);
         }
@@ -409,7 +445,8 @@ static __m512i decode32(const struct mdl_linear *w, const uint8_t *data, int k, 
 }
 
 /* Block by block: a scale that folds is folded as everywhere, another multiplies the lanes of the block's own sum. */
-static void wild(const struct mdl_linear *lin, const uint16_t *x, size_t ldx, int rows, int n0, int n1, float *y, size_t ldy)
+static void wild(const struct mdl_linear *lin, const uint16_t *x, size_t ldx, int rows, int n0, int n1, float *y,
+                 size_t ldy)
 {
     for (int n = n0; n < n1; n++) {
         struct wrows w = rows_at(lin, n, n1);
@@ -459,8 +496,8 @@ MDL_INLINE void f32_rows(int nr, const struct mdl_linear *lin, const uint16_t *x
         MDL_UNROLL
         for (int r = 0; r < nr; r++)
             MDL_UNROLL
-            for (int i = 0; i < NW; i++)
-                acc[r][i] = _mm512_setzero_ps();
+        for (int i = 0; i < NW; i++)
+            acc[r][i] = _mm512_setzero_ps();
         int k = 0;
         for (; k + 16 <= lin->k; k += 16)
             f32_step(nr, &w, x, ldx, k, 0xffff, acc);
@@ -470,7 +507,8 @@ MDL_INLINE void f32_rows(int nr, const struct mdl_linear *lin, const uint16_t *x
     }
 }
 
-static void f32_linear(const struct mdl_linear *w, const uint16_t *x, size_t ldx, int rows, int n0, int n1, float *y, size_t ldy)
+static void f32_linear(const struct mdl_linear *w, const uint16_t *x, size_t ldx, int rows, int n0, int n1, float *y,
+                       size_t ldy)
 {
     int r = 0;
     for (; r + 4 <= rows; r += 4)

@@ -1,5 +1,5 @@
-/* Element-wise rows of the AVX-512 path: the operations of the scalar path in the same order, 16 elements at a time, nothing
- * fused unless the product is exact. Called through mdl_backend_avx512 only. */
+/* Element-wise rows of the AVX-512 path: the operations of the scalar path in the same order, 16 elements at a time,
+ * nothing fused unless the product is exact. Called through mdl_backend_avx512 only. */
 #include "model/cpu/avx512.h"
 #include "model/cpu/lanes_avx512.h"
 
@@ -37,7 +37,8 @@ MDL_INLINE __m128i to_e4m3(__m512 x)
     __m512i c = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7ffff))), 20);
     c = _mm512_sub_epi32(c, _mm512_set1_epi32((127 - 7) << 3));
     __m512i low = _mm512_castps_si512(_mm512_add_ps(a, _mm512_set1_ps(0x1.8p14f)));
-    c = _mm512_mask_and_epi32(c, _mm512_cmp_ps_mask(a, _mm512_set1_ps(0x1p-6f), _CMP_LT_OQ), low, _mm512_set1_epi32(0xf));
+    c = _mm512_mask_and_epi32(c, _mm512_cmp_ps_mask(a, _mm512_set1_ps(0x1p-6f), _CMP_LT_OQ), low,
+                              _mm512_set1_epi32(0xf));
     c = _mm512_mask_mov_epi32(c, _mm512_cmp_ps_mask(a, _mm512_set1_ps(448.0f), _CMP_GE_OQ), _mm512_set1_epi32(0x7e));
     c = _mm512_mask_mov_epi32(c, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), _mm512_set1_epi32(0x7f));
     return _mm512_cvtepi32_epi8(_mm512_or_si512(c, sign));

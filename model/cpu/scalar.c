@@ -89,7 +89,8 @@ static void scalar_values(const float *p, size_t ldp, const float *den, int head
             float acc[32] = {0};
             for (int i = 0; i < n; i++)
                 for (int c = 0; c < 32; c++)
-                    acc[c] += p[(size_t)h * ldp + (size_t)i] * mdl_from_bf16(keys[(size_t)i * (size_t)dim + (size_t)(c0 + c)]);
+                    acc[c] += p[(size_t)h * ldp + (size_t)i] *
+                              mdl_from_bf16(keys[(size_t)i * (size_t)dim + (size_t)(c0 + c)]);
             for (int c = 0; c < 32; c++)
                 o[(size_t)h * (size_t)dim + (size_t)(c0 + c)] = mdl_to_bf16(acc[c] / den[h]);
         }

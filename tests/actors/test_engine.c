@@ -59,14 +59,19 @@ static void send_request(struct act_self *self, struct world *w, int i)
     cr_assert_eq(act_msg_new(ACT_PREFILL, w->e.prefill, act_recipe_tail(q->n_prompt, chain, 0, 0), &m), 0);
     m.request = (uint64_t)i + 1;
     *act_p_prefill(&m) = (struct act_p_prefill){.ids = (uint32_t)q->n_prompt, .blocks = (uint32_t)chain};
-    *act_b_prefill(&m) = (struct act_b_prefill){.requester = act_self_addr(self), .seed = q->seed,
-                                                .max_tokens = (uint32_t)q->max_new, .temperature = q->temperature,
-                                                .top_p = 1, .repetition = 1, .chain = (uint32_t)chain,
+    *act_b_prefill(&m) = (struct act_b_prefill){.requester = act_self_addr(self),
+                                                .seed = q->seed,
+                                                .max_tokens = (uint32_t)q->max_new,
+                                                .temperature = q->temperature,
+                                                .top_p = 1,
+                                                .repetition = 1,
+                                                .chain = (uint32_t)chain,
                                                 .flags = ACT_RECIPE_IGNORE_EOS};
     uint8_t *at = act_msg_tail(&m, &bytes);
     memcpy(at, q->prompt, (size_t)q->n_prompt * sizeof(int32_t));
     struct kv_key *key = (struct kv_key *)(void *)(at + (size_t)q->n_prompt * sizeof(int32_t));
-    kv_key_root(&(struct kv_identity){.revision = 1, .format = KV_FORMAT_ROWS, .block_tokens = BLOCK, .numerics = "test"}, key);
+    kv_key_root(
+        &(struct kv_identity){.revision = 1, .format = KV_FORMAT_ROWS, .block_tokens = BLOCK, .numerics = "test"}, key);
     for (int b = 0; b + 1 < chain; b++)
         kv_key_extend(&key[b], q->prompt + b * BLOCK, BLOCK, &key[b + 1]);
     cr_assert_eq(act_send(self, &m), 0);
@@ -123,7 +128,10 @@ static int client_start(struct act_self *self, void *state, const void *arg)
 }
 
 static const struct act_behaviour client_behaviour = {
-    .name = "client", .state_size = sizeof(struct client), .start = client_start, .receive = client_receive,
+    .name = "client",
+    .state_size = sizeof(struct client),
+    .start = client_start,
+    .receive = client_receive,
 };
 
 /* ---- a shard that fails ---- */
@@ -159,7 +167,11 @@ static void flaky_stop(struct act_self *self, void *state, int reason)
 }
 
 static const struct act_behaviour flaky_behaviour = {
-    .name = "flaky", .state_size = sizeof(struct flaky), .start = flaky_start, .receive = flaky_receive, .stop = flaky_stop,
+    .name = "flaky",
+    .state_size = sizeof(struct flaky),
+    .start = flaky_start,
+    .receive = flaky_receive,
+    .stop = flaky_stop,
 };
 
 /* ---- the world ---- */
@@ -171,8 +183,8 @@ static void open_world(struct world *w, int pages, int shards)
     cr_assert_eq(mdl_model_open("tests/golden/mini8", 1, NULL, &w->m, &err), 0, "%s", err.msg);
     w->e.m = w->m;
     w->e.vocab = w->m->cfg->vocab_size;
-    w->e.limits = (struct act_engine_limits){.context = 192, .streams = 4, .prefills = 2, .chunk = 24, .draft = 3, .replay = 24,
-                                             .rollback = 8, .lease = 2};
+    w->e.limits = (struct act_engine_limits){
+        .context = 192, .streams = 4, .prefills = 2, .chunk = 24, .draft = 3, .replay = 24, .rollback = 8, .lease = 2};
     cr_assert_eq(mdl_kv_layout_init(w->m->cfg, BLOCK, &w->e.layout, &err), 0);
     cr_assert_eq(kv_device_new(pages, w->e.layout.block_bytes, 8 << 20, &w->e.device, &err), 0);
     w->e.n_shards = shards;
@@ -182,7 +194,10 @@ static void open_world(struct world *w, int pages, int shards)
 static void spawn(struct world *w, const struct act_behaviour *b, int worker, const void *arg, struct act_addr *out)
 {
     struct cfg_error err;
-    const struct act_spawn spec = {.behaviour = b, .worker = worker, .arg = arg, .outbox = 256,
+    const struct act_spawn spec = {.behaviour = b,
+                                   .worker = worker,
+                                   .arg = arg,
+                                   .outbox = 256,
                                    .run_class = b == &act_prefill_behaviour ? ACT_CLASS_BULK : ACT_CLASS_URGENT};
     cr_assert_eq(act_runtime_spawn(w->rt, &spec, out, &err), 0, "%s", err.msg);
 }
@@ -257,15 +272,19 @@ static void run_plain(struct world *w, const struct wanted *q, int32_t *out)
     struct mdl_decoder *d;
     struct mdl_prefill plan;
     const struct act_engine_limits *l = &w->e.limits;
-    struct plain p = {.sampler = mdl_sampler_new(w->e.vocab), .n = q->n_prompt, .n_prompt = q->n_prompt, .vocab = w->e.vocab};
+    struct plain p = {
+        .sampler = mdl_sampler_new(w->e.vocab), .n = q->n_prompt, .n_prompt = q->n_prompt, .vocab = w->e.vocab};
     mdl_sampling_init(&p.recipe);
     p.recipe.temperature = (double)q->temperature;
     p.recipe.seed = q->seed;
     memcpy(p.ids, q->prompt, (size_t)q->n_prompt * sizeof(int32_t));
-    cr_assert_eq(mdl_seq_new(w->m->cfg, &(struct mdl_seq_params){.max_tokens = 256, .replay = l->replay}, &seq, &err), 0);
+    cr_assert_eq(mdl_seq_new(w->m->cfg, &(struct mdl_seq_params){.max_tokens = 256, .replay = l->replay}, &seq, &err),
+                 0);
     cr_assert_eq(mdl_step_new(w->m, 64, 256, &step, &err), 0);
     cr_assert_eq(mdl_decoder_new(w->m, 1, 0, 256, &d, &err), 0);
-    cr_assert_eq(mdl_prefill_begin(&plan, seq, q->prompt, q->n_prompt, &(struct mdl_prefill_params){.replay = l->replay}, &err), 0);
+    cr_assert_eq(
+        mdl_prefill_begin(&plan, seq, q->prompt, q->n_prompt, &(struct mdl_prefill_params){.replay = l->replay}, &err),
+        0);
     cr_assert_eq(mdl_prefill_run(&plan, step, 0, NULL, NULL, &err), 0);
     struct mdl_stream s = {.seq = seq, .limit = 1, .pick = plain_pick, .pick_ctx = &p}, *list = &s;
     s.next = plain_pick(&p, p.n, (float *)mdl_step_logits(step, 0, step->segment[0].n - 1), false);
@@ -284,8 +303,11 @@ static void make_requests(struct world *w, int n, unsigned seed)
     w->n = n;
     for (int i = 0; i < n; i++) {
         struct wanted *q = &w->wanted[i];
-        *q = (struct wanted){.n_prompt = 1 + rand() % 100, .max_new = 1 + rand() % NEW, .seed = (uint64_t)rand(),
-                             .temperature = rand() % 2 ? 1.0f : 0.0f, .start = rand() % 3000000};
+        *q = (struct wanted){.n_prompt = 1 + rand() % 100,
+                             .max_new = 1 + rand() % NEW,
+                             .seed = (uint64_t)rand(),
+                             .temperature = rand() % 2 ? 1.0f : 0.0f,
+                             .start = rand() % 3000000};
         for (int k = 0; k < q->n_prompt; k++)
             q->prompt[k] = rand() % w->m->cfg->vocab_size;
     }
@@ -296,9 +318,11 @@ static void check_same(struct world *w, int i)
     int32_t want[256];
     run_plain(w, &w->wanted[i], want);
     cr_assert_eq(w->got[i].terminal, 1, "request %d had %d terminal events", i, w->got[i].terminal);
-    cr_assert_eq(w->got[i].n, w->wanted[i].max_new, "request %d: %d tokens of %d", i, w->got[i].n, w->wanted[i].max_new);
+    cr_assert_eq(w->got[i].n, w->wanted[i].max_new, "request %d: %d tokens of %d", i, w->got[i].n,
+                 w->wanted[i].max_new);
     for (int k = 0; k < w->got[i].n; k++)
-        cr_assert_eq(w->got[i].ids[k], want[k], "request %d, token %d: %d instead of %d", i, k, w->got[i].ids[k], want[k]);
+        cr_assert_eq(w->got[i].ids[k], want[k], "request %d, token %d: %d instead of %d", i, k, w->got[i].ids[k],
+                     want[k]);
 }
 
 Test(engine, requests_get_the_tokens_of_a_plain_run)
@@ -388,8 +412,8 @@ Test(engine, a_second_prompt_finds_the_blocks_of_the_first)
     close_world(&w);
 }
 
-/* One prompt, a few tokens: every exchange of every layer is lost once, in a run of its own. The other shard's answer to
- * the abandoned step comes late. */
+/* One prompt, a few tokens: every exchange of every layer is lost once, in a run of its own. The other shard's answer
+ * to the abandoned step comes late. */
 Test(engine, a_step_that_lost_any_exchange_is_run_again_with_the_same_bits)
 {
     struct world w;
@@ -417,8 +441,8 @@ Test(engine, a_step_that_lost_any_exchange_is_run_again_with_the_same_bits)
     }
 }
 
-/* A conversation: the second prompt is the first one, its answer, and something new. With the snapshot of the answer's end
- * it goes on exactly, also when little is new and the replayed tail reaches back behind the snapshot. */
+/* A conversation: the second prompt is the first one, its answer, and something new. With the snapshot of the answer's
+ * end it goes on exactly, also when little is new and the replayed tail reaches back behind the snapshot. */
 Test(engine, a_later_turn_goes_on_exactly_from_a_snapshot)
 {
     for (int more = 1; more <= 41; more += 10) {

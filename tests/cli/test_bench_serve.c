@@ -24,8 +24,9 @@ Test(bench_serve, both_loops_with_json_and_csv)
     cr_assert_not_null(dir);
     snprintf(json, sizeof json, "%s/out.json", dir);
     snprintf(csv, sizeof csv, "%s/out.csv", dir);
-    struct ts_result r = ts_run(ts_weft(), "bench", "serve", "--gateway", "-c", "1,3", "-r", "50", "-n", "5", "--warmup", "1",
-                                "--prompt-tokens", "40", "--max-tokens", "6", "--json", json, "--csv", csv);
+    struct ts_result r =
+        ts_run(ts_weft(), "bench", "serve", "--gateway", "-c", "1,3", "-r", "50", "-n", "5", "--warmup", "1",
+               "--prompt-tokens", "40", "--max-tokens", "6", "--json", json, "--csv", csv);
     cr_assert_eq(r.status, 0, "%s%s", r.out, r.err);
     cr_expect(strstr(r.out, "3 at once") && strstr(r.out, "50 /s"), "%s", r.out);
     ts_result_free(&r);
@@ -35,13 +36,13 @@ Test(bench_serve, both_loops_with_json_and_csv)
     cr_expect_str_eq(json_string_value(json_object_get(json_object_get(conditions, "server"), "model")), "tiny");
     cr_expect_eq(json_array_size(points), 3);
     size_t i;
-    json_array_foreach(points, i, p) {
+    json_array_foreach (points, i, p) {
         cr_expect_str_eq(json_string_value(json_object_get(p, "loop")), i < 2 ? "closed" : "open");
         cr_expect_eq(json_integer_value(json_object_get(p, "whole")), 5);
         cr_expect_eq(json_integer_value(json_object_get(p, "output_tokens")), 30, "five times six tokens");
         cr_expect_eq(json_integer_value(json_object_get(p, "prompt_tokens")), 200, "five times forty");
-        static const char *const columns[] = {"first_token", "inter_token", "end_to_end", "queue", "prefill", "first_delivery",
-                                              "delivery"};
+        static const char *const columns[] = {"first_token", "inter_token",    "end_to_end", "queue",
+                                              "prefill",     "first_delivery", "delivery"};
         for (size_t k = 0; k < sizeof columns / sizeof *columns; k++) {
             char key[64];
             snprintf(key, sizeof key, "%s_seconds", columns[k]);
@@ -71,7 +72,8 @@ Test(bench_serve, prompts_from_a_file)
     if (access("samples/tiny/model.safetensors", R_OK))
         cr_skip_test("needs the sample model in samples/tiny");
     char *dir = ts_temp_dir(), *prompts = ts_write_file(dir, "prompts", "Once upon a time\n\nThe river\n");
-    struct ts_result r = ts_run(ts_weft(), "bench", "serve", "--prompts", prompts, "-c", "2", "-n", "4", "--max-tokens", "3");
+    struct ts_result r =
+        ts_run(ts_weft(), "bench", "serve", "--prompts", prompts, "-c", "2", "-n", "4", "--max-tokens", "3");
     cr_expect_eq(r.status, 0, "%s%s", r.out, r.err);
     cr_expect(strstr(r.out, "4/4"), "%s", r.out);
     ts_result_free(&r);

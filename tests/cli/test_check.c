@@ -31,20 +31,22 @@ static void expect(const char *config, int status, const char *want)
 {
     struct ts_result r = check(config, NULL);
     cr_expect_eq(r.status, status, "%s\ngave %d:\n%s%s", config, r.status, r.out, r.err);
-    cr_expect(strstr(r.out, want) || strstr(r.err, want), "%s\nshould say: %s\nsaid:\n%s%s", config, want, r.out, r.err);
+    cr_expect(strstr(r.out, want) || strstr(r.err, want), "%s\nshould say: %s\nsaid:\n%s%s", config, want, r.out,
+              r.err);
     ts_result_free(&r);
 }
 
-#define NODE(listen) \
-    "nodes = ({ name = \"local\"; roles = [\"gateway\", \"prefill\", \"decode\", \"expert\", \"kv\"]; listen = \"" listen "\"; });\n"
+#define NODE(listen)                                                                                                   \
+    "nodes = ({ name = \"local\"; roles = [\"gateway\", \"prefill\", \"decode\", \"expert\", \"kv\"]; listen = "       \
+    "\"" listen "\"; });\n"
 
 Test(check, a_configuration_that_can_be_served)
 {
     need_model();
     struct ts_result r = check(NODE("127.0.0.1:0") "kv = { memory = \"4MiB\"; block_tokens = 16; };", "local");
     cr_expect_eq(r.status, 0, "%s%s", r.out, r.err);
-    static const char *const parts[] = {"ok       model", "ok       memory", "ok       cpu", "ok       files", "ok       port",
-                                        "0 problems, 0 warnings"};
+    static const char *const parts[] = {"ok       model", "ok       memory", "ok       cpu",
+                                        "ok       files", "ok       port",   "0 problems, 0 warnings"};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         cr_expect(strstr(r.out, parts[i]), "%s is missing in\n%s", parts[i], r.out);
     ts_result_free(&r);
@@ -64,7 +66,8 @@ Test(check, what_does_not_fit_the_model)
 {
     need_model();
     expect(NODE("127.0.0.1:0") "model = { context = 16000000; };", 2, "model.context = 16000000 is more than");
-    expect(NODE("127.0.0.1:0") "kv = { memory = \"1MiB\"; block_tokens = 65536; };", 2, "raise it, or lower kv.block_tokens");
+    expect(NODE("127.0.0.1:0") "kv = { memory = \"1MiB\"; block_tokens = 65536; };", 2,
+           "raise it, or lower kv.block_tokens");
 }
 
 Test(check, what_the_machine_lacks)
@@ -74,7 +77,8 @@ Test(check, what_the_machine_lacks)
     expect(NODE("127.0.0.1:0") "kv = { memory = \"15TiB\"; };", 1, "problem  memory");
     expect(NODE("203.0.113.77:0"), 1, "give an address of this machine");
     expect(NODE("127.0.0.1:0") "security = { keys_file = \"/nowhere/keys\"; };", 1, "problem  security");
-    expect(NODE("127.0.0.1:0") "security = { tls_cert = \"/nowhere/c\"; tls_key = \"/nowhere/k\"; };", 1, "problem  security");
+    expect(NODE("127.0.0.1:0") "security = { tls_cert = \"/nowhere/c\"; tls_key = \"/nowhere/k\"; };", 1,
+           "problem  security");
     expect(NODE("127.0.0.1:0") "log = { file = \"/nowhere/log\"; };", 1, "problem  log");
     expect(NODE("0.0.0.0:0"), 0, "no API key is asked for");
 }

@@ -404,7 +404,8 @@ Test(generate, prompt_is_followed_step_by_step)
     char *dir = ts_text_model(TS_MINI8);
     struct cli_engine e;
     struct cfg_error err = {0};
-    struct cli_engine_options o = {.model_dir = dir, .threads = 1, .exact = true, .draft = 0, .parallel = 1, .chunk = 7};
+    struct cli_engine_options o = {
+        .model_dir = dir, .threads = 1, .exact = true, .draft = 0, .parallel = 1, .chunk = 7};
     cr_assert_eq(cli_engine_open(&o, &e, &err), 0, "%s", err.msg);
     cr_assert_eq(cli_engine_prepare(&e, 22, 20, &err), 0, "%s", err.msg);
     int32_t *ids = ts_ids(e.m, 5, 20);
@@ -423,7 +424,8 @@ Test(generate, prompt_is_followed_step_by_step)
 Test(generate, batch_leaves_other_files_alone)
 {
     char *dir = ts_text_model(TS_MINI8), *file = ts_write_file(dir, "batch.jsonl", batch_text);
-    char *longer = ts_write_file(dir, "longer.jsonl", "{\"index\":0,\n2\n3\n4\n5\n6\n7\n8\n9\n10\n11\n12\n13\n14\n15\n16\n17");
+    char *longer =
+        ts_write_file(dir, "longer.jsonl", "{\"index\":0,\n2\n3\n4\n5\n6\n7\n8\n9\n10\n11\n12\n13\n14\n15\n16\n17");
     char *none = ts_write_file(dir, "none.jsonl", "");
     const struct {
         const char *batch, *out, *part;

@@ -292,7 +292,7 @@ Test(score, one_token_and_all_dumps)
     static const struct {
         const char *name;
         int64_t rows, width;
-    } kv[] = {{"kv.main.codes.1", 0, 32}, {"kv.main.scales.1", 0, 4}, {"kv.index.codes.1", 0, 32},
+    } kv[] = {{"kv.main.codes.1", 0, 32},  {"kv.main.scales.1", 0, 4}, {"kv.index.codes.1", 0, 32},
               {"kv.index.scales.1", 0, 2}, {"kv.main.codes.4", 1, 32}, {"kv.index.scales.4", 1, 2}};
     for (size_t i = 0; i < sizeof kv / sizeof *kv; i++) {
         const struct mdl_tensor *tensor = mdl_st_find(dump, kv[i].name);
@@ -306,7 +306,8 @@ Test(score, one_token_and_all_dumps)
     tear_down(&t);
 }
 
-/* A draft starts from the token that follows, as in the golden blocks: expected ids and confidences are those of mini8. */
+/* A draft starts from the token that follows, as in the golden blocks: expected ids and confidences are those of mini8.
+ */
 Test(score, draft_starts_from_the_continuation)
 {
     struct setting t = set_up(1);
@@ -347,12 +348,12 @@ Test(score, dump_of_many_engram_columns)
     const char *tool = ts_program("tools/make_model");
     cr_assert(asprintf(&model, "%s/model", t.dir) > 0 && asprintf(&out, "%s/out", t.dir) > 0 &&
               asprintf(&dump_path, "%s/dump.safetensors", out) > 0);
-    struct ts_result r = ts_run_argv(NULL, (const char *const[]){tool, "--out", model, "--engram-heads", "16", "--engram-ngram",
-                                                                 "9", NULL});
+    struct ts_result r = ts_run_argv(
+        NULL, (const char *const[]){tool, "--out", model, "--engram-heads", "16", "--engram-ngram", "9", NULL});
     cr_assert_eq(r.status, 0, "%s", r.err);
     ts_result_free(&r);
-    r = ts_run_argv(NULL, (const char *const[]){ts_weft(), "score", "-m", model, "--ids", t.ids, "--out", out, "--exact",
-                                                "--dump", "experts", NULL});
+    r = ts_run_argv(NULL, (const char *const[]){ts_weft(), "score", "-m", model, "--ids", t.ids, "--out", out,
+                                                "--exact", "--dump", "experts", NULL});
     cr_assert_eq(r.status, 0, "%s", r.err);
     ts_result_free(&r);
     struct mdl_st *dump;

@@ -55,7 +55,8 @@ Test(config, tls_needs_certificate_and_key)
 {
     static struct cfg_config c;
     expect_problem("security = { tls_cert = \"a.pem\"; };", "security.tls_cert is given without security.tls_key");
-    expect_problem("security = {\n tls_key = \"a.key\"; };", "t.conf:2: security.tls_key is given without security.tls_cert");
+    expect_problem("security = {\n tls_key = \"a.key\"; };",
+                   "t.conf:2: security.tls_key is given without security.tls_cert");
     expect_fine("security = { tls_cert = \"a.pem\"; tls_key = \"a.key\"; keys_file = \"k\"; debug = true; };", &c);
     cr_expect(c.security.debug);
     cr_expect_str_eq(c.security.keys_file, "k");

@@ -18,7 +18,8 @@ static struct kv_key key_of(int n)
 {
     struct kv_key root, key;
     const int32_t id = n;
-    kv_key_root(&(struct kv_identity){.revision = 7, .format = KV_FORMAT_ROWS, .block_tokens = 256, .numerics = "test"}, &root);
+    kv_key_root(&(struct kv_identity){.revision = 7, .format = KV_FORMAT_ROWS, .block_tokens = 256, .numerics = "test"},
+                &root);
     kv_key_extend(&root, &id, 1, &key);
     return key;
 }
@@ -155,7 +156,8 @@ Test(device, snapshots_keep_to_their_budget)
 Test(key, every_ingredient_counts)
 {
     const int32_t ids[] = {5, 6, 7};
-    const struct kv_identity base = {.revision = 1, .format = 1, .block_tokens = 256, .numerics = "cpu/scalar", .salt = "", .salt_len = 0};
+    const struct kv_identity base = {
+        .revision = 1, .format = 1, .block_tokens = 256, .numerics = "cpu/scalar", .salt = "", .salt_len = 0};
     struct kv_identity v[6] = {base, base, base, base, base, base};
     v[1].revision = 2;
     v[2].format = 2;

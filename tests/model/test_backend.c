@@ -1,4 +1,5 @@
-/* The CPU paths: each against the definition in double precision, and each against itself over rows, tiles and threads. */
+/* The CPU paths: each against the definition in double precision, and each against itself over rows, tiles and threads.
+ */
 #include "tests/harness.h"
 
 #include <errno.h>
@@ -169,8 +170,8 @@ static void check_rows(const struct mdl_backend *be, enum mdl_wkind kind, int n,
         for (int r = 0; r < ROWS; r += splits[s])
             be->linear(&w, x + (size_t)r * ldx, ldx, ROWS - r < splits[s] ? ROWS - r : splits[s], 0, n,
                        y + (size_t)r * ldy, ldy);
-        cr_expect(same(alone, y, ROWS * ldy), "%s, kind %d, %d x %d: %d rows together differ from one", be->name, (int)kind,
-                  n, k, splits[s]);
+        cr_expect(same(alone, y, ROWS * ldy), "%s, kind %d, %d x %d: %d rows together differ from one", be->name,
+                  (int)kind, n, k, splits[s]);
     }
     free(y);
     free(alone);
@@ -391,7 +392,8 @@ Test(backend, extreme_inputs_keep_the_order)
                 for (int i = 0; i < ROWS * K; i += 37)
                     x[i] = (uint16_t)(extreme[e] >> 16);
                 if (w.scale)
-                    memset((void *)w.scale, extreme[e] >> 24 == 0x7e ? 135 : 100, kind == MDL_W_FP8 ? N / 32 * K / 32 : K / 32);
+                    memset((void *)w.scale, extreme[e] >> 24 == 0x7e ? 135 : 100,
+                           kind == MDL_W_FP8 ? N / 32 * K / 32 : K / 32);
                 be->linear(&w, x, K, ROWS, 0, N, y, N);
                 for (int r = 0; r < ROWS; r++) {
                     be->linear(&w, x + r * K, K, 1, 0, N, one, N);
@@ -430,7 +432,8 @@ Test(backend, dots)
                         differ += !same(&one, &s[h * LDS + i], 1);
                     }
                 cr_expect_eq(wrong, 0, "%s, dim %d, %d keys: %d beyond the bound", be->name, dim, n, wrong);
-                cr_expect_eq(differ, 0, "%s, dim %d, %d keys: %d differ from a call of their own", be->name, dim, n, differ);
+                cr_expect_eq(differ, 0, "%s, dim %d, %d keys: %d differ from a call of their own", be->name, dim, n,
+                             differ);
             }
     }
     free(s);
@@ -518,7 +521,8 @@ Test(backend, values_equal_scalar)
                             magnitude += fabs(v);
                         }
                         double got = mdl_from_bf16(a[h * dim + c]), at = sum / (double)den[h];
-                        wrong += !(fabs(got - at) <= fabs(at) * 0x1.01p-8 + (n + 1) * 0x1p-24 * magnitude / (double)den[h]);
+                        wrong +=
+                            !(fabs(got - at) <= fabs(at) * 0x1.01p-8 + (n + 1) * 0x1p-24 * magnitude / (double)den[h]);
                     }
                 cr_expect_eq(wrong, 0, "%s, dim %d, %d keys: %d values wrong", be->name, dim, n, wrong);
             }
@@ -655,7 +659,8 @@ Test(backend, every_value_quantises_as_scalar)
             for (int i = 0; i < N; i++) {
                 uint32_t v = round == 3 ? rnd() & 0xffff : (uint32_t)i;
                 if (round == 1 || round == 2)
-                    v = i % 32 == 5 ? 0x3f80u + (uint32_t)(i / 32 % 7 * 0x33) : (v & 0x8000) | (0x3f80u - (v & 0x7fff) % 0x780);
+                    v = i % 32 == 5 ? 0x3f80u + (uint32_t)(i / 32 % 7 * 0x33)
+                                    : (v & 0x8000) | (0x3f80u - (v & 0x7fff) % 0x780);
                 if (round == 2 && i % 32 != 5)
                     v = (v & 0x8000) | rnd() % 0x3f80;
                 x[i] = (v & 0x7fff) < 0x7f80 ? (uint16_t)v : 0;

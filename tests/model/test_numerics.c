@@ -12,7 +12,8 @@
 static double value_of(int code, int exponent_bits, int mantissa_bits, int bias)
 {
     int m = code & ((1 << mantissa_bits) - 1), e = code >> mantissa_bits & ((1 << exponent_bits) - 1);
-    double v = e ? ldexp(1.0 + m / (double)(1 << mantissa_bits), e - bias) : ldexp(m / (double)(1 << mantissa_bits), 1 - bias);
+    double v =
+        e ? ldexp(1.0 + m / (double)(1 << mantissa_bits), e - bias) : ldexp(m / (double)(1 << mantissa_bits), 1 - bias);
     return code >> (exponent_bits + mantissa_bits) & 1 ? -v : v;
 }
 
@@ -247,7 +248,8 @@ Test(numerics, exponentials)
     cr_expect_lt(worst_double, 1e-15, "relative error of mdl_exp: %g", worst_double);
     /* Below the normal range the absolute error counts. */
     for (float x = -103.9f; x < -87.0f; x += 0.0171f)
-        cr_expect_lt(fabs((double)mdl_expf(x) - exp((double)x)), 0x1p-149 * 1.01 + 2e-7 * exp((double)x), "x = %g", (double)x);
+        cr_expect_lt(fabs((double)mdl_expf(x) - exp((double)x)), 0x1p-149 * 1.01 + 2e-7 * exp((double)x), "x = %g",
+                     (double)x);
     cr_expect_eq(mdl_expf(0.0f), 1.0f);
     cr_expect_eq(mdl_expf(-INFINITY), 0.0f);
     cr_expect_eq(mdl_expf(-104.1f), 0.0f);
@@ -283,8 +285,8 @@ Test(numerics, sigmoid_and_softplus)
         double s = 1.0 / (1.0 + exp(-(double)x)), p = log1p(exp((double)x));
         cr_expect_lt(fabs((double)mdl_sigmoid(x) / s - 1.0), 0x1p-24 * 1.001, "sigmoid(%g)", (double)x);
         /* log(1 + e^x) in double loses what e^x has below 2^-53. */
-        cr_expect_lt(fabs((double)mdl_softplus(x) - p), 0x1p-24 * 1.01 * p + 0x1p-53 + (x > 20.0f ? 3e-9 : 0.0), "softplus(%g)",
-                     (double)x);
+        cr_expect_lt(fabs((double)mdl_softplus(x) - p), 0x1p-24 * 1.01 * p + 0x1p-53 + (x > 20.0f ? 3e-9 : 0.0),
+                     "softplus(%g)", (double)x);
     }
     cr_expect_eq(mdl_sigmoid(-INFINITY), 0.0f);
     cr_expect_eq(mdl_sigmoid(INFINITY), 1.0f);

@@ -1,7 +1,7 @@
-/* Linked into a second weft program for tests (--wrap=dec_pick): what the network says is overruled, so that the engine,
- * the sampler and the gateway work on chosen tokens. $WEFT_SCRIPT names a file with one token id a line, read again when
- * a sequence gives its first token; behind the last line comes the end of text. A line "!ID" makes the drafter guess
- * something else at that place, so that the step ends with it. One sequence at a time. */
+/* Linked into a second weft program for tests (--wrap=dec_pick): what the network says is overruled, so that the
+ * engine, the sampler and the gateway work on chosen tokens. $WEFT_SCRIPT names a file with one token id a line, read
+ * again when a sequence gives its first token; behind the last line comes the end of text. A line "!ID" makes the
+ * drafter guess something else at that place, so that the step ends with it. One sequence at a time. */
 #include <stdio.h>
 #include <stdlib.h>
 

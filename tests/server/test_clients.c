@@ -1,5 +1,5 @@
-/* The official clients of each protocol against a real server: tests/js/clients.mjs, under Node. Skipped, saying what is
- * missing, without Node 20 or without the packages. */
+/* The official clients of each protocol against a real server: tests/js/clients.mjs, under Node. Skipped, saying what
+ * is missing, without Node 20 or without the packages. */
 #include "tests/harness.h"
 
 #include <unistd.h>
@@ -47,7 +47,8 @@ Test(clients, chats_streams_errors_and_aborts)
 
 Test(clients, tool_calls)
 {
-    static const char text[] = "Hm.</think>I look.\n\n<" D " calls>\n<" D " invoke name=\"weather\">\n"
+    static const char text[] =
+        "Hm.</think>I look.\n\n<" D " calls>\n<" D " invoke name=\"weather\">\n"
         "<" D " parameter name=\"city\" string=\"true\">K\xc3\xb6ln</" D " parameter>\n"
         "<" D " parameter name=\"days\" string=\"false\">3</" D " parameter>\n</" D " invoke>\n"
         "<" D " invoke name=\"run\">\n<" D " parameter name=\"command\" string=\"true\">ls 2>&1</" D " parameter>\n"

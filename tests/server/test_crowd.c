@@ -98,14 +98,17 @@ static void cancel_many(int n, unsigned *seed)
             if (f[i].fd < 0 && started < n) {
                 char prompt[200], more[64];
                 enum ts_protocol p = next_random(seed) % TS_PROTOCOLS;
-                snprintf(prompt, sizeof prompt, "number %u %.*s", next_random(seed) % 50, (int)(next_random(seed) % 120),
-                         "In the beginning God created the heaven and the earth. And the earth was without form, and void; and "
+                snprintf(prompt, sizeof prompt, "number %u %.*s", next_random(seed) % 50,
+                         (int)(next_random(seed) % 120),
+                         "In the beginning God created the heaven and the earth. And the earth was without form, and "
+                         "void; and "
                          "darkness was upon the face of the deep. And the Spirit of God moved upon the face of");
                 snprintf(more, sizeof more, "\"temperature\":1");
                 char *body = ts_body(p, prompt, 1 + (int)(next_random(seed) % 40), next_random(seed) % 4, more);
                 cr_assert(ts_flow_open(&f[i], server.port, ts_path(p), body));
                 free(body);
-                /* Nothing: while it is read, queued or computed. Some bytes: in mid-stream. Many: some come to their end. */
+                /* Nothing: while it is read, queued or computed. Some bytes: in mid-stream. Many: some come to their
+                 * end. */
                 leave[i] = next_random(seed) % 3 ? next_random(seed) % 4000 : 0;
                 started++;
             }
@@ -131,8 +134,10 @@ Test(crowd, clients_that_leave_at_any_moment_leave_nothing)
     int n = soak ? atoi(soak) : 2000 / TS_LESS;
     unsigned seed = 20260117;
     long rss[PARTS];
-    ts_server_start(&server, NULL, "kv = { memory = \"1MiB\"; block_tokens = 32; snapshots = \"1MiB\"; };\nlog = { level = \"warning\"; };\n"
-                                   "compute = { prefill_chunk = 16; };\n");
+    ts_server_start(
+        &server, NULL,
+        "kv = { memory = \"1MiB\"; block_tokens = 32; snapshots = \"1MiB\"; };\nlog = { level = \"warning\"; };\n"
+        "compute = { prefill_chunk = 16; };\n");
     int fds = ts_server_fds(&server);
     struct ts_answer want = ts_ask(&server, TS_CHAT, "Hello", 20, false, "\"seed\":1,\"cache_salt\":\"0\"");
     for (int i = 0; i < PARTS; i++) {

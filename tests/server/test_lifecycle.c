@@ -152,7 +152,8 @@ Test(lifecycle, sigterm_lets_streams_finish_and_refuses_new_ones)
     struct ts_reply r = {.status = 200};
     for (int i = 0; i < 100 && r.status == 200; i++) {
         ts_reply_free(&r);
-        r = ts_postf(&server, ts_path(TS_CHAT), "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"max_tokens\":1}");
+        r = ts_postf(&server, ts_path(TS_CHAT),
+                     "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"max_tokens\":1}");
     }
     cr_expect_eq(r.status, 503, "%d %s", r.status, r.body);
     cr_expect(strstr(r.body, "shutting down"), "%s", r.body);

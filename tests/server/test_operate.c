@@ -1,4 +1,5 @@
-/* What an operator relies on: keys, TLS, ids, logs, metrics, debug pages, start errors. Real processes, real sockets. */
+/* What an operator relies on: keys, TLS, ids, logs, metrics, debug pages, start errors. Real processes, real sockets.
+ */
 #include "tests/harness.h"
 
 #include <dirent.h>
@@ -42,8 +43,8 @@ static struct ts_reply ask(const char *method, const char *path, const char *hea
     char *text = NULL;
     int fd = ts_connect(server.port);
     struct ts_reply r = {0};
-    int n = asprintf(&text, "%s %s HTTP/1.1\r\nHost: test\r\n%sContent-Length: %zu\r\n\r\n%s", method, path, headers, strlen(body),
-                     body);
+    int n = asprintf(&text, "%s %s HTTP/1.1\r\nHost: test\r\n%sContent-Length: %zu\r\n\r\n%s", method, path, headers,
+                     strlen(body), body);
     cr_assert(fd >= 0 && n > 0 && send(fd, text, (size_t)n, MSG_NOSIGNAL) == n);
     r = ts_read_reply(fd);
     close(fd);
@@ -66,7 +67,8 @@ static json_t *json_of(const struct ts_reply *r)
     return j;
 }
 
-static const char short_chat[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"the secret of the prompt\"}],\"max_tokens\":3}";
+static const char short_chat[] =
+    "{\"messages\":[{\"role\":\"user\",\"content\":\"the secret of the prompt\"}],\"max_tokens\":3}";
 
 static char *config_with_keys(const char *keys)
 {
@@ -85,7 +87,8 @@ Test(operate, keys_are_asked_for_in_each_protocols_shape)
     free(config);
     static const struct {
         const char *path, *type;
-    } openai[] = {{"/v1/chat/completions", "authentication_error"}, {"/v1/completions", "authentication_error"},
+    } openai[] = {{"/v1/chat/completions", "authentication_error"},
+                  {"/v1/completions", "authentication_error"},
                   {"/v1/responses", "authentication_error"}};
     for (size_t i = 0; i < 3; i++) {
         struct ts_reply r = ask("POST", openai[i].path, "", short_chat);
@@ -130,8 +133,8 @@ Test(operate, a_key_has_so_many_requests_at_a_time)
     static const char limited[] = "Authorization: Bearer sk-limited-1\r\n";
     char head[1024];
     int fd = ts_connect(server.port);
-    snprintf(head, sizeof head, "POST /v1/completions HTTP/1.1\r\nHost: t\r\n%sContent-Length: %zu\r\n\r\n%s", limited, strlen(endless),
-             endless);
+    snprintf(head, sizeof head, "POST /v1/completions HTTP/1.1\r\nHost: t\r\n%sContent-Length: %zu\r\n\r\n%s", limited,
+             strlen(endless), endless);
     cr_assert(fd >= 0 && send(fd, head, strlen(head), MSG_NOSIGNAL) == (ssize_t)strlen(head));
     cr_assert(ts_read_until(fd, "data: "));
     struct ts_reply r = ask("POST", "/v1/chat/completions", limited, short_chat);
@@ -151,7 +154,8 @@ Test(operate, sighup_reads_keys_and_opens_the_log_again)
     char log[4200], moved[4200];
     snprintf(log, sizeof log, "%s/weft.log", dir);
     snprintf(moved, sizeof moved, "%s/weft.log.1", dir);
-    cr_assert(asprintf(&config, "log = { file = \"%s\"; format = \"json\"; };\nsecurity = { keys_file = \"%s\"; };", log, keys) > 0);
+    cr_assert(asprintf(&config, "log = { file = \"%s\"; format = \"json\"; };\nsecurity = { keys_file = \"%s\"; };",
+                       log, keys) > 0);
     ts_server_start(&server, NULL, config);
     free(config);
     free(keys);
@@ -168,7 +172,7 @@ Test(operate, sighup_reads_keys_and_opens_the_log_again)
     cr_expect_eq(ts_server_wait(&server), 0);
     char *old = ts_read_file(moved, NULL), *new = ts_read_file(log, NULL);
     cr_expect(old && strstr(old, "\"event\":\"accepting\""), "%s", old ? old : "no old log");
-    cr_expect(new && strstr(new, "\"event\":\"ended\""), "%s", new ? new : "no new log");
+    cr_expect(new &&strstr(new, "\"event\":\"ended\""), "%s", new ? new : "no new log");
     free(old);
     free(new);
 }
@@ -256,10 +260,16 @@ Test(operate, every_series_is_there_from_the_start)
 {
     ts_server_start(&server, NULL, "");
     char *before = series();
-    static const char *const wanted[] = {"weft_num_requests_running\n", "weft_time_to_first_token_seconds_bucket{le=\"+Inf\"}",
-        "weft_request_queue_time_seconds_count", "weft_decode_batch_size", "weft_prefix_cache_hits_total",
-        "weft_spec_decode_num_accepted_tokens_per_pos_total{position=\"0\"}", "weft_request_success_total{finished_reason=\"error\"}",
-        "weft_worker_progress_age_seconds{worker=\"engine\"}", "weft_build_info{version=", "process_open_fds"};
+    static const char *const wanted[] = {"weft_num_requests_running\n",
+                                         "weft_time_to_first_token_seconds_bucket{le=\"+Inf\"}",
+                                         "weft_request_queue_time_seconds_count",
+                                         "weft_decode_batch_size",
+                                         "weft_prefix_cache_hits_total",
+                                         "weft_spec_decode_num_accepted_tokens_per_pos_total{position=\"0\"}",
+                                         "weft_request_success_total{finished_reason=\"error\"}",
+                                         "weft_worker_progress_age_seconds{worker=\"engine\"}",
+                                         "weft_build_info{version=",
+                                         "process_open_fds"};
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
         cr_expect(strstr(before, wanted[i]), "%s is missing", wanted[i]);
     cr_expect_float_eq(ts_metric(&server, "weft_generation_tokens_total"), 0, 0);
@@ -299,8 +309,8 @@ Test(operate, the_dashboard_asks_for_series_that_exist)
     ts_server_start(&server, NULL, "");
     char *names = series();
     size_t i, k, found = 0;
-    json_array_foreach(json_object_get(j, "panels"), i, panel)
-        json_array_foreach(json_object_get(panel, "targets"), k, target) {
+    json_array_foreach (json_object_get(j, "panels"), i, panel)
+        json_array_foreach (json_object_get(panel, "targets"), k, target) {
             const char *at = json_string_value(json_object_get(target, "expr"));
             while (at && (at = strstr(at, "weft_"))) {
                 size_t n = strspn(at, "abcdefghijklmnopqrstuvwxyz_0123456789");
@@ -325,14 +335,15 @@ Test(operate, debug_is_there_when_it_is_enabled)
     json_t *j = json_of(&r), *a;
     size_t i, seen = 0;
     cr_expect_eq(r.status, 200);
-    json_array_foreach(json_object_get(j, "actors"), i, a) {
+    json_array_foreach (json_object_get(j, "actors"), i, a) {
         const char *name = json_string_value(json_object_get(a, "name"));
         seen += !strcmp(name, "gateway") || !strcmp(name, "decode") || !strcmp(name, "prefill");
     }
     cr_expect_eq(seen, 3);
     json_decref(j);
     ts_reply_free(&r);
-    r = ask("POST", "/v1/completions", "X-Weft-Trace: 1\r\n", "{\"prompt\":\"a\",\"max_tokens\":4,\"stream\":true,\"ignore_eos\":true}");
+    r = ask("POST", "/v1/completions", "X-Weft-Trace: 1\r\n",
+            "{\"prompt\":\"a\",\"max_tokens\":4,\"stream\":true,\"ignore_eos\":true}");
     cr_expect(strstr(r.body, ": made "), "%s", r.body);
     ts_reply_free(&r);
 }
@@ -341,7 +352,8 @@ Test(operate, debug_is_not_there_otherwise)
 {
     ts_server_start(&server, NULL, "");
     cr_expect_eq(status_of("GET", "/debug/actors", "", ""), 404);
-    struct ts_reply r = ask("POST", "/v1/completions", "X-Weft-Trace: 1\r\n", "{\"prompt\":\"a\",\"max_tokens\":4,\"stream\":true}");
+    struct ts_reply r =
+        ask("POST", "/v1/completions", "X-Weft-Trace: 1\r\n", "{\"prompt\":\"a\",\"max_tokens\":4,\"stream\":true}");
     cr_expect_eq(r.status, 200);
     cr_expect_not(strstr(r.body, ": made "), "%s", r.body);
     ts_reply_free(&r);
@@ -422,9 +434,9 @@ Test(operate, tls)
     char cert[4200], key[4200], url[100], *config = NULL;
     snprintf(cert, sizeof cert, "%s/cert.pem", dir);
     snprintf(key, sizeof key, "%s/key.pem", dir);
-    struct ts_result t = ts_run("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-                                "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2", "-keyout", key,
-                                "-out", cert);
+    struct ts_result t = ts_run("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+                                "-nodes", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-days",
+                                "2", "-keyout", key, "-out", cert);
     bool made = t.status == 0;
     ts_result_free(&t);
     t = ts_run("curl", "--version");
@@ -463,14 +475,17 @@ Test(operate, what_keeps_a_server_from_starting)
 {
     char config[400];
     ts_server_start(&server, NULL, "");
-    snprintf(config, sizeof config, "nodes = ({ name = \"a\"; roles = [\"gateway\", \"prefill\", \"decode\", \"expert\"]; "
-                                    "listen = \"127.0.0.1:%d\"; });", server.port);
+    snprintf(config, sizeof config,
+             "nodes = ({ name = \"a\"; roles = [\"gateway\", \"prefill\", \"decode\", \"expert\"]; "
+             "listen = \"127.0.0.1:%d\"; });",
+             server.port);
     expect_no_start(config, 1, "Address already in use; stop the other program or choose another port");
     expect_no_start("model = { path = \"/nowhere\"; };", 1, "/nowhere/config.json: No such file");
     expect_no_start("model = { context = 16000000; };", 2, "model.context = 16000000 is more than");
     expect_no_start("kv = { memory = \"1MiB\"; block_tokens = 65536; };", 2, "give room for at least 2");
     expect_no_start("kv = { memory = \"15TiB\"; block_tokens = 65536; };", 1, "are not available");
     expect_no_start("security = { keys_file = \"/nowhere/keys\"; };", 1, "security.keys_file");
-    expect_no_start("security = { tls_cert = \"/nowhere/c\"; tls_key = \"/nowhere/k\"; };", 2, "TLS: the certificate chain");
+    expect_no_start("security = { tls_cert = \"/nowhere/c\"; tls_key = \"/nowhere/k\"; };", 2,
+                    "TLS: the certificate chain");
     expect_no_start("log = { file = \"/nowhere/log\"; };", 1, "cannot write the log");
 }

@@ -1,5 +1,5 @@
-/* The status page in a real browser, against a server with streams running. Skipped, saying so, without Chromium (Debian's
- * package chromium). WEFT_SCREENSHOT=FILE.png keeps the picture. */
+/* The status page in a real browser, against a server with streams running. Skipped, saying so, without Chromium
+ * (Debian's package chromium). WEFT_SCREENSHOT=FILE.png keeps the picture. */
 #include "tests/harness.h"
 
 #include <unistd.h>
@@ -27,9 +27,9 @@ static struct ts_result browse(const char *what)
     char profile[4200], url[64];
     snprintf(profile, sizeof profile, "--user-data-dir=%s/profile", dir);
     snprintf(url, sizeof url, "http://127.0.0.1:%d/", server.port);
-    return ts_run("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-                  "--hide-scrollbars", "--window-size=1100,900", "--timeout=60000", "--virtual-time-budget=4000", profile, what,
-                  url);
+    return ts_run("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+                  "--no-first-run", "--hide-scrollbars", "--window-size=1100,900", "--timeout=60000",
+                  "--virtual-time-budget=4000", profile, what, url);
 }
 
 /* The text of the first element behind `mark` in the page. */

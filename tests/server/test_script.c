@@ -16,7 +16,8 @@
 #define JSON(name, value) "<" D " parameter name=\"" name "\" string=\"false\">" value "</" D " parameter>\n"
 #define CALLS(calls) "\n\n<" D " calls>\n" calls "</" D " calls>"
 #define TOOL(name)                                                                                                     \
-    "{\"type\":\"function\",\"function\":{\"name\":\"" name "\",\"parameters\":{\"type\":\"object\",\"properties\":{}}}}"
+    "{\"type\":\"function\",\"function\":{\"name\":\"" name                                                            \
+    "\",\"parameters\":{\"type\":\"object\",\"properties\":{}}}}"
 #define CHAT_TOOLS "\"tools\":[" TOOL("weather") "," TOOL("run") "]"
 
 enum { IDS_MAX = 4096 };
@@ -48,8 +49,10 @@ static void start(int draft)
     close(fd);
     script_path = strdup(path);
     setenv("WEFT_SCRIPT", path, 1);
-    snprintf(config, sizeof config, "speculation = { draft_length = %d; };\nlog = { level = \"warning\"; };\n"
-             "compute = { threads = 1; };\n", draft);
+    snprintf(config, sizeof config,
+             "speculation = { draft_length = %d; };\nlog = { level = \"warning\"; };\n"
+             "compute = { threads = 1; };\n",
+             draft);
     ts_server_start(&server, program, config);
     unlink(path);
     cr_assert_eq(mdl_tokenizer_load("samples/tiny", &tok, &err), 0, "%s", err.msg);
@@ -168,11 +171,14 @@ static void at_every_place(enum ts_protocol p, const char *text, const char *mor
 }
 
 #define ANSWER                                                                                                         \
-    "M\xc3\xbc?\n</think>\n\n\xe2\x82\xac \xf0\x9f\x98\x80 <b> < b"                                                        \
-    CALLS(CALL("weather", STRING("c", "K\xc3\xb6 \"a\"\\\n") JSON("n", "[3, {}]")) CALL("run", STRING("x", "a 2>&1 </b")))
+    "M\xc3\xbc?\n</think>\n\n\xe2\x82\xac \xf0\x9f\x98\x80 <b> < b" CALLS(CALL(                                        \
+        "weather", STRING("c", "K\xc3\xb6 \"a\"\\\n") JSON("n", "[3, {}]")) CALL("run", STRING("x", "a 2>&1 </b")))
 
 static const struct expected answer = {
-    "\xe2\x82\xac \xf0\x9f\x98\x80 <b> < b", "M\xc3\xbc?", "tool_calls", 2,
+    "\xe2\x82\xac \xf0\x9f\x98\x80 <b> < b",
+    "M\xc3\xbc?",
+    "tool_calls",
+    2,
     {{"weather", "{\"c\":\"K\xc3\xb6 \\\"a\\\"\\\\\\n\",\"n\":[3,{}]}"}, {"run", "{\"x\":\"a 2>&1 </b\"}"}}};
 
 Test(script, reasoning_text_and_calls_of_a_chat)
@@ -216,7 +222,8 @@ Test(script, markup_without_tools_is_text)
 Test(script, stop_strings_are_never_partly_given)
 {
     start(5);
-    at_every_place(TS_CHAT, "STOP it, STO \xc3\xa4 ST\xc3\xb6 and then STOP\xc3\xb6 it", "\"stop\":[\"STOP\xc3\xb6\",\"ST\xc3\xa4\"]",
+    at_every_place(TS_CHAT, "STOP it, STO \xc3\xa4 ST\xc3\xb6 and then STOP\xc3\xb6 it",
+                   "\"stop\":[\"STOP\xc3\xb6\",\"ST\xc3\xa4\"]",
                    &(struct expected){"STOP it, STO \xc3\xa4 ST\xc3\xb6 and then ", "", "stop", 0, {{0}}}, 1);
 }
 
@@ -224,7 +231,8 @@ Test(script, stop_strings_are_never_partly_given)
 Test(script, stop_strings_count_in_the_answer_only)
 {
     start(5);
-    at_every_place(TS_CHAT, "Must not STOP here.</think>But STOP here", "\"stop\":\"STOP\",\"reasoning_effort\":\"high\"",
+    at_every_place(TS_CHAT, "Must not STOP here.</think>But STOP here",
+                   "\"stop\":\"STOP\",\"reasoning_effort\":\"high\"",
                    &(struct expected){"But ", "Must not STOP here.", "stop", 0, {{0}}}, 1);
 }
 
@@ -257,11 +265,12 @@ Test(script, logprobs_of_characters_that_span_tokens)
             size_t i, k, len = 0;
             json_t *e, *b;
             cr_expect_str_eq(a.text, text);
-            json_array_foreach(a.logprobs, i, e)
-                json_array_foreach(json_object_get(e, "bytes"), k, b)
+            json_array_foreach (a.logprobs, i, e)
+                json_array_foreach (json_object_get(e, "bytes"), k, b)
                     if (len + 1 < sizeof bytes)
                         bytes[len++] = (char)json_integer_value(b);
-            cr_expect_eq((int)json_array_size(a.logprobs), n, "%zu entries for %d tokens", json_array_size(a.logprobs), n);
+            cr_expect_eq((int)json_array_size(a.logprobs), n, "%zu entries for %d tokens", json_array_size(a.logprobs),
+                         n);
             cr_expect_str_eq(bytes, text);
             ts_answer_free(&a);
         }

@@ -82,9 +82,15 @@ Test(serve, tokenize_and_back)
     free(list);
     json_decref(j);
     static const char *const bad[][2] = {
-        {"/tokenize", "{}"}, {"/tokenize", "nonsense"}, {"/tokenize", "{\"prompt\":3}"}, {"/detokenize", "{\"tokens\":\"x\"}"},
-        {"/detokenize", "{\"tokens\":[\"a\"]}"}, {"/detokenize", "{\"tokens\":[-1]}"}, {"/detokenize", "{\"tokens\":[99999999]}"},
-        {"/detokenize", "{\"tokens\":[4294967297]}"}, {"/tokenize", "{\"prompt\":\"a\",\"prompt\":\"b\"}"},
+        {"/tokenize", "{}"},
+        {"/tokenize", "nonsense"},
+        {"/tokenize", "{\"prompt\":3}"},
+        {"/detokenize", "{\"tokens\":\"x\"}"},
+        {"/detokenize", "{\"tokens\":[\"a\"]}"},
+        {"/detokenize", "{\"tokens\":[-1]}"},
+        {"/detokenize", "{\"tokens\":[99999999]}"},
+        {"/detokenize", "{\"tokens\":[4294967297]}"},
+        {"/tokenize", "{\"prompt\":\"a\",\"prompt\":\"b\"}"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         r = ts_post(&server, bad[i][0], bad[i][1]);
@@ -98,7 +104,8 @@ Test(serve, every_protocol_gives_the_same_text_whole_and_streamed)
     static const char *const length[] = {"length", "length", "incomplete", "max_tokens"};
     ts_server_start(&server, NULL, GREEDY);
     for (int p = 0; p < TS_PROTOCOLS; p++) {
-        struct ts_answer whole = ts_ask(&server, p, PROMPT, 24, false, ""), stream = ts_ask(&server, p, PROMPT, 24, true, "");
+        struct ts_answer whole = ts_ask(&server, p, PROMPT, 24, false, ""),
+                         stream = ts_ask(&server, p, PROMPT, 24, true, "");
         cr_expect_neq(whole.text[0], 0);
         cr_expect_str_eq(whole.text, stream.text, "%s", ts_path(p));
         cr_expect_gt(stream.deltas, 5, "%s: %d pieces", ts_path(p), stream.deltas);
@@ -139,7 +146,8 @@ Test(serve, a_chat_stream_ends_as_clients_expect)
     for (char *at = r.body; (at = strstr(at, "data: {")); at++) {
         json_t *j = json_loads(at + 6, JSON_DISABLE_EOF_CHECK, &err);
         cr_assert(j != NULL);
-        json_t *choice = json_array_get(json_object_get(j, "choices"), 0), *finish = json_object_get(choice, "finish_reason");
+        json_t *choice = json_array_get(json_object_get(j, "choices"), 0),
+               *finish = json_object_get(choice, "finish_reason");
         cr_expect(!choice || finish, "finish_reason is not there");
         after += finishes && choice;
         finishes += json_is_string(finish);
@@ -156,7 +164,8 @@ Test(serve, a_chat_stream_ends_as_clients_expect)
 Test(serve, limits_of_the_output)
 {
     ts_server_start(&server, NULL, GREEDY "model = { path = \"samples/tiny\"; name = \"tiny\"; context = 96; };\n");
-    static const char *const all[] = {"\"max_tokens\":null", "\"max_tokens\":100000000", "\"max_completion_tokens\":null", ""};
+    static const char *const all[] = {"\"max_tokens\":null", "\"max_tokens\":100000000",
+                                      "\"max_completion_tokens\":null", ""};
     char *first = NULL;
     for (int i = 0; i < 4; i++) {
         struct ts_answer a = ts_ask(&server, TS_CHAT, PROMPT, 0, i & 1, all[i]);
@@ -231,13 +240,13 @@ static void check_logprobs(const struct ts_answer *a, int top)
     json_t *e, *t;
     char text[4096] = "";
     cr_expect_eq((int)json_array_size(a->logprobs), a->output, "%zu of %d", json_array_size(a->logprobs), a->output);
-    json_array_foreach(a->logprobs, i, e) {
+    json_array_foreach (a->logprobs, i, e) {
         json_t *list = json_object_get(e, "top_logprobs");
         double own = json_number_value(json_object_get(e, "logprob")), last = 0, sum = 0;
         bool among = false;
         cr_expect_eq((int)json_array_size(list), top);
         strncat(text, text_at(e, "token"), sizeof text - strlen(text) - 1);
-        json_array_foreach(list, k, t) {
+        json_array_foreach (list, k, t) {
             double v = json_number_value(json_object_get(t, "logprob"));
             cr_expect(k == 0 || v <= last, "token %zu: %g behind %g", i, v, last);
             last = v;
@@ -270,7 +279,8 @@ Test(serve, logprobs_with_and_without_speculation)
             free(got);
             ts_answer_free(&a);
         }
-        struct ts_answer a = ts_ask(&server, TS_CHAT, PROMPT, 40, true, "\"logprobs\":true,\"seed\":5,\"temperature\":1");
+        struct ts_answer a =
+            ts_ask(&server, TS_CHAT, PROMPT, 40, true, "\"logprobs\":true,\"seed\":5,\"temperature\":1");
         char *got = json_dumps(a.logprobs, JSON_COMPACT);
         if (!drawn)
             drawn = strdup(got);
@@ -349,8 +359,8 @@ static char *long_prompt(int words)
     return text;
 }
 
-/* In exact mode a hit changes nothing (and needs a long prompt, because the windows of all layers are made again); in the
- * default mode equal hits give equal texts. The answer says how many tokens came from the cache. */
+/* In exact mode a hit changes nothing (and needs a long prompt, because the windows of all layers are made again); in
+ * the default mode equal hits give equal texts. The answer says how many tokens came from the cache. */
 Test(serve, a_repeated_prompt_comes_from_the_cache)
 {
     static const char *const mode[] = {"true", "false"};
@@ -361,7 +371,8 @@ Test(serve, a_repeated_prompt_comes_from_the_cache)
         char *prompt = long_prompt(m ? 60 : 240);
         struct ts_answer cold = ts_ask(&server, TS_COMPLETIONS, prompt, 30, false, ""),
                          warm = ts_ask(&server, TS_COMPLETIONS, prompt, 30, true, ""),
-                         salted = ts_ask(&server, TS_COMPLETIONS, prompt, 30, true, "\"cache_salt\":\"another tenant\""),
+                         salted =
+                             ts_ask(&server, TS_COMPLETIONS, prompt, 30, true, "\"cache_salt\":\"another tenant\""),
                          again = ts_ask(&server, TS_COMPLETIONS, prompt, 30, true, "");
         cr_expect_eq(cold.cached, 0);
         cr_expect_gt(warm.cached, 32, "%d cached", warm.cached);
@@ -403,14 +414,20 @@ Test(serve, bad_requests_name_the_field)
         enum ts_protocol p;
         const char *more, *param;
     } bad[] = {
-        {TS_CHAT, "\"temperature\":9", "temperature"},          {TS_CHAT, "\"n\":2", "n"},
+        {TS_CHAT, "\"temperature\":9", "temperature"},
+        {TS_CHAT, "\"n\":2", "n"},
         {TS_CHAT, "\"response_format\":{\"type\":\"json_object\"}", "response_format"},
-        {TS_CHAT, "\"logit_bias\":{\"99999999\":1}", "logit_bias"}, {TS_CHAT, "\"logit_bias\":{\"x\":1}", "logit_bias"},
-        {TS_CHAT, "\"max_tokens\":-1", "max_tokens"},           {TS_CHAT, "\"no_such_field\":1", "no_such_field"},
-        {TS_CHAT, "\"stop\":[1]", "stop"},                      {TS_CHAT, "\"top_logprobs\":5", "top_logprobs"},
-        {TS_COMPLETIONS, "\"best_of\":3", "best_of"},           {TS_COMPLETIONS, "\"prompt\":[99999999]", "prompt"},
+        {TS_CHAT, "\"logit_bias\":{\"99999999\":1}", "logit_bias"},
+        {TS_CHAT, "\"logit_bias\":{\"x\":1}", "logit_bias"},
+        {TS_CHAT, "\"max_tokens\":-1", "max_tokens"},
+        {TS_CHAT, "\"no_such_field\":1", "no_such_field"},
+        {TS_CHAT, "\"stop\":[1]", "stop"},
+        {TS_CHAT, "\"top_logprobs\":5", "top_logprobs"},
+        {TS_COMPLETIONS, "\"best_of\":3", "best_of"},
+        {TS_COMPLETIONS, "\"prompt\":[99999999]", "prompt"},
         {TS_RESPONSES, "\"previous_response_id\":\"resp_1\"", "previous_response_id"},
-        {TS_MESSAGES, "\"max_tokens\":\"a\"", "max_tokens"},    {TS_MESSAGES, "\"top_k\":-2", "top_k"},
+        {TS_MESSAGES, "\"max_tokens\":\"a\"", "max_tokens"},
+        {TS_MESSAGES, "\"top_k\":-2", "top_k"},
     };
     ts_server_start(&server, NULL, "");
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -436,14 +453,27 @@ Test(serve, bad_requests_name_the_field)
 Test(serve, every_series_is_there_from_the_start)
 {
     static const char *const names[] = {
-        "weft_num_requests_running", "weft_num_requests_waiting", "weft_prompt_tokens_total", "weft_generation_tokens_total",
-        "weft_kv_cache_usage_perc", "weft_prefix_cache_queries_total", "weft_prefix_cache_hits_total",
-        "weft_spec_decode_num_draft_tokens_total", "weft_spec_decode_num_accepted_tokens_total", "weft_num_preemptions_total",
-        "weft_time_to_first_token_seconds_count", "weft_inter_token_latency_seconds_count",
-        "weft_e2e_request_latency_seconds_count", "weft_request_prefill_time_seconds_count",
-        "weft_request_decode_time_seconds_count", "weft_request_success_total{finished_reason=\"stop\"}",
-        "weft_request_success_total{finished_reason=\"cancelled\"}", "weft_requests_refused_total{cause=\"busy\"}",
-        "weft_disconnected_clients_total", "weft_decode_batch_size", "weft_decode_steps_total",
+        "weft_num_requests_running",
+        "weft_num_requests_waiting",
+        "weft_prompt_tokens_total",
+        "weft_generation_tokens_total",
+        "weft_kv_cache_usage_perc",
+        "weft_prefix_cache_queries_total",
+        "weft_prefix_cache_hits_total",
+        "weft_spec_decode_num_draft_tokens_total",
+        "weft_spec_decode_num_accepted_tokens_total",
+        "weft_num_preemptions_total",
+        "weft_time_to_first_token_seconds_count",
+        "weft_inter_token_latency_seconds_count",
+        "weft_e2e_request_latency_seconds_count",
+        "weft_request_prefill_time_seconds_count",
+        "weft_request_decode_time_seconds_count",
+        "weft_request_success_total{finished_reason=\"stop\"}",
+        "weft_request_success_total{finished_reason=\"cancelled\"}",
+        "weft_requests_refused_total{cause=\"busy\"}",
+        "weft_disconnected_clients_total",
+        "weft_decode_batch_size",
+        "weft_decode_steps_total",
     };
     ts_server_start(&server, NULL, GREEDY);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -504,12 +534,14 @@ Test(serve, a_connection_is_used_again)
 /* A stream that waits for its turn says so with comments, and is a proper stream afterwards. */
 Test(serve, a_waiting_stream_is_kept_alive)
 {
-    ts_server_start(&server, NULL, GREEDY "engine = { decode_streams = 1; };\nlimits = { keepalive = \"100ms\"; };\n"
-                                   "compute = { cpu = \"scalar\"; threads = 1; };\n");
+    ts_server_start(&server, NULL,
+                    GREEDY "engine = { decode_streams = 1; };\nlimits = { keepalive = \"100ms\"; };\n"
+                           "compute = { cpu = \"scalar\"; threads = 1; };\n");
     struct ts_answer alone = ts_ask(&server, TS_CHAT, PROMPT, 4, true, "");
     for (int p = 0; p < TS_PROTOCOLS; p++) {
         struct ts_flow f[2];
-        char *first = ts_body(TS_CHAT, PROMPT, 0, true, "\"ignore_eos\":true"), *second = ts_body(p, PROMPT, 4, true, "");
+        char *first = ts_body(TS_CHAT, PROMPT, 0, true, "\"ignore_eos\":true"),
+             *second = ts_body(p, PROMPT, 4, true, "");
         cr_assert(ts_flow_open(&f[0], server.port, ts_path(TS_CHAT), first));
         ts_until_metric(&server, "weft_num_requests_running", 1);
         cr_assert(ts_flow_open(&f[1], server.port, ts_path(p), second));
@@ -541,7 +573,8 @@ Test(serve, out_of_pages_the_youngest_wait)
     enum { N = 6, TOKENS = 700 };
     struct ts_flow f[N];
     char *alone = NULL;
-    ts_server_start(&server, NULL, GREEDY "kv = { memory = \"1MiB\"; block_tokens = 32; };\nspeculation = { draft_length = 0; };\n");
+    ts_server_start(&server, NULL,
+                    GREEDY "kv = { memory = \"1MiB\"; block_tokens = 32; };\nspeculation = { draft_length = 0; };\n");
     struct ts_answer a = ts_ask(&server, TS_COMPLETIONS, PROMPT, TOKENS, true, "\"ignore_eos\":true");
     alone = strdup(a.text);
     ts_answer_free(&a);

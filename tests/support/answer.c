@@ -90,7 +90,7 @@ static void take_calls(struct ts_answer *a, const json_t *calls)
 {
     size_t i;
     json_t *c;
-    json_array_foreach(calls, i, c) {
+    json_array_foreach (calls, i, c) {
         int index = number_of(c, "index") >= 0 ? number_of(c, "index") : (int)i;
         const json_t *f = json_object_get(c, "function");
         cr_assert(index < TS_CALLS_MAX);
@@ -120,7 +120,7 @@ static void take_openai(struct ts_answer *a, const json_t *j, bool stream, bool 
 {
     size_t i;
     json_t *c;
-    json_array_foreach(json_object_get(j, "choices"), i, c)
+    json_array_foreach (json_object_get(j, "choices"), i, c)
         take_choice(a, c, stream, chat);
     take_usage(a, json_object_get(j, "usage"));
 }
@@ -136,13 +136,13 @@ static void take_response(struct ts_answer *a, const json_t *j)
 {
     size_t i, k;
     json_t *item, *part;
-    json_array_foreach(json_object_get(j, "output"), i, item) {
+    json_array_foreach (json_object_get(j, "output"), i, item) {
         const char *type = text_of(item, "type");
         if (type && !strcmp(type, "function_call")) {
             new_call(a, text_of(item, "name"));
             append(&a->call[a->n_calls - 1].arguments, text_of(item, "arguments"));
         }
-        json_array_foreach(json_object_get(item, "content"), k, part)
+        json_array_foreach (json_object_get(item, "content"), k, part)
             append(type && !strcmp(type, "reasoning") ? &a->reasoning : &a->text, text_of(part, "text"));
     }
     set_finish(a, text_of(j, "status"));
@@ -161,7 +161,8 @@ static void take_response_event(struct ts_answer *a, const json_t *j, const char
         new_call(a, text_of(item, "name"));
     else if (!strcmp(type, "response.function_call_arguments.delta") && a->n_calls)
         append(&a->call[a->n_calls - 1].arguments, text_of(j, "delta"));
-    else if (!strcmp(type, "response.completed") || !strcmp(type, "response.incomplete") || !strcmp(type, "response.failed")) {
+    else if (!strcmp(type, "response.completed") || !strcmp(type, "response.incomplete") ||
+             !strcmp(type, "response.failed")) {
         set_finish(a, text_of(response, "status"));
         take_usage(a, json_object_get(response, "usage"));
     }
@@ -209,7 +210,7 @@ static void take_whole(struct ts_answer *a, enum ts_protocol p, const json_t *j)
     else if (p != TS_MESSAGES)
         take_openai(a, j, false, p == TS_CHAT);
     else {
-        json_array_foreach(json_object_get(j, "content"), i, b)
+        json_array_foreach (json_object_get(j, "content"), i, b)
             take_block(a, b);
         set_finish(a, text_of(j, "stop_reason"));
         take_usage(a, json_object_get(j, "usage"));

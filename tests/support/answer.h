@@ -14,15 +14,15 @@ enum { TS_CALLS_MAX = 8, TS_LOGPROBS_MAX = 512 };
 
 struct ts_answer {
     char *text, *reasoning;
-    char finish[32];   /* finish_reason, status or stop_reason */
+    char finish[32];                              /* finish_reason, status or stop_reason */
     int prompt, cached, output, reasoning_tokens; /* usage; -1: not reported */
     struct {
         char name[64];
         char *arguments;
     } call[TS_CALLS_MAX];
     int n_calls;
-    json_t *logprobs;  /* chat: array of the tokens' entries */
-    int deltas;        /* pieces of text that a stream brought */
+    json_t *logprobs; /* chat: array of the tokens' entries */
+    int deltas;       /* pieces of text that a stream brought */
 };
 
 const char *ts_path(enum ts_protocol p);

@@ -196,7 +196,8 @@ long ts_server_rss(const struct ts_server *s)
 
 int ts_connect(int port)
 {
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    struct sockaddr_in a = {
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd >= 0 && connect(fd, (struct sockaddr *)&a, sizeof a)) {
         close(fd);
@@ -209,7 +210,8 @@ bool ts_send_request(int fd, const char *method, const char *path, const char *b
 {
     char *text = NULL;
     size_t len = body ? strlen(body) : 0;
-    int n = asprintf(&text, "%s %s HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s",
+    int n = asprintf(&text,
+                     "%s %s HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s",
                      method, path, len, body ? body : "");
     bool ok = n > 0;
     for (int at = 0; ok && at < n;) {

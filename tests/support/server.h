@@ -23,7 +23,8 @@ struct ts_server {
 
 /* What a test's configuration adds to a small one for samples/tiny: further groups, or another model
  * group.
- * program: NULL means the weft program. Ends the test when the server does not come up; skips it without samples/tiny. */
+ * program: NULL means the weft program. Ends the test when the server does not come up; skips it without samples/tiny.
+ */
 void ts_server_start(struct ts_server *s, const char *program, const char *config);
 /* Starts it again in the same folder on the given port. False: it did not come up. */
 bool ts_server_again(struct ts_server *s, const char *program, int port);

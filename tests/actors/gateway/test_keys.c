@@ -28,7 +28,8 @@ Test(keys, lines_with_names_and_limits)
 {
     struct gw_keys k = {0};
     struct cfg_error err;
-    cr_assert_eq(load(&k, "# comment\n\nsk-first-1\n  sk-second-2 \t team-a\r\nsk-third-3 team-b 2", &err), 0, "%s", err.msg);
+    cr_assert_eq(load(&k, "# comment\n\nsk-first-1\n  sk-second-2 \t team-a\r\nsk-third-3 team-b 2", &err), 0, "%s",
+                 err.msg);
     cr_expect_eq(k.listed, 3);
     cr_assert(find(&k, "sk-first-1") && find(&k, "sk-second-2") && find(&k, "sk-third-3"));
     cr_expect_str_eq(find(&k, "sk-first-1")->name, "key-3");

@@ -70,8 +70,8 @@ Test(log, text)
 Test(log, an_event_has_fields)
 {
     struct act_log *log = open_log(true, true);
-    act_log_event(log, ACT_LOG_INFO, "request", 7, "request_end", "id=%s total=%.3f n=%d half=-0.5 odd=01 word empty= last=1.", "a:b",
-                  0.25, 12);
+    act_log_event(log, ACT_LOG_INFO, "request", 7, "request_end",
+                  "id=%s total=%.3f n=%d half=-0.5 odd=01 word empty= last=1.", "a:b", 0.25, 12);
     act_log_event(log, ACT_LOG_DEBUG, "request", 7, "request_end", "not=here");
     act_log_close(log);
     char *text = content();
