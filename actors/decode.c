@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "actors/decode_impl.h"
+#include "actors/handoff.h"
 
 enum { TAG_PAUSE = 1, TAG_RETRY = 2, TAG_REPORT = 3, RETRY_NS = 5000000, REPORT_NS = 500000000 };
 
@@ -89,7 +90,6 @@ static void take_reserve(struct decode *d, struct act_msg *m)
     s->requester = in->requester;
     s->max_new = (int)in->max_tokens;
     s->recipe_buf = act_msg_take(m);
-    s->ticket = place_of(d, s);
     reserved(d, &p, s, 0);
 }
 
@@ -99,7 +99,7 @@ static int take_sequence(struct decode *d, struct dec_stream *s, struct act_msg 
     const struct act_b_handoff *b = act_b_handoff(m);
     size_t bytes, vocab = (size_t)d->e->m->cfg->vocab_size;
     float *logits = act_msg_tail(m, &bytes);
-    s->seq = (struct mdl_seq *)(uintptr_t)p->seq;
+    s->seq = act_handoff_take(m);
     s->n_pages = (int)p->pages;
     s->taint = b->taint;
     s->hit = b->hit;

@@ -18,7 +18,6 @@ struct decode;
 struct dec_stream {
     struct decode *owner;
     enum dec_state state;
-    uint32_t ticket; /* place number and generation of the place */
     uint32_t generation;
     uint64_t request;
     uint16_t attempt;
@@ -64,7 +63,6 @@ struct decode {
     int n_lease, lease_cap;
     int asked;       /* pages asked for and not yet answered */
     bool tier_empty; /* the last answer was: none */
-    bool draining;
     struct act_decode_stats stats;
     int64_t round_began; /* ns */
     struct act_timer report;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "actors/handoff.h"
 #include "actors/history.h"
 
 enum { RETRY_NS = 5000000, TAG_RETRY = 1 };
@@ -384,10 +385,8 @@ static void take_returned(struct prefill *p, struct act_msg *m)
     struct job *j = job_find(p, m->request);
     if (type == ACT_HANDOFF && m->buf) { /* Decode had given the place up: a cancel crossed the hand-off */
         struct job gone = {.n_pages = (int)act_p_handoff(m)->pages};
-        size_t bytes;
-        float *tail = act_msg_tail(m, &bytes);
+        float *tail = (float *)(void *)(m->buf->data + act_type_info(ACT_HANDOFF)->body_size);
         gone.pages = (uint32_t *)(void *)(tail + p->e->m->cfg->vocab_size);
-        mdl_seq_free((struct mdl_seq *)(uintptr_t)act_p_handoff(m)->seq);
         return_pages(p, &gone);
     } else if (type == ACT_RESERVE || type == ACT_KV_LOOKUP || type == ACT_PAGES_ASK) {
         if (j)
@@ -437,14 +436,15 @@ static void hand_off(struct prefill *p, struct job *j, const float *logits)
 {
     struct act_msg m;
     size_t bytes, vocab = (size_t)p->e->m->cfg->vocab_size * sizeof *logits;
-    if (act_msg_new(ACT_HANDOFF, p->e->decode, vocab + (size_t)j->n_pages * sizeof *j->pages, &m)) {
+    if (act_handoff_new(p->e->decode, j->seq, vocab + (size_t)j->n_pages * sizeof *j->pages, &m)) {
         job_fail(p, j, -ENOMEM, "out of memory");
         return;
     }
     bool replayed = j->plan.hit && !j->plan.continued;
     m.request = j->request;
     m.attempt = j->attempt;
-    *act_p_handoff(&m) = (struct act_p_handoff){(uint64_t)(uintptr_t)j->seq, j->ticket, (uint32_t)j->n_pages};
+    act_p_handoff(&m)->ticket = j->ticket;
+    act_p_handoff(&m)->pages = (uint32_t)j->n_pages;
     *act_b_handoff(&m) = (struct act_b_handoff){.cached = (uint32_t)j->plan.hit,
                                                 .hit = replayed ? j->plan.hit : 0,
                                                 .taint = replayed ? KV_TAINTED : KV_CLEAN,
@@ -455,12 +455,12 @@ static void hand_off(struct prefill *p, struct job *j, const float *logits)
     report_prefilled(p, j);
     if (!replayed)
         act_history_snapshot(p->self, p->e, &j->recipe, j->recipe.ids, j->seq);
+    j->seq = NULL;
     if (act_send(p->self, &m)) {
         act_msg_drop(&m);
         job_fail(p, j, -EAGAIN, "the decoder takes nothing");
         return;
     }
-    j->seq = NULL;
     j->n_pages = 0;
     job_remove(p, j);
 }
