@@ -139,15 +139,30 @@ static void take_handoff(struct decode *d, struct act_msg *m)
         stream_end(d, s);
 }
 
-static void take_cancel(struct decode *d, struct act_msg *m)
+static void cancel_stream(struct decode *d, struct dec_stream *s)
 {
-    struct dec_stream *s = stream_find(d, m->request);
-    if (!s || s->attempt > m->attempt)
-        return;
     s->cancelled = true;
     s->run.ghost = true; /* in a round its rows run on, unpicked and uncommitted */
     if (!s->in_round)
         stream_end(d, s);
+}
+
+static void take_cancel(struct decode *d, struct act_msg *m)
+{
+    struct dec_stream *s = stream_find(d, m->request);
+    if (s && s->attempt <= m->attempt)
+        cancel_stream(d, s);
+}
+
+/* Mail that came back. Tokens without a reader: the requester is gone, whatever became of its cancel. */
+static void take_returned(struct decode *d, struct act_msg *m)
+{
+    enum act_type type = act_msg_returned_type(m);
+    if (type == ACT_PAGES_ASK)
+        d->asked = 0;
+    if (type == ACT_TOKENS)
+        take_cancel(d, m);
+    d->waiting &= !act_exchange_message(&d->exchange, m);
 }
 
 static void report(struct decode *d)
@@ -186,9 +201,7 @@ static void take_messages(struct decode *d, struct act_msg *m, int count)
                 report(d);
             break;
         case ACT_UNDELIVERABLE:
-            if (act_msg_returned_type(&m[i]) == ACT_PAGES_ASK)
-                d->asked = 0;
-            d->waiting &= !act_exchange_message(&d->exchange, &m[i]);
+            take_returned(d, &m[i]);
             break;
         default:
             d->waiting &= !act_exchange_message(&d->exchange, &m[i]);

@@ -7,7 +7,7 @@
 #include "actors/handoff.h"
 #include "actors/history.h"
 
-enum { RETRY_NS = 5000000, TAG_RETRY = 1 };
+enum { RETRY_NS = 5000000, TAG_RETRY = 1, TOMBSTONES = 256 };
 
 enum job_state {
     JOB_QUEUED,    /* holds nothing */
@@ -48,6 +48,8 @@ struct prefill {
     bool running, waiting;
     struct act_exchange exchange;
     struct act_timer retry;
+    uint64_t tombstone[TOMBSTONES]; /* requests whose cancel came before them, the newest replaces the oldest */
+    unsigned next_tombstone;
     uint32_t load_sequence;
     bool told_busy;
     struct cfg_error err;
@@ -120,8 +122,21 @@ static struct job *job_find(struct prefill *p, uint64_t request)
 
 /* ---- a prompt's way to its first step ---- */
 
+/* A cancel may overtake the prompt that it means. */
+static bool was_cancelled(struct prefill *p, uint64_t request)
+{
+    for (int i = 0; i < TOMBSTONES; i++)
+        if (request && p->tombstone[i] == request) {
+            p->tombstone[i] = 0;
+            return true;
+        }
+    return false;
+}
+
 static void take_prompt(struct prefill *p, struct act_msg *m)
 {
+    if (was_cancelled(p, m->request))
+        return;
     struct job *j = calloc(1, sizeof *j);
     const struct act_p_prefill *in = act_p_prefill(m);
     if (!j) {
@@ -368,6 +383,8 @@ static void take_answer(struct prefill *p, struct act_msg *m)
 static void take_cancel(struct prefill *p, struct act_msg *m)
 {
     struct job *j = job_find(p, m->request);
+    if (!j)
+        p->tombstone[p->next_tombstone++ % TOMBSTONES] = m->request;
     if (!j || j->attempt > m->attempt)
         return;
     j->cancelled = true;

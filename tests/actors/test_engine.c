@@ -41,6 +41,7 @@ struct world {
     int n;
     int dispatches, fail_at; /* of shard 0; fail_at -1: never */
     bool flaky;
+    bool deaf;                                /* the client ends when its first tokens come */
     struct act_timer timer[2 * MAX_REQUESTS]; /* of the client: starts, then cancels */
 };
 
@@ -104,6 +105,8 @@ static int client_receive(struct act_self *self, void *state, struct act_msg *m,
                 act_cancel(self, w->e.prefill, (uint64_t)(at - MAX_REQUESTS) + 1, 0, -1);
                 act_cancel(self, w->e.decode, (uint64_t)(at - MAX_REQUESTS) + 1, 0, -1);
             }
+        } else if (m[i].type == ACT_TOKENS && w->deaf) {
+            act_stop(self, 0);
         } else if (m[i].type == ACT_TOKENS) {
             take_tokens(o, &m[i]);
         } else if (m[i].type == ACT_PREFILLED) {
@@ -467,4 +470,38 @@ Test(engine, a_later_turn_goes_on_exactly_from_a_snapshot)
         check_baseline(&w);
         close_world(&w);
     }
+}
+
+/* The cancel is sent first, so it overtakes the prompt for certain; nothing of the request may remain or be answered.
+ */
+Test(engine, a_cancel_that_overtakes_its_prompt_still_counts)
+{
+    struct world w;
+    open_world(&w, 40, 2);
+    make_requests(&w, 2, 3);
+    w.wanted[0].start = 2000000;
+    w.wanted[0].cancel = 1000000;
+    w.wanted[1].start = 3000000;
+    run_world(&w, 1);
+    cr_assert_eq(w.got[0].terminal, 0);
+    cr_assert_eq(w.got[0].n, 0, "%d tokens of a cancelled request", w.got[0].n);
+    check_same(&w, 1);
+    check_baseline(&w);
+    close_world(&w);
+}
+
+/* Whoever asked is gone and never cancelled: its first tokens come back, and that ends the sequence. */
+Test(engine, a_requester_that_died_costs_no_more_than_its_next_tokens)
+{
+    struct world w;
+    open_world(&w, 40, 2);
+    make_requests(&w, 1, 6);
+    w.wanted[0].n_prompt = 30;
+    w.wanted[0].max_new = 150;
+    w.wanted[0].start = 0;
+    w.deaf = w.flaky = true; /* the flaky shard counts its dispatches */
+    run_world(&w, 1);
+    cr_assert_lt(w.dispatches, 20 * w.m->cfg->n_layers, "%d dispatches for nobody", w.dispatches);
+    check_baseline(&w);
+    close_world(&w);
 }
