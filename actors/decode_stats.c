@@ -2,22 +2,9 @@
 
 #include "actors/decode_impl.h"
 
-static void add_counters(struct mdl_counters *to, const struct mdl_counters *c)
-{
-    to->steps += c->steps;
-    to->drafted += c->drafted;
-    to->offered += c->offered;
-    to->accepted += c->accepted;
-    to->emitted += c->emitted;
-    for (int i = 0; i < MDL_MAX_BLOCK; i++) {
-        to->offered_at[i] += c->offered_at[i];
-        to->accepted_at[i] += c->accepted_at[i];
-    }
-}
-
 void dec_stats_add(struct decode *d, const struct dec_stream *s)
 {
-    add_counters(&d->stats.tokens, &s->run.counters);
+    mdl_counters_add(&d->stats.tokens, &s->run.counters);
 }
 
 void dec_stats_round_began(struct decode *d)
@@ -48,7 +35,7 @@ void dec_stats_send(struct decode *d)
         const struct dec_stream *s = &d->stream[i];
         state[s->state]++;
         if (s->state != DEC_FREE)
-            add_counters(&c, &s->run.counters);
+            mdl_counters_add(&c, &s->run.counters);
     }
     act_p_decode_stats(&m)->positions = (uint32_t)places;
     *act_b_decode_stats(&m) = (struct act_b_decode_stats){.steps = t->rounds,

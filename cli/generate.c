@@ -472,19 +472,6 @@ static struct request *take_request(struct batch *b)
     return q;
 }
 
-static void add_counters(struct mdl_counters *sum, const struct mdl_counters *c)
-{
-    sum->steps += c->steps;
-    sum->drafted += c->drafted;
-    sum->offered += c->offered;
-    sum->accepted += c->accepted;
-    sum->emitted += c->emitted;
-    for (int i = 0; i < MDL_MAX_BLOCK; i++) {
-        sum->offered_at[i] += c->offered_at[i];
-        sum->accepted_at[i] += c->accepted_at[i];
-    }
-}
-
 static int put_result(struct batch *b, struct request *q)
 {
     struct generate *g = b->g;
@@ -494,7 +481,7 @@ static int put_result(struct batch *b, struct request *q)
     print_json(result_json(q), b->out);
     int e = ferror(b->out) ? errno ? errno : EIO : 0;
     b->failed += q->job.finish == CLI_FINISH_ERROR;
-    add_counters(&b->counters, &q->job.counters);
+    mdl_counters_add(&b->counters, &q->job.counters);
     b->tokens += q->job.n_new;
     request_free(q);
     free(q);

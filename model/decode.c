@@ -25,6 +25,19 @@ struct mdl_decoder {
     int n, n_drafting, picked;
 };
 
+void mdl_counters_add(struct mdl_counters *sum, const struct mdl_counters *c)
+{
+    sum->steps += c->steps;
+    sum->drafted += c->drafted;
+    sum->offered += c->offered;
+    sum->accepted += c->accepted;
+    sum->emitted += c->emitted;
+    for (int i = 0; i < MDL_MAX_BLOCK; i++) {
+        sum->offered_at[i] += c->offered_at[i];
+        sum->accepted_at[i] += c->accepted_at[i];
+    }
+}
+
 void mdl_decoder_free(struct mdl_decoder *d)
 {
     if (!d)

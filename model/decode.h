@@ -22,6 +22,8 @@ struct mdl_counters {
     int64_t offered_at[MDL_MAX_BLOCK], accepted_at[MDL_MAX_BLOCK]; /* by draft position, 0 = first */
 };
 
+void mdl_counters_add(struct mdl_counters *sum, const struct mdl_counters *c);
+
 /* Picks the token for position pos. draft: the logits are the drafter's and nothing is to be recorded; otherwise the
  * token is final when it returns, because every earlier one was accepted. A negative errno fails the stream. NULL:
  * greedy. */

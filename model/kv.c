@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "model/carve.h"
+
 enum { DEFAULT_BLOCK = 256, PAGE = 4096 };
 
 static size_t round_up(size_t n, size_t unit)
@@ -44,36 +46,23 @@ void mdl_seq_fixed_bytes(const struct mdl_config *cfg, int rollback, size_t *win
     *rollback_bytes = (per_row + tail) * (size_t)rollback + tail;
 }
 
-/* Hands out pieces of the sequence's one allocation; with base NULL it only counts. */
-struct carver {
-    uint8_t *base;
-    size_t used;
-};
-
-static void *carve(struct carver *c, size_t bytes)
-{
-    void *p = c->base ? c->base + c->used : NULL;
-    c->used += round_up(bytes, 64);
-    return p;
-}
-
-static void carve_all(struct mdl_seq *s, struct carver *c)
+static void carve_all(struct mdl_seq *s, struct mdl_carver *c)
 {
     const struct mdl_config *cfg = s->cfg;
     size_t row = s->layout.swa_row;
     for (int l = 0; l < cfg->n_layers; l++)
-        s->ring[l] = carve(c, row * (size_t)s->ring_rows[l]);
+        s->ring[l] = mdl_carve(c, 1, row * (size_t)s->ring_rows[l]);
     for (int k = 0; k < cfg->n_draft; k++)
-        s->draft_ring[k] = carve(c, row * (size_t)s->draft_ring_rows);
+        s->draft_ring[k] = mdl_carve(c, 1, row * (size_t)s->draft_ring_rows);
     for (int k = 0; k < cfg->n_kv_sources; k++)
         if (cfg->kv_source_ratio[k] > 1)
-            s->tail[k] = carve(c, 2 * (size_t)cfg->head_dim * sizeof(float) * (size_t)s->tail_rows);
+            s->tail[k] = mdl_carve(c, 1, 2 * (size_t)cfg->head_dim * sizeof(float) * (size_t)s->tail_rows);
     if (s->params.replay) {
-        s->bridge_x = carve(c, (size_t)s->params.replay * MDL_HC * (size_t)cfg->hidden * sizeof(uint16_t));
-        s->bridge_pre = carve(c, (size_t)s->params.replay * MDL_HC * sizeof(float));
+        s->bridge_x = mdl_carve(c, 1, (size_t)s->params.replay * MDL_HC * (size_t)cfg->hidden * sizeof(uint16_t));
+        s->bridge_pre = mdl_carve(c, 1, (size_t)s->params.replay * MDL_HC * sizeof(float));
     }
-    s->ids = carve(c, (size_t)s->params.max_tokens * sizeof(int32_t));
-    s->blocks = carve(c, (size_t)s->n_blocks * sizeof(uint8_t *));
+    s->ids = mdl_carve(c, 1, (size_t)s->params.max_tokens * sizeof(int32_t));
+    s->blocks = mdl_carve(c, 1, (size_t)s->n_blocks * sizeof(uint8_t *));
 }
 
 int mdl_seq_new(const struct mdl_config *cfg, const struct mdl_seq_params *params, struct mdl_seq **out,
@@ -106,15 +95,15 @@ int mdl_seq_new(const struct mdl_config *cfg, const struct mdl_seq_params *param
         s->ring_rows[cfg->cut] += params->replay;
     s->draft_ring_rows = cfg->window + params->rollback;
     s->tail_rows = params->rollback + 2;
-    struct carver c = {NULL, 0};
+    struct mdl_carver c = {NULL, 0};
     carve_all(s, &c);
-    s->memory = aligned_alloc(64, c.used);
+    s->memory = aligned_alloc(MDL_CARVE_ALIGN, c.used);
     if (!s->memory) {
         free(s);
         return cfg_error_set(err, ENOMEM, "sequence: %zu bytes of state do not fit in memory", c.used);
     }
     memset(s->memory, 0, c.used);
-    c = (struct carver){s->memory, 0};
+    c = (struct mdl_carver){s->memory, 0};
     carve_all(s, &c);
     mdl_seq_reset(s);
     *out = s;

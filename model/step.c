@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "model/carve.h"
 #include "model/modules.h"
 #include "model/numerics.h"
 
@@ -14,44 +15,32 @@ static size_t max_size(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-struct carver {
-    uint8_t *base;
-    size_t used;
-};
-
-static void *carve(struct carver *c, size_t count, size_t size)
-{
-    void *p = c->base ? c->base + c->used : NULL;
-    c->used += (count * size + 63) / 64 * 64;
-    return p;
-}
-
-static void carve_rows(struct mdl_step *s, struct carver *c)
+static void carve_rows(struct mdl_step *s, struct mdl_carver *c)
 {
     const struct mdl_config *cfg = s->m->cfg;
     size_t n = (size_t)s->capacity, d = (size_t)cfg->hidden;
     size_t layers = (size_t)(cfg->n_layers + cfg->n_draft);
-    s->segment = carve(c, n, sizeof *s->segment);
-    s->draft_ids = carve(c, n * MDL_MAX_BLOCK, sizeof(int32_t));
-    s->row_segment = carve(c, n, sizeof(int));
-    s->row_pos = carve(c, n, sizeof(int));
-    s->active = carve(c, n, sizeof(int));
-    s->group_row = carve(c, n, sizeof(int));
-    s->logits_row = carve(c, n, sizeof(int));
-    s->x = carve(c, n * MDL_HC * d, sizeof(uint16_t));
-    s->pre = carve(c, n * MDL_HC, sizeof(float));
-    s->sel = carve(c, n * (size_t)cfg->index_topk, sizeof(int32_t));
-    s->sel_n = carve(c, n, sizeof(int));
-    s->cand = carve(c, n * (size_t)cfg->candidate_blocks, sizeof(int32_t));
-    s->cand_n = carve(c, n, sizeof(int));
-    s->taps = carve(c, n * (size_t)cfg->n_taps * d, sizeof(uint16_t));
-    s->window = carve(c, n * layers, s->swa_row);
-    s->tail = carve(c, n * (size_t)cfg->n_kv_sources * 2 * (size_t)cfg->head_dim, sizeof(float));
+    s->segment = mdl_carve(c, n, sizeof *s->segment);
+    s->draft_ids = mdl_carve(c, n * MDL_MAX_BLOCK, sizeof(int32_t));
+    s->row_segment = mdl_carve(c, n, sizeof(int));
+    s->row_pos = mdl_carve(c, n, sizeof(int));
+    s->active = mdl_carve(c, n, sizeof(int));
+    s->group_row = mdl_carve(c, n, sizeof(int));
+    s->logits_row = mdl_carve(c, n, sizeof(int));
+    s->x = mdl_carve(c, n * MDL_HC * d, sizeof(uint16_t));
+    s->pre = mdl_carve(c, n * MDL_HC, sizeof(float));
+    s->sel = mdl_carve(c, n * (size_t)cfg->index_topk, sizeof(int32_t));
+    s->sel_n = mdl_carve(c, n, sizeof(int));
+    s->cand = mdl_carve(c, n * (size_t)cfg->candidate_blocks, sizeof(int32_t));
+    s->cand_n = mdl_carve(c, n, sizeof(int));
+    s->taps = mdl_carve(c, n * (size_t)cfg->n_taps * d, sizeof(uint16_t));
+    s->window = mdl_carve(c, n * layers, s->swa_row);
+    s->tail = mdl_carve(c, n * (size_t)cfg->n_kv_sources * 2 * (size_t)cfg->head_dim, sizeof(float));
     for (int t = 0; t < 2; t++)
-        s->angle[t] = carve(c, n, sizeof(struct mdl_rope_angle));
+        s->angle[t] = mdl_carve(c, n, sizeof(struct mdl_rope_angle));
 }
 
-static void carve_layer(struct mdl_step *s, struct carver *c)
+static void carve_layer(struct mdl_step *s, struct mdl_carver *c)
 {
     const struct mdl_config *cfg = s->m->cfg;
     size_t n = (size_t)s->capacity, d = (size_t)cfg->hidden;
@@ -61,55 +50,55 @@ static void carve_layer(struct mdl_step *s, struct carver *c)
     size_t k = (size_t)(cfg->topk_experts > cfg->draft_topk ? cfg->topk_experts : cfg->draft_topk);
     if (!cfg->n_engram)
         ngram = 0;
-    s->mix_pre = carve(c, n * 4, sizeof(float));
-    s->mix_post = carve(c, n * 4, sizeof(float));
-    s->mix_comb = carve(c, n * 16, sizeof(float));
-    s->u = carve(c, n * d, sizeof(uint16_t));
-    s->xq = carve(
+    s->mix_pre = mdl_carve(c, n * 4, sizeof(float));
+    s->mix_post = mdl_carve(c, n * 4, sizeof(float));
+    s->mix_comb = mdl_carve(c, n * 16, sizeof(float));
+    s->u = mdl_carve(c, n * d, sizeof(uint16_t));
+    s->xq = mdl_carve(
         c, n * max_size(max_size(max_size(d, (size_t)cfg->q_lora), max_size(inner, ngram)), (size_t)cfg->n_taps * d),
         sizeof(uint16_t));
-    s->qr = carve(c, n * (size_t)cfg->q_lora, sizeof(uint16_t));
-    s->q = carve(c, n * max_size(qw, cfg->n_engram ? 5 * d : 0), sizeof(uint16_t));
-    s->kv = carve(c, n * max_size((size_t)cfg->head_dim, (size_t)cfg->index_dim), sizeof(uint16_t));
-    s->latent = carve(c, n * (size_t)cfg->head_dim, sizeof(uint16_t));
-    s->wide = carve(c, n * max_size(max_size(inner, ngram), d), sizeof(uint16_t));
-    s->z = carve(c, n * experts, sizeof(float));
-    s->qi = carve(c, n * (size_t)cfg->index_heads * (size_t)cfg->index_dim, sizeof(uint16_t));
-    s->wt = carve(c, n * (size_t)cfg->index_heads, sizeof(float));
-    s->out = carve(c, n * d, sizeof(uint16_t));
-    s->shared = carve(c, n * d, sizeof(uint16_t));
-    s->ex_codes = carve(c, n * d, 1);
-    s->ex_scales = carve(c, n * d / 32, 1);
-    s->ex_expert = carve(c, n * k, sizeof(int32_t));
-    s->ex_weight = carve(c, n * k, sizeof(float));
-    s->exchange.result = carve(c, n * k * d, sizeof(uint16_t));
-    s->exchange.have = carve(c, n * k, 1);
+    s->qr = mdl_carve(c, n * (size_t)cfg->q_lora, sizeof(uint16_t));
+    s->q = mdl_carve(c, n * max_size(qw, cfg->n_engram ? 5 * d : 0), sizeof(uint16_t));
+    s->kv = mdl_carve(c, n * max_size((size_t)cfg->head_dim, (size_t)cfg->index_dim), sizeof(uint16_t));
+    s->latent = mdl_carve(c, n * (size_t)cfg->head_dim, sizeof(uint16_t));
+    s->wide = mdl_carve(c, n * max_size(max_size(inner, ngram), d), sizeof(uint16_t));
+    s->z = mdl_carve(c, n * experts, sizeof(float));
+    s->qi = mdl_carve(c, n * (size_t)cfg->index_heads * (size_t)cfg->index_dim, sizeof(uint16_t));
+    s->wt = mdl_carve(c, n * (size_t)cfg->index_heads, sizeof(float));
+    s->out = mdl_carve(c, n * d, sizeof(uint16_t));
+    s->shared = mdl_carve(c, n * d, sizeof(uint16_t));
+    s->ex_codes = mdl_carve(c, n * d, 1);
+    s->ex_scales = mdl_carve(c, n * d / 32, 1);
+    s->ex_expert = mdl_carve(c, n * k, sizeof(int32_t));
+    s->ex_weight = mdl_carve(c, n * k, sizeof(float));
+    s->exchange.result = mdl_carve(c, n * k * d, sizeof(uint16_t));
+    s->exchange.have = mdl_carve(c, n * k, 1);
     for (int e = 0; e < cfg->n_engram; e++) {
         struct mdl_engram_fetch *f = &s->fetch[e];
         f->slot = e;
         f->columns = (cfg->engram_ngram - 1) * cfg->engram_heads;
-        f->row_ids = carve(c, n * (size_t)f->columns, sizeof(int64_t));
-        f->codes = carve(c, n * ngram, 1);
-        f->scales = carve(c, n * ngram / 32, 1);
-        f->have = carve(c, n * (size_t)f->columns, 1);
+        f->row_ids = mdl_carve(c, n * (size_t)f->columns, sizeof(int64_t));
+        f->codes = mdl_carve(c, n * ngram, 1);
+        f->scales = mdl_carve(c, n * ngram / 32, 1);
+        f->have = mdl_carve(c, n * (size_t)f->columns, 1);
     }
 }
 
-static void carve_scratch(struct mdl_step *s, struct carver *c)
+static void carve_scratch(struct mdl_step *s, struct mdl_carver *c)
 {
     const struct mdl_config *cfg = s->m->cfg;
     size_t keys = (size_t)cfg->window + (size_t)cfg->draft_block + (size_t)cfg->index_topk;
     size_t blocks = (size_t)s->max_tokens / (size_t)(cfg->candidate_block_size ? cfg->candidate_block_size : 1) + 1;
-    s->scores = carve(c, s->scores_cap, sizeof(float));
+    s->scores = mdl_carve(c, s->scores_cap, sizeof(float));
     for (int t = 0; t < mdl_team_size(s->m->team); t++) {
-        s->scratch[t].keys = carve(c, keys * (size_t)cfg->head_dim, sizeof(uint16_t));
-        s->scratch[t].prob = carve(c, MDL_ATTN_HEADS * keys, sizeof(float));
-        s->scratch[t].order = carve(c, (size_t)s->max_tokens + 1, sizeof(uint64_t));
-        s->scratch[t].block = carve(c, blocks, sizeof(float));
+        s->scratch[t].keys = mdl_carve(c, keys * (size_t)cfg->head_dim, sizeof(uint16_t));
+        s->scratch[t].prob = mdl_carve(c, MDL_ATTN_HEADS * keys, sizeof(float));
+        s->scratch[t].order = mdl_carve(c, (size_t)s->max_tokens + 1, sizeof(uint64_t));
+        s->scratch[t].block = mdl_carve(c, blocks, sizeof(float));
     }
 }
 
-static void carve_all(struct mdl_step *s, struct carver *c)
+static void carve_all(struct mdl_step *s, struct mdl_carver *c)
 {
     carve_rows(s, c);
     carve_layer(s, c);
@@ -131,10 +120,10 @@ int mdl_step_new(struct mdl_model *m, int capacity, int max_tokens, struct mdl_s
     s->swa_row = mdl_swa_row_bytes(m->cfg);
     s->scores_cap = max_size((size_t)max_tokens, 1 << 18);
     s->scratch = calloc((size_t)mdl_team_size(m->team), sizeof *s->scratch);
-    struct carver c = {NULL, 0};
+    struct mdl_carver c = {NULL, 0};
     if (s->scratch) {
         carve_all(s, &c);
-        s->memory = aligned_alloc(64, c.used);
+        s->memory = aligned_alloc(MDL_CARVE_ALIGN, c.used);
     }
     if (!s->memory) {
         mdl_step_free(s);
@@ -142,7 +131,7 @@ int mdl_step_new(struct mdl_model *m, int capacity, int max_tokens, struct mdl_s
                              capacity, c.used);
     }
     memset(s->memory, 0, c.used);
-    c = (struct carver){s->memory, 0};
+    c = (struct mdl_carver){s->memory, 0};
     carve_all(s, &c);
     mdl_step_begin(s, NULL);
     *out = s;
