@@ -15,6 +15,7 @@
 #include "actors/runtime/log.h"
 #include "actors/runtime/runtime.h"
 #include "actors/tier_device.h"
+#include "model/chat.h"
 #include "model/team.h"
 
 enum { WORKER_IO, WORKER_ENGINE, WORKERS };
@@ -65,6 +66,17 @@ static void on_drained(void *ctx)
     s->drained = true;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
+}
+
+/* A model without the chat's markers still serves completions. Who starts it learns of it before the first chat does.
+ */
+static void warn_of_missing_markers(const struct act_server *s)
+{
+    struct cfg_error why = {0};
+    if (mdl_chat_check(s->tok, false, &why))
+        act_log_write(s->log, ACT_LOG_WARNING, "serve", 0, "chats will be refused: %s", why.msg);
+    else if (mdl_chat_check(s->tok, true, &why))
+        act_log_write(s->log, ACT_LOG_WARNING, "serve", 0, "chats with tools will be refused: %s", why.msg);
 }
 
 static int open_model(struct act_server *s, struct cfg_error *err)
@@ -282,6 +294,8 @@ int act_server_new(const struct cfg_config *config, const char *node_name, struc
     rc.worker[WORKER_ENGINE] = (struct act_worker_config){
         .name = "engine", .kind = ACT_WORKER_ENGINE, .cpu = -1, .actors_max = ACT_SHARDS_MAX + 16};
     int r = open_model(s, err);
+    if (!r)
+        warn_of_missing_markers(s);
     if (!r)
         r = check_config(s, err);
     if (!r)

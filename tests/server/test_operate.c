@@ -489,3 +489,54 @@ Test(operate, what_keeps_a_server_from_starting)
                     "TLS: the certificate chain");
     expect_no_start("log = { file = \"/nowhere/log\"; };", 1, "cannot write the log");
 }
+
+/* samples/tiny in the test's folder, with another name for one added token. */
+static void make_renamed(const char *token, const char *name)
+{
+    static const char *const linked[] = {"config.json", "engram.safetensors", "model.safetensors"};
+    char path[4200], *cwd = getcwd(NULL, 0), *from = NULL;
+    for (size_t i = 0; i < sizeof linked / sizeof *linked; i++) {
+        snprintf(path, sizeof path, "%s/%s", dir, linked[i]);
+        cr_assert(asprintf(&from, "%s/samples/tiny/%s", cwd, linked[i]) > 0 && symlink(from, path) == 0, "%s", path);
+        free(from);
+    }
+    free(cwd);
+    json_t *tokenizer = json_load_file("samples/tiny/tokenizer.json", 0, NULL), *added;
+    size_t i, renamed = 0;
+    json_array_foreach (json_object_get(tokenizer, "added_tokens"), i, added)
+        if (!strcmp(json_string_value(json_object_get(added, "content")), token))
+            renamed += json_object_set_new(added, "content", json_string(name)) == 0;
+    snprintf(path, sizeof path, "%s/tokenizer.json", dir);
+    cr_assert(renamed == 1 && json_dump_file(tokenizer, path, 0) == 0, "%s", token);
+    json_decref(tokenizer);
+}
+
+/* The whole log, when the server has ended. */
+static char *log_at_end(void)
+{
+    kill(server.pid, SIGTERM);
+    cr_expect_eq(ts_server_wait(&server), 0);
+    return ts_server_log(&server);
+}
+
+Test(operate, a_model_without_the_chats_markers_is_said_so_and_completes)
+{
+    char *config = NULL;
+    ts_server_start(&server, NULL, "");
+    char *log = log_at_end();
+    cr_expect_not(strstr(log, "refused"), "%s", log);
+    free(log);
+    ts_server_free(&server);
+    make_renamed("<｜User｜>", "<Mensch>");
+    cr_assert(asprintf(&config, "model = { path = \"%s\"; name = \"tiny\"; };", dir) > 0);
+    ts_server_start(&server, NULL, config);
+    free(config);
+    struct ts_reply r = ask("POST", "/v1/chat/completions", "", short_chat);
+    cr_expect_eq(r.status, 400, "%d %s", r.status, r.body);
+    cr_expect(strstr(r.body, "made for another prompt form"), "%s", r.body);
+    ts_reply_free(&r);
+    cr_expect_eq(status_of("POST", "/v1/completions", "", "{\"prompt\":\"one\",\"max_tokens\":3}"), 200);
+    log = log_at_end();
+    cr_expect(strstr(log, "chats will be refused: the tokenizer has no added token <｜User｜>"), "%s", log);
+    free(log);
+}
