@@ -37,7 +37,6 @@ struct act_server {
     bool ready, drained, failed;
     int port;
     struct cfg_error gateway_error;
-    struct ssl_ctx_st *tls;
 };
 
 static void on_ready(void *ctx, int port)
@@ -210,9 +209,10 @@ static int plan_gateway(struct act_server *s, const struct cfg_node *node, struc
     g->failed = on_failed;
     g->start_error = &s->gateway_error;
     g->keys_file = c->security.keys_file[0] ? c->security.keys_file : NULL;
-    if (c->security.tls_cert[0] && gw_http_tls_new(c->security.tls_cert, c->security.tls_key, &s->tls, err))
+    g->tls_cert = c->security.tls_cert[0] ? c->security.tls_cert : NULL;
+    g->tls_key = c->security.tls_key;
+    if (g->tls_cert && gw_http_tls_new(g->tls_cert, g->tls_key, &g->tls, err))
         return -EINVAL;
-    g->tls = s->tls;
     g->ready_ctx = s;
     return 0;
 }
@@ -332,7 +332,8 @@ void act_server_url(const struct act_server *s, char *out, size_t size)
 {
     const char *host = s->gateway.settings.host;
     bool v6 = strchr(host, ':') != NULL;
-    snprintf(out, size, "%s://%s%s%s:%d", s->tls ? "https" : "http", v6 ? "[" : "", host, v6 ? "]" : "", s->port);
+    snprintf(out, size, "%s://%s%s%s:%d", s->gateway.tls_cert ? "https" : "http", v6 ? "[" : "", host, v6 ? "]" : "",
+             s->port);
 }
 
 static bool is_loopback(const char *host)
@@ -346,9 +347,10 @@ const char *act_server_warning(const struct act_server *s)
         return NULL;
     if (!s->gateway.keys_file)
         return "this address can be reached from other machines and no API key is asked for; set security.keys_file";
-    return s->tls ? NULL
-                  : "this address can be reached from other machines and nothing is encrypted, API keys included; set "
-                    "security.tls_cert and security.tls_key, or put a TLS proxy before it";
+    return s->gateway.tls_cert
+               ? NULL
+               : "this address can be reached from other machines and nothing is encrypted, API keys included; set "
+                 "security.tls_cert and security.tls_key, or put a TLS proxy before it";
 }
 
 bool act_server_failed(struct act_server *s)
@@ -393,7 +395,7 @@ void act_server_free(struct act_server *s)
         return;
     act_runtime_free(s->rt);
     gw_keys_free(&s->gateway.keys);
-    gw_http_tls_free(s->tls);
+    gw_http_tls_free(s->gateway.tls);
     kv_device_free(s->engine.device);
     mdl_tok_encoder_free(s->enc);
     mdl_tokenizer_free(s->tok);

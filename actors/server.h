@@ -25,7 +25,7 @@ void act_server_url(const struct act_server *s, char *out, size_t size);
 const char *act_server_warning(const struct act_server *s);
 /* Whether it can serve nothing more, because the gateway or a part of the engine has ended. */
 bool act_server_failed(struct act_server *s);
-/* Reads the API keys again; what is wrong with them goes to the log and the old ones stay. */
+/* Reads the API keys and the certificate again; what is wrong with them goes to the log and the old ones stay. */
 void act_server_reload(struct act_server *s);
 /* Refuses new requests from now on. */
 void act_server_drain(struct act_server *s);

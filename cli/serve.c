@@ -199,8 +199,9 @@ int cli_serve_run(int argc, char **argv)
         .synopsis = "serve [options] [FILE.conf]",
         .intro =
             "Serves a model over HTTP. Prints its base address when it accepts requests. SIGTERM ends it when running\n"
-            "requests have ended (at most limits.drain), a second one at once; SIGHUP reads API keys again and opens\n"
-            "the log again. Without a file: the defaults, as `weft config --explain` gives them.",
+            "requests have ended (at most limits.drain), a second one at once; SIGHUP reads API keys and the "
+            "certificate\n"
+            "again and opens the log again. Without a file: the defaults, as `weft config --explain` gives them.",
         .options = options,
         .max_args = 1,
     };

@@ -125,7 +125,8 @@ const struct cfg_key cfg_keys[] = {
          "API keys, one per line: KEY [NAME [REQUESTS AT A TIME]]. Clients send one as `Authorization: Bearer KEY` or "
          "`x-api-key: KEY`. SIGHUP reads the file again. Empty: no key is asked for."},
     {"security.tls_cert", CFG_TEXT, "file", AT(security.tls_cert), .fallback = "",
-     .help = "Certificate chain in PEM form. With it clients are served over TLS only."},
+     .help =
+         "Certificate chain in PEM form. With it clients are served over TLS only. SIGHUP reads it and its key again."},
     {"security.tls_key", CFG_TEXT, "file", AT(security.tls_key), .fallback = "",
      .help = "Private key of that certificate in PEM form, without a passphrase."},
     {"security.debug", CFG_BOOL, AT(security.debug), .fallback = "false",

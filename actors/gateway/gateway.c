@@ -231,6 +231,25 @@ static void read_keys(struct gw_context *g)
         act_log_event(g->log, ACT_LOG_INFO, "gateway", 0, "keys_read", "keys=%d", g->keys.listed);
 }
 
+/* Connections that are open keep the old certificate, which goes with the last of them. */
+static void read_certificate(struct gw_context *g)
+{
+    struct ssl_ctx_st *tls;
+    struct cfg_error err;
+    char until[32];
+    if (!g->tls)
+        return;
+    if (gw_http_tls_new(g->tls_cert, g->tls_key, &tls, &err)) {
+        act_log_write(g->log, ACT_LOG_ERROR, "gateway", 0, "%s; the certificate stays as it was", err.msg);
+        return;
+    }
+    gw_http_set_tls(g->http, tls);
+    gw_http_tls_free(g->tls);
+    g->tls = tls;
+    gw_http_tls_until(tls, until);
+    act_log_event(g->log, ACT_LOG_INFO, "gateway", 0, "certificate_read", "until=%s", until);
+}
+
 /* ---- endpoints ---- */
 
 static void start_generation(struct gw_context *g, struct gw_exchange *x, enum gw_protocol protocol)
@@ -704,8 +723,10 @@ static int gateway_receive(struct act_self *self, void *state, struct act_msg *m
             take_figures(g, &m[i]);
         if (m[i].type == ACT_DOWN)
             take_down(g, &m[i]);
-        if (m[i].type == ACT_RELOAD)
+        if (m[i].type == ACT_RELOAD) {
             read_keys(g);
+            read_certificate(g);
+        }
         g->draining |= m[i].type == ACT_DRAIN;
     }
     go_on_draining(self, s);

@@ -629,6 +629,13 @@ int gw_http_listen(struct gw_http *h, const char *host, int port, struct ssl_ctx
     return 0;
 }
 
+void gw_http_set_tls(struct gw_http *h, struct ssl_ctx_st *tls)
+{
+    for (int i = 0; i < h->n_listeners; i++)
+        if (h->tls[i])
+            h->tls[i] = tls;
+}
+
 void gw_http_stat(const struct gw_http *h, struct gw_http_stats *out)
 {
     *out = h->stats;

@@ -86,6 +86,11 @@ void gw_http_stat(const struct gw_http *h, struct gw_http_stats *out);
 /* A server certificate with its chain, and its key, in PEM files. */
 int gw_http_tls_new(const char *cert_file, const char *key_file, struct ssl_ctx_st **out, struct cfg_error *err);
 void gw_http_tls_free(struct ssl_ctx_st *tls);
+/* Connections that are accepted from now on use this certificate, on every address that was given one; those that are
+ * open keep theirs, and what belongs to it. */
+void gw_http_set_tls(struct gw_http *h, struct ssl_ctx_st *tls);
+/* The certificate's last moment, "2027-01-31T23:59:59Z". */
+void gw_http_tls_until(struct ssl_ctx_st *tls, char out[32]);
 
 const struct gw_http_request *gw_exchange_request(const struct gw_exchange *x);
 /* Case-insensitive; NULL when absent. */

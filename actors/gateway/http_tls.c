@@ -3,6 +3,7 @@
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <string.h>
+#include <time.h>
 
 #include "actors/gateway/http.h"
 
@@ -52,6 +53,14 @@ int gw_http_tls_new(const char *cert_file, const char *key_file, struct ssl_ctx_
     SSL_CTX_free(ctx);
     *out = NULL;
     return r;
+}
+
+void gw_http_tls_until(struct ssl_ctx_st *tls, char out[32])
+{
+    struct tm tm;
+    const X509 *cert = SSL_CTX_get0_certificate(tls);
+    if (!cert || ASN1_TIME_to_tm(X509_get0_notAfter(cert), &tm) != 1 || !strftime(out, 32, "%Y-%m-%dT%H:%M:%SZ", &tm))
+        memcpy(out, "unknown", sizeof "unknown");
 }
 
 void gw_http_tls_free(struct ssl_ctx_st *tls)

@@ -7,18 +7,23 @@
  *   - a tool block may start inside reasoning or answer; after it closes everything is discarded
  *   - stop strings are looked for in the answer only, never in reasoning or in tool markup, and never partly emitted.
  *     Where several end at one byte, the longest counts
- *   - string="true" arguments become JSON strings and flow as their bytes arrive; others pass as raw JSON once they are
- *     complete (what is no valid JSON becomes a string, and the call is marked repaired); a call without arguments has
- * {}
+ *   - string="true" arguments become JSON strings and flow as their bytes arrive; others pass as raw JSON, held back
+ *     until they are complete or long (what is no valid JSON becomes a string, or is closed where it broke when it has
+ *     begun to flow, and the call is marked repaired); a call without arguments has {}
  *   - malformed markup is recovered and the call marked repaired: a missing wrapper; tags with or without the space
  *     behind the DSML token; any tag of the markup inside a value ends that value, so missing closing tags are implied;
- *     a JSON object in place of parameters; an unfinished call at the end is closed. What cannot be a call is given
- * back as text of the section it stood in, loose text inside a call as answer text behind it. Never a silent drop. The
- * markers arrive as text (the decoder is told not to skip them). Bytes that are no UTF-8 become U+FFFD; no event cuts
- * a character. One owner. */
+ *     a JSON object in place of parameters; an unfinished call at the end is closed; a parameter without string="..."
+ * is raw JSON when the function's schema gives it a type other than string, else a string
+ *   - all arguments inside one more object "arguments" or "input" are taken out of it when the function's schema lists
+ *     properties without it and does not say that there may be others; otherwise the object is an argument like others
+ *   - what cannot be a call is given back as text of the section it stood in, loose text inside a call as answer text
+ *     behind it. Never a silent drop.
+ * The markers arrive as text (the decoder is told not to skip them). Bytes that are no UTF-8 become U+FFFD; no event
+ * cuts a character. One owner. */
 #ifndef WEFT_GATEWAY_OUTPUT_H
 #define WEFT_GATEWAY_OUTPUT_H
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -42,8 +47,9 @@ typedef void gw_event_fn(void *ctx, const struct gw_event *ev);
 struct gw_output;
 
 struct gw_output_options {
-    bool thinking;  /* the text begins inside reasoning */
-    bool tools;     /* tool markup is looked for; else it is text */
+    bool thinking;          /* the text begins inside reasoning */
+    bool tools;             /* tool markup is looked for; else it is text */
+    const json_t *declared; /* the tools' declarations in the chat form; borrowed, may be NULL */
     bool raw;       /* no reasoning and no markup: all is answer text as it comes, only stop strings are looked for */
     bool open_text; /* the text continues a given beginning: newlines at its start belong to it */
     int max_calls;  /* the output is done when so many calls are complete; 0: any number */

@@ -17,6 +17,13 @@ enum gw_output_state {
     GW_OUT_DONE,
 };
 
+/* A parameter that the function does not have, around all arguments. */
+enum gw_wrapper {
+    GW_WRAPPER_NONE,
+    GW_WRAPPER_MAYBE, /* the value is held back: it may be an object */
+    GW_WRAPPER_OPEN,  /* its members flow as arguments */
+};
+
 struct gw_stop_match {
     const char *text;
     size_t len;
@@ -51,6 +58,9 @@ struct gw_output {
     struct gw_bytes opener; /* the wrapper and the space behind it until a call begins; given back when none does */
     int calls, repaired;
     bool call_repaired, has_args, string_value, value_newline;
+    const json_t *schema;  /* of the open call's function; borrowed from the options, NULL: nothing is known */
+    char key[GW_NAME_MAX]; /* of the open value */
+    enum gw_wrapper wrapper;
     struct gw_bytes loose; /* text inside a call that belongs to no parameter */
     struct gw_bytes value; /* a value that is not a string: its first GW_VALUE_HELD bytes, then it flows */
     struct gw_json_check json;
@@ -64,6 +74,15 @@ void gw_out_emit(struct gw_output *o, enum gw_event_kind kind, const char *s, si
 void gw_out_section_text(struct gw_output *o, const char *s, size_t n);
 /* The section ends: what might have begun a stop string is text, newlines behind it are dropped. The answer begins. */
 void gw_out_answer(struct gw_output *o);
+
+/* tool_values.c */
+void gw_args(struct gw_output *o, const char *s, size_t n);
+void gw_value_begin(struct gw_output *o, const char *name, bool has_string, bool string);
+void gw_value_byte(struct gw_output *o, char c);
+/* implied: its closing tag is missing. */
+void gw_value_end(struct gw_output *o, bool implied);
+/* A JSON object that stands in place of parameters: parsed, and its n bytes of text. */
+void gw_value_object(struct gw_output *o, const json_t *object, const char *text, size_t n);
 
 /* tool_calls.c */
 /* Whether the n bytes at tag may still become a tag of the markup when more follow. */

@@ -275,6 +275,7 @@ static void start_work(struct request *r)
     r->reply = gw_reply_new(in, id, r->g->settings.model_name, act_wall(r->self) / 1000000000);
     r->output = gw_output_new(&(struct gw_output_options){.thinking = in->thinking,
                                                           .tools = in->has_tools,
+                                                          .declared = in->tools,
                                                           .raw = in->protocol == GW_COMPLETIONS,
                                                           .open_text = in->open_text,
                                                           .max_calls = in->has_tools && !in->parallel_tools,

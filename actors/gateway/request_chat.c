@@ -155,26 +155,6 @@ static bool read_tools(struct gw_parse *p, const char *name, const json_t *v)
     return true;
 }
 
-static bool choose(struct gw_parse *p, const json_t *v)
-{
-    static const char *const words[] = {"auto", "none", "required", NULL};
-    static const char *const types[] = {"function", NULL};
-    const char *name;
-    if (json_is_string(v)) {
-        if (!gw_want_word(p, "tool_choice", v, words))
-            return false;
-        char c = json_string_value(v)[0];
-        p->out->tool_choice = c == 'a' ? GW_TOOLS_AUTO : c == 'n' ? GW_TOOLS_NONE : GW_TOOLS_REQUIRED;
-        return true;
-    }
-    if (!json_is_object(v))
-        return gw_fail(p, "tool_choice", "must be a string or an object, not %s", gw_json_kind(v));
-    return gw_want_word(p, "tool_choice.type", json_object_get(v, "type"), types) &&
-           gw_want_string(p, "tool_choice.function.name", json_object_get(json_object_get(v, "function"), "name"),
-                          &name) &&
-           gw_choose_tool(p, "tool_choice.function.name", name);
-}
-
 /* ---- other fields ---- */
 
 static bool read_logprobs(struct gw_parse *p, const char *name, const json_t *v)
@@ -243,7 +223,7 @@ static bool finish(struct gw_parse *p)
         return gw_fail(p, "top_logprobs", "is only allowed when logprobs is true");
     if (!json_is_array(json_object_get(p->root, "messages")))
         return gw_fail(p, "messages", "is missing");
-    return (!choice || choose(p, choice)) && gw_finish_conversation(p, "messages");
+    return (!choice || gw_read_choice(p, choice, "function")) && gw_finish_conversation(p, "messages");
 }
 
 static const struct gw_field fields[] = {

@@ -222,6 +222,27 @@ bool gw_choose_tool(struct gw_parse *p, const char *path, const char *name)
     return true;
 }
 
+bool gw_read_choice(struct gw_parse *p, const json_t *v, const char *inside)
+{
+    static const char *const words[] = {"auto", "none", "required", NULL};
+    static const char *const types[] = {"function", NULL};
+    const char *name;
+    if (json_is_string(v)) {
+        if (!gw_want_word(p, "tool_choice", v, words))
+            return false;
+        char c = json_string_value(v)[0];
+        p->out->tool_choice = c == 'a' ? GW_TOOLS_AUTO : c == 'n' ? GW_TOOLS_NONE : GW_TOOLS_REQUIRED;
+        return true;
+    }
+    if (!json_is_object(v))
+        return gw_fail(p, "tool_choice", "must be a string or an object, not %s", gw_json_kind(v));
+    const json_t *holder = inside ? json_object_get(v, inside) : v;
+    return gw_want_word(p, "tool_choice.type", json_object_get(v, "type"), types) &&
+           gw_want_string(p, gw_path(p, "tool_choice%s%s.name", inside ? "." : "", inside ? inside : ""),
+                          json_object_get(holder, "name"), &name) &&
+           gw_choose_tool(p, p->path, name);
+}
+
 bool gw_finish_conversation(struct gw_parse *p, const char *path)
 {
     struct gw_request *r = p->out;

@@ -99,6 +99,9 @@ void gw_forget_calls(struct gw_parse *p);
 bool gw_add_tool(struct gw_parse *p, const char *path, const json_t *o, const char *schema_key);
 bool gw_check_name(struct gw_parse *p, const char *path, const char *name);
 bool gw_choose_tool(struct gw_parse *p, const char *path, const char *name);
+/* tool_choice of the two OpenAI protocols: a word, or {"type": "function"} with the name in it (inside NULL) or in the
+ * member `inside`. */
+bool gw_read_choice(struct gw_parse *p, const json_t *v, const char *inside);
 /* The last message asks for an answer. path: the field that holds the messages. */
 bool gw_finish_conversation(struct gw_parse *p, const char *path);
 

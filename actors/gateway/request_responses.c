@@ -202,25 +202,6 @@ static bool read_tools(struct gw_parse *p, const char *name, const json_t *v)
     return true;
 }
 
-static bool choose(struct gw_parse *p, const json_t *v)
-{
-    static const char *const words[] = {"auto", "none", "required", NULL};
-    static const char *const types[] = {"function", NULL};
-    const char *name;
-    if (json_is_string(v)) {
-        if (!gw_want_word(p, "tool_choice", v, words))
-            return false;
-        char c = json_string_value(v)[0];
-        p->out->tool_choice = c == 'a' ? GW_TOOLS_AUTO : c == 'n' ? GW_TOOLS_NONE : GW_TOOLS_REQUIRED;
-        return true;
-    }
-    if (!json_is_object(v))
-        return gw_fail(p, "tool_choice", "must be a string or an object, not %s", gw_json_kind(v));
-    return gw_want_word(p, "tool_choice.type", json_object_get(v, "type"), types) &&
-           gw_want_string(p, "tool_choice.name", json_object_get(v, "name"), &name) &&
-           gw_choose_tool(p, "tool_choice.name", name);
-}
-
 /* ---- other fields ---- */
 
 static bool read_text(struct gw_parse *p, const char *name, const json_t *v)
@@ -292,7 +273,7 @@ static bool finish(struct gw_parse *p)
     const json_t *choice = gw_member(p->root, "tool_choice");
     if (p->out->top_logprobs && !p->out->logprobs)
         return gw_fail(p, "top_logprobs", "is only allowed with \"message.output_text.logprobs\" in include");
-    return (!choice || choose(p, choice)) && read_instructions(p) && read_input(p) &&
+    return (!choice || gw_read_choice(p, choice, NULL)) && read_instructions(p) && read_input(p) &&
            gw_finish_conversation(p, "input") && keep_settings(p);
 }
 

@@ -1,5 +1,5 @@
 /* Tool markup: the tags and what stands between them. A tag is recognised by output.c when its '>' arrives; here it
- * moves the machine between text, call and value.
+ * moves the machine between text, call and value (tool_values.c).
  *
  *   <DSML calls> <DSML invoke name="F"> <DSML parameter name="K" string="true|false">V</DSML parameter>
  *   </DSML invoke> </DSML calls>
@@ -9,6 +9,7 @@
 
 #include "actors/gateway/json_scan.h"
 #include "actors/gateway/output_impl.h"
+#include "actors/gateway/tool_schema.h"
 #include "model/chat.h"
 
 static const char open_mark[] = "<" MDL_CHAT_DSML, close_mark[] = "</" MDL_CHAT_DSML;
@@ -130,27 +131,7 @@ static bool parse_tag(const char *text, size_t n, struct tag *t)
     return t->close || t->element == WRAPPER || t->has_name;
 }
 
-/* ---- values and calls ---- */
-
-static void args(struct gw_output *o, const char *s, size_t n)
-{
-    gw_out_emit(o, GW_EV_CALL_ARGS, s, n);
-}
-
-static void args_escaped(struct gw_output *o, const char *s, size_t n)
-{
-    gw_out_emit(o, GW_EV_CALL_ARGS, "", 0);
-    gw_bytes_json_inner(&o->text, s, n);
-}
-
-/* A character's bytes come one after the other within one push, so the pieces of its escape need no decoder. */
-static void args_char(struct gw_output *o, char c)
-{
-    if ((unsigned char)c < 0x80)
-        args_escaped(o, &c, 1);
-    else
-        args(o, &c, 1);
-}
+/* ---- calls ---- */
 
 static void begin_call(struct gw_output *o, const char *name)
 {
@@ -160,107 +141,37 @@ static void begin_call(struct gw_output *o, const char *name)
     o->call_repaired = !o->in_block;
     o->has_args = false;
     o->loose.n = 0;
+    o->schema = gw_tool_schema(o->opt.declared, name);
     struct gw_event ev = {GW_EV_CALL_BEGIN, o->calls++, name, strlen(name)};
     o->opt.on_event(o->opt.ctx, &ev);
     o->state = GW_OUT_CALL;
 }
 
-static void begin_value(struct gw_output *o, const struct tag *t)
-{
-    args(o, o->has_args ? ", \"" : "{\"", o->has_args ? 3 : 2);
-    args_escaped(o, t->name, strlen(t->name));
-    args(o, "\": ", 3);
-    o->has_args = true;
-    o->call_repaired |= !t->has_string;
-    o->string_value = !t->has_string || t->string;
-    o->value_newline = false;
-    o->value.n = 0;
-    o->value_flows = o->value_bad = false;
-    o->json = (struct gw_json_check){0};
-    if (o->string_value)
-        args(o, "\"", 1);
-    o->state = GW_OUT_VALUE;
-}
-
-/* A short value is held back until it is known to be JSON. A long one flows; when it then turns out to be broken, it is
- * closed where it broke and the rest is loose text. */
-static void raw_byte(struct gw_output *o, char c)
-{
-    if (!o->value_bad && !gw_json_check_byte(&o->json, c))
-        o->value_bad = true;
-    if (o->value_flows) {
-        if (o->value_bad)
-            gw_bytes_add(&o->loose, &c, 1);
-        else
-            args(o, &c, 1);
-        return;
-    }
-    gw_bytes_add(&o->value, &c, 1);
-    if (!o->value_bad && o->value.n >= GW_VALUE_HELD) {
-        args(o, o->value.p, o->value.n);
-        o->value_flows = true;
-    }
-}
-
-static void value_bytes(struct gw_output *o, char c)
-{
-    if (o->string_value)
-        args_char(o, c);
-    else
-        raw_byte(o, c);
-}
-
-static void end_raw(struct gw_output *o)
-{
-    bool whole = !o->value_bad && gw_json_check_done(&o->json);
-    o->call_repaired |= !whole;
-    if (o->value_flows && !whole) {
-        args(o, "", 0);
-        gw_json_check_close(&o->json, &o->text);
-    } else if (!o->value_flows && whole) {
-        args(o, o->value.p, o->value.n);
-    } else if (!o->value_flows) {
-        args(o, "\"", 1);
-        args_escaped(o, o->value.p ? o->value.p : "", o->value.n);
-        args(o, "\"", 1);
-    }
-}
-
-static void end_value(struct gw_output *o, bool implied)
-{
-    if (o->value_newline && !implied)
-        value_bytes(o, '\n');
-    o->value_newline = false;
-    o->call_repaired |= implied;
-    o->state = GW_OUT_CALL;
-    if (o->string_value)
-        args(o, "\"", 1);
-    else
-        end_raw(o);
-}
-
 /* Text inside the call that is in no parameter: the arguments as one JSON object, or text to give back. */
-static bool loose_is_arguments(const struct gw_output *o)
+static json_t *loose_arguments(const struct gw_output *o)
 {
     json_error_t je;
     if (o->has_args || o->loose.n == 0)
-        return false;
+        return NULL;
     json_t *v = gw_json_load(o->loose.p, o->loose.n, JSON_ALLOW_NUL, &je);
-    bool is = json_is_object(v);
+    if (json_is_object(v))
+        return v;
     json_decref(v);
-    return is;
+    return NULL;
 }
 
 static void end_call(struct gw_output *o, bool implied)
 {
     while (o->loose.n && is_space(o->loose.p[o->loose.n - 1]))
         o->loose.n--;
-    bool object = loose_is_arguments(o), give_back = o->loose.n && !object;
+    json_t *object = loose_arguments(o);
+    bool give_back = o->loose.n && !object;
     o->call_repaired |= o->loose.n > 0;
     if (object)
-        args(o, o->loose.p, o->loose.n);
+        gw_value_object(o, object, o->loose.p, o->loose.n);
     else
-        args(o, o->has_args ? "}" : "{}", o->has_args ? 1 : 2);
+        gw_args(o, o->has_args ? "}" : "{}", o->has_args ? 1 : 2);
+    json_decref(object);
     gw_out_flush(o);
     struct gw_event ev = {GW_EV_CALL_END, o->calls - 1, "", 0};
     o->opt.on_event(o->opt.ctx, &ev);
@@ -281,7 +192,7 @@ static void end_call(struct gw_output *o, bool implied)
 static void close_open(struct gw_output *o)
 {
     if (o->state == GW_OUT_VALUE)
-        end_value(o, true);
+        gw_value_end(o, true);
     if (o->state == GW_OUT_CALL)
         end_call(o, true);
 }
@@ -318,10 +229,10 @@ static bool take_open(struct gw_output *o, const struct tag *t, const char *text
         if (o->state == GW_OUT_TEXT)
             return false;
         if (o->state == GW_OUT_VALUE)
-            end_value(o, true);
-        begin_value(o, t);
+            gw_value_end(o, true);
+        gw_value_begin(o, t->name, t->has_string, t->string);
         if (t->empty)
-            end_value(o, false);
+            gw_value_end(o, false);
         return true;
     }
     close_open(o);
@@ -346,13 +257,13 @@ static bool take_close(struct gw_output *o, const struct tag *t)
     }
     if (t->element == PARAMETER) {
         if (o->state == GW_OUT_VALUE)
-            end_value(o, false);
+            gw_value_end(o, false);
         else
             o->call_repaired = true;
         return true;
     }
     if (o->state == GW_OUT_VALUE)
-        end_value(o, true);
+        gw_value_end(o, true);
     end_call(o, t->element == WRAPPER);
     if (t->element == WRAPPER)
         o->state = GW_OUT_DONE;
@@ -375,10 +286,10 @@ void gw_call_byte(struct gw_output *o, char c)
         return;
     }
     if (o->value_newline)
-        value_bytes(o, '\n');
+        gw_value_byte(o, '\n');
     o->value_newline = c == '\n';
     if (c != '\n')
-        value_bytes(o, c);
+        gw_value_byte(o, c);
 }
 
 bool gw_between_byte(struct gw_output *o, char c)

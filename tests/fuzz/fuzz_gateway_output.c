@@ -26,7 +26,20 @@ static const char *const pieces[] = {
     [11] = "</" MDL_CHAT_DSML " parameter>",
     [12] = "</" MDL_CHAT_DSML " calls>",
     [14] = MDL_CHAT_DSML,
+    [15] = "<" MDL_CHAT_DSML " parameter name=\"arguments\" string=\"true\">",
+    [16] = "<" MDL_CHAT_DSML " parameter name=\"arguments\" string=\"false\">",
+    [17] = "<" MDL_CHAT_DSML " parameter name=\"b\">",
 };
+
+/* Of f: a wrapper "arguments" is none of its parameters, b is no text. */
+static json_t *declared(void)
+{
+    static json_t *j;
+    if (!j)
+        j = json_pack("[{s:s, s:{s:s, s:{s:{s:{s:s}}}}}]", "type", "function", "function", "name", "f", "parameters",
+                      "properties", "b", "type", "integer");
+    return j;
+}
 
 struct record {
     struct gw_bytes log, text, args; /* everything; answer text; arguments of the open call */
@@ -110,6 +123,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         .raw = (data[0] & 12) == 12,
         .open_text = data[0] & 16,
         .max_calls = data[0] >> 6,
+        .declared = data[0] & 32 ? declared() : NULL,
         .stop = &stop,
         .stop_len = &stop_len,
         .n_stop = stop_len != 0,

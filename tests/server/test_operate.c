@@ -429,11 +429,8 @@ Test(operate, a_stuck_engine_is_live_and_not_ready)
 
 /* ---- TLS and start ---- */
 
-Test(operate, tls)
+static bool make_certificate(const char *cert, const char *key)
 {
-    char cert[4200], key[4200], url[100], *config = NULL;
-    snprintf(cert, sizeof cert, "%s/cert.pem", dir);
-    snprintf(key, sizeof key, "%s/key.pem", dir);
     struct ts_result t = ts_run("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
                                 "-nodes", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-days",
                                 "2", "-keyout", key, "-out", cert);
@@ -442,13 +439,45 @@ Test(operate, tls)
     t = ts_run("curl", "--version");
     bool curl = t.status == 0;
     ts_result_free(&t);
-    if (!made || !curl)
+    return made && curl;
+}
+
+static bool trusted(const char *cert)
+{
+    char url[100];
+    snprintf(url, sizeof url, "https://127.0.0.1:%d/health/live", server.port);
+    struct ts_result t = ts_run("curl", "-sS", "-m", "60", "--cacert", cert, url);
+    bool is = t.status == 0 && strstr(t.out, "\"ok\"");
+    ts_result_free(&t);
+    return is;
+}
+
+static void until_log_says(const char *text)
+{
+    for (int i = 0; i < 20000; i++) {
+        char *log = ts_server_log(&server);
+        bool is = log && strstr(log, text);
+        free(log);
+        if (is)
+            return;
+        nanosleep(&(struct timespec){0, 5000000}, NULL);
+    }
+    cr_assert_fail("the log never says %s", text);
+}
+
+Test(operate, tls)
+{
+    char cert[4200], key[4200], url[100], *config = NULL;
+    snprintf(cert, sizeof cert, "%s/cert.pem", dir);
+    snprintf(key, sizeof key, "%s/key.pem", dir);
+    if (!make_certificate(cert, key))
         cr_skip_test("needs openssl and curl");
     cr_assert(asprintf(&config, "security = { tls_cert = \"%s\"; tls_key = \"%s\"; };", cert, key) > 0);
     ts_server_start(&server, NULL, config);
     free(config);
     snprintf(url, sizeof url, "https://127.0.0.1:%d/v1/chat/completions", server.port);
-    t = ts_run("curl", "-sS", "--cacert", cert, "-H", "Content-Type: application/json", "-d", short_chat, url);
+    struct ts_result t =
+        ts_run("curl", "-sS", "--cacert", cert, "-H", "Content-Type: application/json", "-d", short_chat, url);
     cr_expect(t.status == 0 && strstr(t.out, "\"chat.completion\""), "%d %s%s", t.status, t.out, t.err);
     ts_result_free(&t);
     snprintf(url, sizeof url, "http://127.0.0.1:%d/health/live", server.port);
@@ -458,6 +487,37 @@ Test(operate, tls)
     char *log = ts_server_log(&server);
     cr_expect(strstr(log, "url=https://127.0.0.1:"), "%s", log);
     free(log);
+}
+
+Test(operate, sighup_reads_the_certificate)
+{
+    char cert[4200], key[4200], old[4200], new[4200], *config = NULL;
+    snprintf(cert, sizeof cert, "%s/cert.pem", dir);
+    snprintf(key, sizeof key, "%s/key.pem", dir);
+    snprintf(old, sizeof old, "%s/old.pem", dir);
+    snprintf(new, sizeof new, "%s/new.pem", dir);
+    if (!make_certificate(cert, key))
+        cr_skip_test("needs openssl and curl");
+    char *text = ts_read_file(cert, NULL);
+    free(ts_write_file(dir, "old.pem", text));
+    free(text);
+    cr_assert(asprintf(&config, "security = { tls_cert = \"%s\"; tls_key = \"%s\"; };", cert, key) > 0);
+    ts_server_start(&server, NULL, config);
+    free(config);
+    cr_expect(trusted(old));
+    cr_assert(make_certificate(cert, key));
+    text = ts_read_file(cert, NULL);
+    free(ts_write_file(dir, "new.pem", text));
+    free(text);
+    cr_expect(trusted(old), "the new files are not asked for yet");
+    kill(server.pid, SIGHUP);
+    until_log_says("certificate_read until=20");
+    cr_expect(trusted(new));
+    cr_expect_not(trusted(old));
+    free(ts_write_file(dir, "cert.pem", "broken\n"));
+    kill(server.pid, SIGHUP);
+    until_log_says("the certificate stays as it was");
+    cr_expect(trusted(new));
 }
 
 static void expect_no_start(const char *config, int status, const char *want)

@@ -209,6 +209,28 @@ Test(script, reasoning_text_and_calls_of_the_other_protocols)
                    &e, 11);
 }
 
+/* One function has no parameter "arguments", so what stands in it are the arguments; the other has one. */
+Test(script, a_wrapper_goes_where_the_schema_has_none)
+{
+    static const char value[] = "{\"c\": \"K\xc3\xb6\", \"n\": {}}";
+    char text[1024];
+    snprintf(text, sizeof text, CALLS(CALL("weather", JSON("arguments", "%s")) CALL("run", JSON("arguments", "%s"))),
+             value, value);
+    start(4);
+    at_every_place(
+        TS_CHAT, text,
+        "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"weather\",\"parameters\":{\"properties\":"
+        "{\"c\":{\"type\":\"string\"}}}}},{\"type\":\"function\",\"function\":{\"name\":\"run\",\"parameters\":"
+        "{\"properties\":{\"arguments\":{\"type\":\"object\"}}}}}],\"max_tokens\":900",
+        &(struct expected){
+            "",
+            "",
+            "tool_calls",
+            2,
+            {{"weather", "{\"c\":\"K\xc3\xb6\",\"n\":{}}"}, {"run", "{\"arguments\":{\"c\":\"K\xc3\xb6\",\"n\":{}}}"}}},
+        5);
+}
+
 /* Without tools in the request the markup is text. */
 Test(script, markup_without_tools_is_text)
 {

@@ -17,7 +17,7 @@
 #define HOST "Host: a\r\n"
 
 static struct http_server S;
-static char dir[64], cert[96], key[96], other_key[96], locked_key[96], text_file[96];
+static char dir[64], cert[96], key[96], other_cert[96], other_key[96], locked_key[96], text_file[96];
 
 static void save_key(const char *path, EVP_PKEY *k, const char *passphrase)
 {
@@ -27,35 +27,42 @@ static void save_key(const char *path, EVP_PKEY *k, const char *passphrase)
     fclose(f);
 }
 
+static void save_cert(const char *path, const char *subject, EVP_PKEY *k)
+{
+    X509 *x = X509_new();
+    ASN1_INTEGER_set(X509_get_serialNumber(x), 1);
+    X509_gmtime_adj(X509_getm_notBefore(x), -3600);
+    ASN1_TIME_set_string(X509_getm_notAfter(x), "20991231235958Z");
+    X509_set_pubkey(x, k);
+    X509_NAME *name = X509_get_subject_name(x);
+    X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC, (const unsigned char *)subject, -1, -1, 0);
+    X509_set_issuer_name(x, name);
+    cr_assert(X509_sign(x, k, EVP_sha256()));
+    FILE *f = fopen(path, "w");
+    cr_assert(f && PEM_write_X509(f, x));
+    fclose(f);
+    X509_free(x);
+}
+
 static void make_files(void)
 {
     snprintf(dir, sizeof dir, "/tmp/weft-tls-XXXXXX");
     cr_assert_not_null(mkdtemp(dir));
     snprintf(cert, sizeof cert, "%s/cert.pem", dir);
     snprintf(key, sizeof key, "%s/key.pem", dir);
+    snprintf(other_cert, sizeof other_cert, "%s/other-cert.pem", dir);
     snprintf(other_key, sizeof other_key, "%s/other.pem", dir);
     snprintf(locked_key, sizeof locked_key, "%s/locked.pem", dir);
     snprintf(text_file, sizeof text_file, "%s/text", dir);
     EVP_PKEY *k = EVP_EC_gen("P-256"), *other = EVP_EC_gen("P-256");
-    X509 *x = X509_new();
-    ASN1_INTEGER_set(X509_get_serialNumber(x), 1);
-    X509_gmtime_adj(X509_getm_notBefore(x), -3600);
-    X509_gmtime_adj(X509_getm_notAfter(x), 3600);
-    X509_set_pubkey(x, k);
-    X509_NAME *name = X509_get_subject_name(x);
-    X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC, (const unsigned char *)"weft test", -1, -1, 0);
-    X509_set_issuer_name(x, name);
-    cr_assert(X509_sign(x, k, EVP_sha256()));
-    FILE *f = fopen(cert, "w");
-    cr_assert(f && PEM_write_X509(f, x));
-    fclose(f);
+    save_cert(cert, "weft test", k);
+    save_cert(other_cert, "weft test 2", other);
     save_key(key, k, NULL);
     save_key(other_key, other, NULL);
     save_key(locked_key, k, "secret");
-    f = fopen(text_file, "w");
+    FILE *f = fopen(text_file, "w");
     cr_assert(f && fputs("not a certificate\n", f) >= 0);
     fclose(f);
-    X509_free(x);
     EVP_PKEY_free(k);
     EVP_PKEY_free(other);
 }
@@ -64,6 +71,7 @@ static void remove_files(void)
 {
     unlink(cert);
     unlink(key);
+    unlink(other_cert);
     unlink(other_key);
     unlink(locked_key);
     unlink(text_file);
@@ -164,6 +172,46 @@ Test(http_tls, requests)
         tls_close(&c);
         stop(tls);
     }
+}
+
+/* The name in the certificate that the server showed to this client. */
+static void shown_name(const struct tls_client *c, char out[64])
+{
+    X509 *x = SSL_get1_peer_certificate(bufferevent_openssl_get_ssl(c->bev));
+    cr_assert_not_null(x);
+    X509_NAME_get_text_by_NID(X509_get_subject_name(x), NID_commonName, out, 64);
+    X509_free(x);
+}
+
+Test(http_tls, another_certificate_is_for_new_connections)
+{
+    const struct gw_http_limits limits = http_limits();
+    static struct tls_client before, after;
+    struct ssl_ctx_st *tls = start(&limits), *other;
+    struct cfg_error err;
+    char name[64], until[32];
+    tls_open(&before, 0);
+    tls_puts(&before, "GET /stream HTTP/1.1\r\n" HOST "\r\n");
+    HTTP_WAIT(&S, S.n_held == 1);
+    cr_assert_eq(gw_http_tls_new(other_cert, other_key, &other, &err), 0, "%s", err.msg);
+    gw_http_tls_until(other, until);
+    cr_expect_str_eq(until, "2099-12-31T23:59:58Z");
+    gw_http_set_tls(S.http, other);
+    gw_http_tls_free(tls);
+    tls_open(&after, 0);
+    tls_puts(&after, "GET /new HTTP/1.1\r\n" HOST "\r\n");
+    HTTP_WAIT(&S, strstr(after.data, "GET /new?"));
+    shown_name(&after, name);
+    cr_expect_str_eq(name, "weft test 2");
+    gw_exchange_write(S.held[0], "still here", 10);
+    gw_exchange_end(S.held[0]);
+    tls_puts(&before, "GET /again HTTP/1.1\r\n" HOST "\r\n");
+    HTTP_WAIT(&S, strstr(before.data, "still here") && strstr(before.data, "GET /again?"));
+    shown_name(&before, name);
+    cr_expect_str_eq(name, "weft test");
+    tls_close(&before);
+    tls_close(&after);
+    stop(other);
 }
 
 Test(http_tls, gone_is_noticed)

@@ -68,6 +68,7 @@ struct setup {
     bool thinking, no_tools, raw, open_text;
     int max_calls;
     const char *stop[4];
+    json_t *declared;
 };
 
 static void push(struct gw_output *o, const char *s, size_t n)
@@ -86,6 +87,7 @@ static void run(const struct setup *s, const char *text, size_t cut, struct outc
     out->log.kind = -1;
     struct gw_output_options opt = {.thinking = s->thinking,
                                     .tools = !s->no_tools,
+                                    .declared = s->declared,
                                     .raw = s->raw,
                                     .open_text = s->open_text,
                                     .max_calls = s->max_calls,
@@ -440,6 +442,116 @@ Test(output, arguments_are_json_whatever_the_value)
         cr_assert_not_null(v, "byte %d: %s", b, o.log.s);
         json_decref(v);
     }
+}
+
+/* ---- what a function's schema decides ---- */
+
+/* f takes a and n; g takes "input"; h says nothing; i takes anything. */
+static json_t *declarations(void)
+{
+    json_t *j = json_loads("[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\","
+                           "\"properties\":{\"a\":{\"type\":\"string\"},\"n\":{\"type\":[\"integer\",\"null\"]},"
+                           "\"m\":{\"type\":\"object\"}}}}},"
+                           "{\"type\":\"function\",\"function\":{\"name\":\"g\",\"parameters\":{\"type\":\"object\","
+                           "\"properties\":{\"input\":{\"type\":\"object\"}}}}},"
+                           "{\"type\":\"function\",\"function\":{\"name\":\"h\"}},"
+                           "{\"type\":\"function\",\"function\":{\"name\":\"i\",\"parameters\":{\"type\":\"object\","
+                           "\"properties\":{},\"additionalProperties\":{\"type\":\"object\"}}}}]",
+                           0, NULL);
+    cr_assert_not_null(j);
+    return j;
+}
+
+#define CALL(name, arguments)                                                                                          \
+    CALLS INVOKE(name)                                                                                                 \
+    arguments END_INVOKE END_CALLS
+
+Test(output, a_wrapper_that_the_schema_does_not_have_is_taken_off)
+{
+    const struct setup s = {.declared = declarations()};
+    check(&s, CALL("f", RAW("arguments", "{\"a\": \"x\", \"n\": {\"k\": [1, {}]}}")),
+          "C0[f]A[{\"a\": \"x\", \"n\": {\"k\": [1, {}]}}]E0[]", 1);
+    check(&s, CALL("f", STR("input", "\n { \"a\" : 1 } \n")), "C0[f]A[{\"a\" : 1}]E0[]", 1);
+    check(&s, CALL("f", RAW("arguments", "{}")), "C0[f]A[{}]E0[]", 1);
+    check(&s, CALL("f", RAW("arguments", "{ } ")), "C0[f]A[{}]E0[]", 1);
+    check(&s, CALL("f", RAW("arguments", "{}") RAW("n", "2")), "C0[f]A[{\"n\": 2}]E0[]", 1);
+    check(&s, CALL("f", RAW("arguments", "{\"a\": \"}{\"}") RAW("n", "2") STR("a", "y")),
+          "C0[f]A[{\"a\": \"}{\", \"n\": 2, \"a\": \"y\"}]E0[]", 1);
+    check(&s, CALL("f", "{\"arguments\": { \"a\": {\"b\": 1} } }\n"), "C0[f]A[{ \"a\": {\"b\": 1} }]E0[]", 1);
+    check(&s, CALLS INVOKE("f") RAW("arguments", "{\"a\": 1}"), "C0[f]A[{\"a\": 1}]E0[]", 1);
+    json_decref(s.declared);
+}
+
+Test(output, a_wrapper_that_may_be_an_argument_stays)
+{
+    const struct setup s = {.declared = declarations()};
+    check(&s, CALL("g", RAW("input", "{\"a\": 1}")), "C0[g]A[{\"input\": {\"a\": 1}}]E0[]", 0);
+    check(&s, CALL("h", RAW("input", "{\"a\": 1}")), "C0[h]A[{\"input\": {\"a\": 1}}]E0[]", 0);
+    check(&s, CALL("i", STR("input", "{\"a\": 1}")), "C0[i]A[{\"input\": \"{\\\"a\\\": 1}\"}]E0[]", 0);
+    check(&s, CALL("unknown", RAW("arguments", "{}")), "C0[unknown]A[{\"arguments\": {}}]E0[]", 0);
+    check(&s, CALL("f", RAW("n", "1") RAW("arguments", "{\"a\": 1}")),
+          "C0[f]A[{\"n\": 1, \"arguments\": {\"a\": 1}}]E0[]", 0);
+    check(&s, CALL("g", "{\"input\": {\"a\": 1}}"), "C0[g]A[{\"input\": {\"a\": 1}}]E0[]", 1);
+    check(&s, CALL("f", "{\"arguments\": 7}"), "C0[f]A[{\"arguments\": 7}]E0[]", 1);
+    json_decref(s.declared);
+}
+
+Test(output, a_wrapper_that_holds_no_object_stays)
+{
+    const struct setup s = {.declared = declarations()};
+    check(&s, CALL("f", RAW("arguments", " [1]")), "C0[f]A[{\"arguments\":  [1]}]E0[]", 0);
+    check(&s, CALL("f", STR("arguments", "caf\xc3\xa9 {")), "C0[f]A[{\"arguments\": \"caf\xc3\xa9 {\"}]E0[]", 0);
+    check(&s, CALL("f", STR("arguments", "")), "C0[f]A[{\"arguments\": \"\"}]E0[]", 0);
+    check(&s, CALL("f", STR("arguments", "{a: \xc3\xa9\n}")), "C0[f]A[{\"arguments\": \"{a: \xc3\xa9\\n}\"}]E0[]", 0);
+    check(&s, CALL("f", RAW("arguments", "{\"a\": 1} x")), "C0[f]A[{\"arguments\": \"{\\\"a\\\": 1} x\"}]E0[]", 1);
+    check(&s, CALLS INVOKE("f") "<" D " parameter name=\"input\" string=\"true\">{\"a\": [1",
+          "C0[f]A[{\"input\": \"{\\\"a\\\": [1\"}]E0[]", 1);
+    json_decref(s.declared);
+}
+
+/* Behind the part that is held back, a wrapper's members flow as they come; a broken one is closed where it broke. */
+Test(output, long_wrappers_flow)
+{
+    const struct setup s = {.declared = declarations()};
+    static const struct {
+        const char *text, *tail;
+        int repaired;
+    } rows[] = {
+        {"\"}</" D " parameter>\n" RAW("n", "1") END_INVOKE END_CALLS, "\", \"n\": 1}]E0[]", 1},
+        {"\"} </" D " parameter>\n" END_INVOKE END_CALLS, "\"}]E0[]", 1},
+        {"\", \"m\": {\"x\": [", "\", \"m\": {\"x\": []}}]E0[]", 1},
+        {"\", \"n\": 1 2}</" D " parameter>\n" RAW("n", "3") END_INVOKE END_CALLS, "\", \"n\": 1 , \"n\": 3}]E0[]T[2}]",
+         1},
+        {"\"} tail</" D " parameter>\n" END_INVOKE END_CALLS, "\"}]E0[]T[tail]", 1},
+    };
+    static char text[8192];
+    static struct outcome o;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        size_t n = (size_t)snprintf(text, sizeof text, "%s",
+                                    CALLS INVOKE("f") "<" D " parameter name=\"arguments\" string=\"true\">{\"a\": \"");
+        memset(text + n, 'x', 2000);
+        snprintf(text + n + 2000, sizeof text - n - 2000, "%s", rows[i].text);
+        for (size_t cut = 0; cut <= strlen(text); cut += cut < n || cut > n + 1990 ? 1 : 97) {
+            run(&s, text, cut, &o);
+            size_t len = strlen(rows[i].tail);
+            cr_assert(o.log.n > 2000 + len && !strncmp(o.log.s, "C0[f]A[{\"a\": \"xxx", 17), "%s", o.log.s);
+            cr_assert_str_eq(o.log.s + o.log.n - len, rows[i].tail, "cut at %zu", cut);
+            cr_assert_eq(o.repaired, rows[i].repaired);
+            if (cut == 0)
+                cr_assert_gt(o.log.args_events, 900);
+        }
+    }
+    json_decref(s.declared);
+}
+
+Test(output, a_parameter_without_its_kind_takes_it_from_the_schema)
+{
+    const struct setup s = {.declared = declarations()};
+#define BARE(key, value) "<" D " parameter name=\"" key "\">" value "</" D " parameter>\n"
+    check(&s, CALL("f", BARE("n", "7") BARE("a", "7") BARE("m", "{\"x\": 1}") BARE("other", "7")),
+          "C0[f]A[{\"n\": 7, \"a\": \"7\", \"m\": {\"x\": 1}, \"other\": \"7\"}]E0[]", 1);
+    check(&s, CALL("f", BARE("n", "seven")), "C0[f]A[{\"n\": \"seven\"}]E0[]", 1);
+    json_decref(s.declared);
 }
 
 Test(output, counts_reasoning)
