@@ -59,7 +59,7 @@ say = @printf '  %-5s %s\n'
 endif
 ALL_CFLAGS = $(WEFT_CFLAGS) $(CFLAGS) $(SAN_FLAGS)
 
-LIB_SRC := $(wildcard config/*.c kvtiers/*.c model/*.c model/cpu/*.c actors/*.c actors/*/*.c cli/*.c)
+LIB_SRC := $(wildcard config/*.c kvtiers/*.c transport/*.c model/*.c model/cpu/*.c actors/*.c actors/*/*.c cli/*.c)
 # Vector paths are compiled with their own instruction set and chosen at run time.
 AVX2_FLAGS := -mavx2 -mfma -mf16c
 AVX512_FLAGS := $(AVX2_FLAGS) -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vbmi -mavx512vnni
@@ -92,7 +92,7 @@ PLANTED_BIN := $(PLANTED_SRC:%.c=$(BUILD)/%)
 # weft with chosen tokens in place of the network's, for tests/server.
 SCRIPTED_SRC := $(wildcard tests/server/script_hook.c)
 SCRIPTED_BIN := $(if $(SCRIPTED_SRC),$(BUILD)/tests/server/weft_scripted)
-HEADERS := $(wildcard config/*.h kvtiers/*.h model/*.h model/cpu/*.h actors/*.h actors/*/*.h cli/*.h tests/*.h tests/support/*.h)
+HEADERS := $(wildcard config/*.h kvtiers/*.h transport/*.h model/*.h model/cpu/*.h actors/*.h actors/*/*.h cli/*.h tests/*.h tests/support/*.h)
 ifeq ($(filter x86_64%,$(shell $(CC) -dumpmachine 2>/dev/null)),)
 HEADERS := $(filter-out %_avx2.h %_avx512.h,$(HEADERS))
 endif
