@@ -20,6 +20,9 @@
 
 enum { ACT_SHARDS_MAX = 256, ACT_EXCHANGE_LOSSES = 64 };
 
+/* Streams of a source. The bit tells a shard that the step is a prompt's and gives way to running streams. */
+enum { ACT_STREAM_BULK = 0x8000 };
+
 /* Where the experts of the backbone layers live: shard i owns experts first .. first+count-1 of every layer. */
 struct act_shard {
     struct act_addr addr;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "actors/exchange.h"
 #include "actors/exchange_wire.h"
 #include "model/step.h"
 
@@ -17,11 +18,19 @@ struct work {
     struct mdl_exchange x; /* k is the most experts that any row has here */
     void *memory;
     int next_expert;
+    int64_t since; /* when it came, or was last worked on */
 };
+
+/* In order of arrival. */
+struct queue {
+    struct work *first, **last;
+};
+
+enum { URGENT, BULK, QUEUES, AGE_NS = 20000000 };
 
 struct shard {
     const struct act_expert_arg *arg;
-    struct work *first, **last;
+    struct queue queue[QUEUES];
 };
 
 static int shard_start(struct act_self *self, void *state, const void *arg)
@@ -29,7 +38,8 @@ static int shard_start(struct act_self *self, void *state, const void *arg)
     struct shard *s = state;
     (void)self;
     s->arg = arg;
-    s->last = &s->first;
+    for (int q = 0; q < QUEUES; q++)
+        s->queue[q].last = &s->queue[q].first;
     return 0;
 }
 
@@ -40,16 +50,23 @@ static void work_free(struct work *w)
     free(w);
 }
 
+static void drop_first(struct queue *q)
+{
+    struct work *w = q->first;
+    q->first = w->next;
+    if (!q->first)
+        q->last = &q->first;
+    work_free(w);
+}
+
 static void shard_stop(struct act_self *self, void *state, int reason)
 {
     struct shard *s = state;
     (void)self;
     (void)reason;
-    while (s->first) {
-        struct work *w = s->first;
-        s->first = w->next;
-        work_free(w);
-    }
+    for (int q = 0; q < QUEUES; q++)
+        while (s->queue[q].first)
+            drop_first(&s->queue[q]);
 }
 
 /* The exchange as mdl_experts_compute wants it: rows padded to the same number of experts; padding counts as delivered.
@@ -142,8 +159,10 @@ static void take_dispatch(struct act_self *self, struct shard *s, struct act_msg
     w->promise = act_promise_of(m);
     w->buf = act_msg_take(m);
     w->next_expert = s->arg->first;
-    *s->last = w;
-    s->last = &w->next;
+    w->since = act_now(self);
+    struct queue *q = &s->queue[w->head.stream & ACT_STREAM_BULK ? BULK : URGENT];
+    *q->last = w;
+    q->last = &w->next;
 }
 
 static int answer(struct act_self *self, const struct shard *s, struct work *w)
@@ -166,10 +185,19 @@ static int answer(struct act_self *self, const struct shard *s, struct work *w)
     return 0;
 }
 
-/* The next expert of the first dispatch. */
-static int work_on(struct act_self *self, struct shard *s)
+/* Steps of running streams first; what has waited for long goes before them once. */
+static struct queue *choose(struct act_self *self, struct shard *s)
 {
-    struct work *w = s->first;
+    struct queue *urgent = &s->queue[URGENT], *bulk = &s->queue[BULK];
+    if (!urgent->first)
+        return bulk->first ? bulk : NULL;
+    return bulk->first && act_now(self) - bulk->first->since > AGE_NS ? bulk : urgent;
+}
+
+/* The next expert of one dispatch. */
+static int work_on(struct act_self *self, struct shard *s, struct queue *q)
+{
+    struct work *w = q->first;
     int end = s->arg->first + s->arg->count, status = 0;
     bool done = false;
     while (!done && w->next_expert < end && w->x.pending) {
@@ -179,13 +207,11 @@ static int work_on(struct act_self *self, struct shard *s)
             return status;
         done = w->x.pending != before;
     }
+    w->since = act_now(self);
     if (w->x.pending)
         return 0;
     status = answer(self, s, w);
-    s->first = w->next;
-    if (!s->first)
-        s->last = &s->first;
-    work_free(w);
+    drop_first(q);
     return status;
 }
 
@@ -195,10 +221,12 @@ static int shard_receive(struct act_self *self, void *state, struct act_msg *m, 
     for (int i = 0; i < count; i++)
         if (m[i].type == ACT_EXPERT_DISPATCH)
             take_dispatch(self, s, &m[i]);
-    int status = s->first ? work_on(self, s) : 0;
-    act_working(self, s->first != NULL);
+    struct queue *q = choose(self, s);
+    int status = q ? work_on(self, s, q) : 0;
+    bool more = choose(self, s) != NULL;
+    act_working(self, more);
     act_progress(self);
-    if (s->first)
+    if (more)
         act_yield(self);
     return status;
 }

@@ -2,7 +2,9 @@
  * outputs.
  *
  * It waits for nobody who sent nothing, works on one expert at a time and yields between them, so that a large prefill
- * dispatch does not hold up its worker. Dispatches are answered in the order in which they came. */
+ * dispatch does not hold up its worker. Dispatches of running streams go before those of prompts, also in the middle of
+ * one; what has waited for 20 ms gets one expert all the same. Within a class they are answered in the order in which
+ * they came. */
 #ifndef WEFT_ACTORS_EXPERT_H
 #define WEFT_ACTORS_EXPERT_H
 

@@ -618,7 +618,7 @@ static int prefill_start(struct act_self *self, void *state, const void *arg)
     p->self = self;
     p->e = arg;
     p->last = &p->first;
-    act_exchange_init(&p->exchange, self, p->e->m, 1, p->e->shard, p->e->n_shards);
+    act_exchange_init(&p->exchange, self, p->e->m, ACT_STREAM_BULK, p->e->shard, p->e->n_shards);
     return mdl_step_new(p->e->m, p->e->limits.chunk, p->e->limits.context, &p->step, &p->err);
 }
 

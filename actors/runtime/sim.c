@@ -267,6 +267,7 @@ static void add_action(struct act_sim *sim, size_t *count, struct action a)
 static size_t worker_actions(struct act_sim *sim, int node, struct act_worker *w, size_t count)
 {
     struct action a = {.worker = w, .node = node};
+    size_t before = count;
     /* Relaxed: one thread. */
     if (atomic_load_explicit(&w->control, memory_order_relaxed))
         add_action(sim, &count, (a.kind = DO_CONTROL, a));
@@ -282,7 +283,7 @@ static size_t worker_actions(struct act_sim *sim, int node, struct act_worker *w
         add_action(sim, &count, (a.kind = DO_TIMERS, a));
     if (w->starved && worker_room(w, true))
         add_action(sim, &count, (a.kind = DO_ROOM, a));
-    if (w->run[0].head || w->run[1].head)
+    if ((w->run[0].head || w->run[1].head) && (!sim->config.in_turn || count == before))
         add_action(sim, &count, (a.kind = DO_RUN, a));
     return count;
 }

@@ -21,6 +21,9 @@ struct act_sim_config {
     /* The virtual cost of a job; NULL: job->cost_ns. */
     int64_t (*job_cost)(void *ctx, const struct act_job *job);
     void *job_ctx;
+    /* A worker runs an actor only when no message, timer or room waits to be seen, as a thread's turn does. Without it
+     * an actor may run first however often: right for finding mistakes, wrong for measuring how long things take. */
+    bool in_turn;
     FILE *trace; /* one line per step, for people; NULL: none */
 };
 

@@ -7,12 +7,7 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-/* By how much less the longest tests do in the slow builds, those of the sanitizers. */
-#ifdef WEFT_PLAIN_RUNNER
-enum { TS_LESS = 8 };
-#else
-enum { TS_LESS = 1 };
-#endif
+#include "tests/support/less.h"
 
 struct ts_server {
     pid_t pid; /* 0: not running */

@@ -1,0 +1,331 @@
+#include "tests/support/engine_world.h"
+
+#include "tests/harness.h"
+
+#include "actors/decode.h"
+#include "actors/prefill.h"
+#include "actors/recipe.h"
+#include "actors/tier_device.h"
+
+/* ---- the client ---- */
+
+struct client {
+    struct ts_world *w;
+};
+
+static void send_request(struct act_self *self, struct ts_world *w, int i)
+{
+    const struct ts_wanted *q = &w->wanted[i];
+    int chain = 1 + q->n_prompt / TS_WORLD_BLOCK;
+    struct act_msg m;
+    size_t bytes;
+    cr_assert_eq(act_msg_new(ACT_PREFILL, w->e.prefill, act_recipe_tail(q->n_prompt, chain, 0, 0), &m), 0);
+    m.request = (uint64_t)i + 1;
+    *act_p_prefill(&m) = (struct act_p_prefill){.ids = (uint32_t)q->n_prompt, .blocks = (uint32_t)chain};
+    *act_b_prefill(&m) = (struct act_b_prefill){.requester = act_self_addr(self),
+                                                .seed = q->seed,
+                                                .max_tokens = (uint32_t)q->max_new,
+                                                .temperature = q->temperature,
+                                                .top_p = 1,
+                                                .repetition = 1,
+                                                .chain = (uint32_t)chain,
+                                                .flags = ACT_RECIPE_IGNORE_EOS};
+    uint8_t *at = act_msg_tail(&m, &bytes);
+    memcpy(at, q->prompt, (size_t)q->n_prompt * sizeof(int32_t));
+    struct kv_key *key = (struct kv_key *)(void *)(at + (size_t)q->n_prompt * sizeof(int32_t));
+    kv_key_root(
+        &(struct kv_identity){
+            .revision = 1, .format = KV_FORMAT_ROWS, .block_tokens = TS_WORLD_BLOCK, .numerics = "test"},
+        key);
+    for (int b = 0; b + 1 < chain; b++)
+        kv_key_extend(&key[b], q->prompt + b * TS_WORLD_BLOCK, TS_WORLD_BLOCK, &key[b + 1]);
+    cr_assert_eq(act_send(self, &m), 0);
+}
+
+static void take_tokens(struct ts_outcome *o, struct act_msg *m, int64_t now)
+{
+    const struct act_p_tokens *p = act_p_tokens(m);
+    size_t bytes;
+    const int32_t *ids = act_msg_tail(m, &bytes);
+    cr_assert_eq((int)p->first, o->n, "tokens out of order");
+    for (int i = 0; i < p->count; i++)
+        o->ids[o->n++] = ids[i];
+    if (p->first && now - o->last > o->gap)
+        o->gap = now - o->last;
+    o->last = now;
+    if (p->finish) {
+        o->finish = p->finish;
+        o->terminal++;
+        o->ended = now;
+    }
+}
+
+static int client_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    struct ts_world *w = ((struct client *)state)->w;
+    for (int i = 0; i < count; i++) {
+        struct ts_outcome *o = m[i].request ? &w->got[m[i].request - 1] : NULL;
+        if (m[i].type == ACT_TIMER) {
+            int at = (int)act_p_timer(&m[i])->tag;
+            if (at < TS_WORLD_REQUESTS)
+                send_request(self, w, at);
+            else {
+                act_cancel(self, w->e.prefill, (uint64_t)(at - TS_WORLD_REQUESTS) + 1, 0, -1);
+                act_cancel(self, w->e.decode, (uint64_t)(at - TS_WORLD_REQUESTS) + 1, 0, -1);
+            }
+        } else if (m[i].type == ACT_TOKENS && w->deaf) {
+            act_stop(self, 0);
+        } else if (m[i].type == ACT_TOKENS) {
+            take_tokens(o, &m[i], act_now(self));
+        } else if (m[i].type == ACT_PREFILLED) {
+            o->cached = (int)act_p_prefilled(&m[i])->cached;
+        } else if (m[i].type == ACT_FAILED) {
+            o->status = act_p_failed(&m[i])->status;
+            o->terminal++;
+            o->ended = act_now(self);
+        }
+    }
+    return 0;
+}
+
+static int client_start(struct act_self *self, void *state, const void *arg)
+{
+    struct ts_world *w = ((struct client *)state)->w = (struct ts_world *)arg;
+    for (int i = 0; i < w->n; i++) {
+        act_timer_at(self, &w->timer[i], w->wanted[i].start, (uint64_t)i);
+        if (w->wanted[i].cancel)
+            act_timer_at(self, &w->timer[TS_WORLD_REQUESTS + i], w->wanted[i].cancel,
+                         (uint64_t)(TS_WORLD_REQUESTS + i));
+    }
+    return 0;
+}
+
+static const struct act_behaviour client_behaviour = {
+    .name = "client",
+    .state_size = sizeof(struct client),
+    .start = client_start,
+    .receive = client_receive,
+};
+
+/* ---- the world ---- */
+
+void ts_world_open(struct ts_world *w, int pages, int shards)
+{
+    struct cfg_error err;
+    memset(w, 0, sizeof *w);
+    cr_assert_eq(mdl_model_open("tests/golden/mini8", 1, NULL, &w->m, &err), 0, "%s", err.msg);
+    w->e.m = w->m;
+    w->e.vocab = w->m->cfg->vocab_size;
+    w->e.limits = (struct act_engine_limits){
+        .context = 192, .streams = 4, .prefills = 2, .chunk = 24, .draft = 3, .replay = 24, .rollback = 8, .lease = 2};
+    cr_assert_eq(mdl_kv_layout_init(w->m->cfg, TS_WORLD_BLOCK, &w->e.layout, &err), 0);
+    cr_assert_eq(kv_device_new(pages, w->e.layout.block_bytes, 8 << 20, &w->e.device, &err), 0);
+    w->e.n_shards = shards;
+    w->prefill_class = ACT_CLASS_BULK;
+}
+
+/* ---- the actors, with something of the test before them ---- */
+
+struct outer {
+    const struct ts_inner *in;
+    _Alignas(64) uint8_t state[];
+};
+
+static int outer_start(struct act_self *self, void *state, const void *arg)
+{
+    struct outer *o = state;
+    o->in = arg;
+    return o->in->behaviour->start(self, o->state, o->in->arg);
+}
+
+static int outer_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    struct outer *o = state;
+    struct ts_world *w = o->in->w;
+    int fail = 0;
+    for (int i = 0; w->before && i < count && !fail; i++)
+        if (w->before(w, o->in, self, &m[i], &fail))
+            m[i].type = ACT_NONE;
+    act_busy(self, w->cost[o->in->part]);
+    return fail ? fail : o->in->behaviour->receive(self, o->state, m, count);
+}
+
+static void outer_stop(struct act_self *self, void *state, int reason)
+{
+    struct outer *o = state;
+    o->in->behaviour->stop(self, o->state, reason);
+}
+
+static void spawn(struct ts_world *w, enum ts_part part, int index, const void *arg, struct act_addr *out)
+{
+    static const struct act_behaviour *const inner[TS_PARTS] = {&act_tier_device_behaviour, &act_expert_behaviour,
+                                                                &act_decode_behaviour, &act_prefill_behaviour};
+    struct cfg_error err;
+    struct ts_inner *in = &w->inner[part][index];
+    *in = (struct ts_inner){w, part, index, inner[part], arg};
+    w->outer[part] = (struct act_behaviour){.name = in->behaviour->name,
+                                            .state_size = sizeof(struct outer) + in->behaviour->state_size,
+                                            .start = outer_start,
+                                            .receive = outer_receive,
+                                            .stop = outer_stop};
+    const struct act_spawn spec = {.behaviour = &w->outer[part],
+                                   .worker = TS_WORLD_ENGINE,
+                                   .arg = in,
+                                   .outbox = 256,
+                                   .policy = part == TS_PART_EXPERT ? ACT_POLICY_RESTART : ACT_POLICY_STOP,
+                                   .run_class = part == TS_PART_PREFILL ? w->prefill_class : ACT_CLASS_URGENT};
+    cr_assert_eq(act_runtime_spawn(w->rt, &spec, out, &err), 0, "%s", err.msg);
+}
+
+static void spawn_client(struct ts_world *w)
+{
+    struct cfg_error err;
+    const struct act_spawn spec = {.behaviour = &client_behaviour, .worker = TS_WORLD_CLIENT, .arg = w, .outbox = 256};
+    cr_assert_eq(act_runtime_spawn(w->rt, &spec, &w->client, &err), 0, "%s", err.msg);
+}
+
+uint64_t ts_world_run(struct ts_world *w, uint64_t seed)
+{
+    struct cfg_error err;
+    cr_assert_eq(act_sim_new(&(struct act_sim_config){.seed = seed, .in_turn = w->in_turn}, &w->sim, &err), 0);
+    struct act_config c = {.epoch = 1, .workers = 2};
+    c.worker[TS_WORLD_ENGINE] = (struct act_worker_config){.name = "engine", .kind = ACT_WORKER_ENGINE, .cpu = -1};
+    c.worker[TS_WORLD_CLIENT] = (struct act_worker_config){.name = "client", .kind = ACT_WORKER_ENGINE, .cpu = -1};
+    cr_assert_eq(act_sim_add(w->sim, &c, &w->rt, &err), 0, "%s", err.msg);
+    int experts = w->m->cfg->n_experts;
+    spawn(w, TS_PART_TIER, 0, &w->e, &w->e.tier);
+    for (int i = 0; i < w->e.n_shards; i++) {
+        int first = experts * i / w->e.n_shards, end = experts * (i + 1) / w->e.n_shards;
+        w->expert[i] = (struct act_expert_arg){w->m, first, end - first};
+        w->e.shard[i] = (struct act_shard){.first = first, .count = end - first};
+        spawn(w, TS_PART_EXPERT, i, &w->expert[i], &w->e.shard[i].addr);
+    }
+    spawn(w, TS_PART_DECODE, 0, &w->e, &w->e.decode);
+    spawn(w, TS_PART_PREFILL, 0, &w->e, &w->e.prefill);
+    spawn_client(w);
+    act_sim_run(w->sim, INT64_C(60000000000), 20000000);
+    return act_sim_trace(w->sim);
+}
+
+/* After everything has ended only what the actors keep by design is held: Decode's lease. */
+void ts_world_check_baseline(struct ts_world *w)
+{
+    struct kv_device_stats s;
+    kv_device_stat(w->e.device, &s);
+    cr_expect_le(s.held, w->e.limits.lease + 2, "%d pages are still held", s.held);
+}
+
+void ts_world_close(struct ts_world *w)
+{
+    act_sim_free(w->sim);
+    kv_device_free(w->e.device);
+    mdl_model_close(w->m);
+}
+
+/* ---- the reference ---- */
+
+struct plain {
+    struct mdl_sampler *sampler;
+    struct mdl_sampling recipe;
+    int32_t ids[512];
+    int n, n_prompt, vocab;
+};
+
+static int32_t plain_pick(void *ctx, int pos, float *logits, bool draft)
+{
+    struct plain *p = ctx;
+    struct cfg_error err;
+    int32_t id;
+    if (mdl_sampler_sample(p->sampler, &p->recipe, logits, p->vocab, p->ids, p->n, p->n_prompt, pos, &id, NULL, &err))
+        return -1;
+    if (!draft)
+        p->ids[p->n++] = id;
+    return id;
+}
+
+static void plain_prompt(struct ts_world *w, const struct ts_wanted *q, const struct mdl_providers *providers,
+                         struct mdl_seq *seq, struct mdl_step *step)
+{
+    struct cfg_error err;
+    struct mdl_prefill plan;
+    struct mdl_segment seg;
+    struct mdl_prefill_params params = {.exact = !w->e.limits.replay, .replay = w->e.limits.replay};
+    cr_assert_eq(mdl_prefill_begin(&plan, seq, q->prompt, q->n_prompt, &params, &err), 0, "%s", err.msg);
+    while (mdl_prefill_next(&plan, step->capacity, &seg)) {
+        mdl_step_begin(step, providers);
+        cr_assert_eq(mdl_step_add(step, &seg, &err), 0, "%s", err.msg);
+        cr_assert_eq(mdl_step_run(step), MDL_STEP_DONE);
+        mdl_step_commit(step, 0, seg.n);
+        mdl_prefill_advance(&plan, &seg);
+    }
+}
+
+static void plain_round(struct mdl_decoder *d, struct mdl_stream *s, const struct mdl_providers *providers)
+{
+    struct cfg_error err;
+    int r = mdl_decoder_begin(d, &s, 1, providers, &err);
+    cr_assert_eq(r, 0, "%s", err.msg);
+    do
+        r = mdl_decoder_advance(d, &err);
+    while (r == MDL_STEP_MORE);
+    cr_assert_eq(r, MDL_STEP_DONE);
+}
+
+void ts_world_plain(struct ts_world *w, const struct ts_wanted *q, const struct mdl_providers *providers, int32_t *out)
+{
+    struct cfg_error err;
+    struct mdl_seq *seq;
+    struct mdl_step *step;
+    struct mdl_decoder *d;
+    const struct act_engine_limits *l = &w->e.limits;
+    const struct mdl_seq_params params = {.max_tokens = l->context, .rollback = l->rollback, .replay = l->replay};
+    struct plain p = {
+        .sampler = mdl_sampler_new(w->e.vocab), .n = q->n_prompt, .n_prompt = q->n_prompt, .vocab = w->e.vocab};
+    mdl_sampling_init(&p.recipe);
+    p.recipe.temperature = (double)q->temperature;
+    p.recipe.seed = q->seed;
+    memcpy(p.ids, q->prompt, (size_t)q->n_prompt * sizeof(int32_t));
+    cr_assert_eq(mdl_seq_new(w->m->cfg, &params, &seq, &err), 0, "%s", err.msg);
+    cr_assert_eq(mdl_step_new(w->m, l->chunk, l->context, &step, &err), 0, "%s", err.msg);
+    cr_assert_eq(mdl_decoder_new(w->m, 1, l->draft, l->context, &d, &err), 0, "%s", err.msg);
+    plain_prompt(w, q, providers, seq, step);
+    struct mdl_stream s = {.seq = seq, .draft = l->draft, .pick = plain_pick, .pick_ctx = &p};
+    s.next = plain_pick(&p, p.n, (float *)mdl_step_logits(step, 0, step->segment[0].n - 1), false);
+    while (p.n < q->n_prompt + q->max_new) {
+        s.limit = q->n_prompt + q->max_new - p.n;
+        plain_round(d, &s, providers);
+    }
+    memcpy(out, p.ids + q->n_prompt, (size_t)q->max_new * sizeof(int32_t));
+    mdl_decoder_free(d);
+    mdl_step_free(step);
+    mdl_seq_free(seq);
+    mdl_sampler_free(p.sampler);
+}
+
+void ts_world_requests(struct ts_world *w, int n, unsigned seed)
+{
+    srand(seed);
+    w->n = n;
+    for (int i = 0; i < n; i++) {
+        struct ts_wanted *q = &w->wanted[i];
+        *q = (struct ts_wanted){.n_prompt = 1 + rand() % 100,
+                                .max_new = 1 + rand() % TS_WORLD_NEW,
+                                .seed = (uint64_t)rand(),
+                                .temperature = rand() % 2 ? 1.0f : 0.0f,
+                                .start = rand() % 3000000};
+        for (int k = 0; k < q->n_prompt; k++)
+            q->prompt[k] = rand() % w->m->cfg->vocab_size;
+    }
+}
+
+void ts_world_check_same(struct ts_world *w, int i)
+{
+    int32_t want[256];
+    ts_world_plain(w, &w->wanted[i], NULL, want);
+    cr_assert_eq(w->got[i].terminal, 1, "request %d had %d terminal events", i, w->got[i].terminal);
+    cr_assert_eq(w->got[i].n, w->wanted[i].max_new, "request %d: %d tokens of %d", i, w->got[i].n,
+                 w->wanted[i].max_new);
+    for (int k = 0; k < w->got[i].n; k++)
+        cr_assert_eq(w->got[i].ids[k], want[k], "request %d, token %d: %d instead of %d", i, k, w->got[i].ids[k],
+                     want[k]);
+}

@@ -1,0 +1,88 @@
+/* The engine's actors (Prefill, Decode, expert shards, device tier) in the simulation, with a scripted client, and the
+ * same requests run without actors, for suites that compare the two. Failures end the running test. */
+#ifndef WEFT_TESTS_SUPPORT_ENGINE_WORLD_H
+#define WEFT_TESTS_SUPPORT_ENGINE_WORLD_H
+
+#include "actors/engine.h"
+#include "actors/expert.h"
+#include "actors/runtime/sim.h"
+#include "actors/runtime/stats.h"
+
+enum {
+    TS_WORLD_ENGINE,
+    TS_WORLD_CLIENT,
+    TS_WORLD_REQUESTS = 256,
+    TS_WORLD_SHARDS = 8,
+    TS_WORLD_BLOCK = 16,
+    TS_WORLD_NEW = 24, /* tokens that ts_world_requests asks for, at most */
+};
+
+struct ts_wanted {
+    int n_prompt, max_new;
+    int32_t prompt[256];
+    float temperature;
+    uint64_t seed;
+    int64_t start, cancel; /* virtual ns; cancel 0: never */
+};
+
+struct ts_outcome {
+    int32_t ids[256];
+    int n, terminal; /* terminal events seen */
+    int finish, cached, status;
+    int64_t last, gap; /* virtual time of the newest tokens; the longest time without any between two of them */
+    int64_t ended;
+};
+
+enum ts_part { TS_PART_TIER, TS_PART_EXPERT, TS_PART_DECODE, TS_PART_PREFILL, TS_PARTS };
+
+/* An actor of the engine with something of the test before it. */
+struct ts_world;
+struct ts_inner {
+    struct ts_world *w;
+    enum ts_part part;
+    int index;
+    const struct act_behaviour *behaviour;
+    const void *arg;
+};
+
+struct ts_world {
+    struct mdl_model *m;
+    struct act_sim *sim;
+    struct act_runtime *rt;
+    struct act_engine e;
+    struct act_expert_arg expert[TS_WORLD_SHARDS];
+    struct act_addr client;
+    struct ts_wanted wanted[TS_WORLD_REQUESTS];
+    struct ts_outcome got[TS_WORLD_REQUESTS];
+    int n;
+    bool deaf;    /* the client ends when its first tokens come */
+    bool in_turn; /* of struct act_sim_config */
+    enum act_class prefill_class;
+    /* Sees every message of an actor before it; true: the message is dealt with. A negative errno in *fail ends the
+     * actor. */
+    bool (*before)(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m, int *fail);
+    void *before_ctx;
+    int64_t cost[TS_PARTS]; /* virtual ns that a call of such an actor takes */
+
+    struct ts_inner inner[TS_PARTS][TS_WORLD_SHARDS];
+    struct act_behaviour outer[TS_PARTS];
+    struct act_timer timer[2 * TS_WORLD_REQUESTS]; /* of the client: starts, then cancels */
+};
+
+/* The mini8 model, limits for short requests, a device tier of so many pages. */
+void ts_world_open(struct ts_world *w, int pages, int shards);
+/* n requests at random times. */
+void ts_world_requests(struct ts_world *w, int n, unsigned seed);
+/* Runs until nothing happens any more; the trace. */
+uint64_t ts_world_run(struct ts_world *w, uint64_t seed);
+/* After everything has ended only what the actors keep by design is held: Decode's lease. */
+void ts_world_check_baseline(struct ts_world *w);
+void ts_world_close(struct ts_world *w);
+
+/* The tokens of a request without actors; chunk and draft as the engine has them, experts from `providers` (NULL: local
+ * ones). out has room for max_new. */
+void ts_world_plain(struct ts_world *w, const struct ts_wanted *q, const struct mdl_providers *providers, int32_t *out);
+/* Request i ended once, with the tokens of the plain run. */
+void ts_world_check_same(struct ts_world *w, int i);
+
+#endif
