@@ -1,0 +1,53 @@
+/* What the files of actors/server*.c share: server_plan.c turns the configuration into plans, server_spawn.c makes the
+ * actors of a node's roles, server.c has the public functions. Main thread, except what lock guards. */
+#ifndef WEFT_ACTORS_SERVER_IMPL_H
+#define WEFT_ACTORS_SERVER_IMPL_H
+
+#include <pthread.h>
+
+#include "actors/engine.h"
+#include "actors/expert.h"
+#include "actors/gateway/gateway.h"
+#include "actors/runtime/runtime.h"
+#include "actors/server.h"
+#include "config/config.h"
+
+/* The workers of a node's runtime. */
+enum { SERVER_WORKER_IO, SERVER_WORKER_ENGINE, SERVER_WORKERS };
+
+struct act_server {
+    const struct cfg_config *config;
+    const struct cfg_node *node;
+    struct act_log *log;
+    struct mdl_model *m;
+    struct mdl_tokenizer *tok;
+    struct mdl_tok_encoder *enc;
+    struct act_runtime *rt;
+    struct act_engine engine;
+    struct act_expert_arg expert[ACT_SHARDS_MAX];
+    struct gw_context gateway;
+    struct act_addr gateway_addr; /* nobody: the node has no such role */
+    /* What the workers tell the main thread. */
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool ready, drained, failed;
+    int port;
+    struct cfg_error gateway_error;
+};
+
+/* Called by actors, each once, on any worker; ctx is the server. */
+void server_on_ready(void *ctx, int port);
+void server_on_failed(void *ctx);
+void server_on_drained(void *ctx);
+
+static inline bool server_has(const struct act_server *s, unsigned roles)
+{
+    return (s->node->roles & roles) != 0;
+}
+
+/* Opens the model and turns the configuration into the plans of the node's roles. */
+int server_plan(struct act_server *s, struct cfg_error *err);
+/* Makes the actors of the node's roles; the runtime exists and does not run yet. */
+int server_spawn(struct act_server *s, struct cfg_error *err);
+
+#endif

@@ -1,0 +1,180 @@
+/* From the configuration to what a node's actors start with: the model, the limits of the engine, the settings of the
+ * gateway. Everything that can be wrong with a configuration for this model is found here, before an actor exists. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "actors/runtime/log.h"
+#include "actors/server_impl.h"
+#include "model/chat.h"
+#include "model/team.h"
+
+/* A model without the chat's markers still serves completions. Who starts it learns of it before the first chat does.
+ */
+static void warn_of_missing_markers(const struct act_server *s)
+{
+    struct cfg_error why = {0};
+    if (mdl_chat_check(s->tok, false, &why))
+        act_log_write(s->log, ACT_LOG_WARNING, "serve", 0, "chats will be refused: %s", why.msg);
+    else if (mdl_chat_check(s->tok, true, &why))
+        act_log_write(s->log, ACT_LOG_WARNING, "serve", 0, "chats with tools will be refused: %s", why.msg);
+}
+
+static int open_model(struct act_server *s, struct cfg_error *err)
+{
+    static const char *const paths[] = {NULL, "scalar", "avx2", "avx512"};
+    const struct cfg_config *c = s->config;
+    const char *cpu = getenv("WEFT_CPU") ? NULL : paths[c->compute.cpu];
+    int r = mdl_model_open(c->model.path, c->compute.threads, cpu, &s->m, err);
+    if (!r)
+        r = mdl_tokenizer_load(c->model.path, &s->tok, err);
+    if (!r)
+        r = mdl_tok_encoder_new(s->tok, &s->enc, err);
+    if (!r && mdl_tokenizer_vocab_size(s->tok) > s->m->cfg->vocab_size)
+        r = cfg_error_set(err, EINVAL, "%s: the tokenizer has %d ids, the model only %d", c->model.path,
+                          mdl_tokenizer_vocab_size(s->tok), s->m->cfg->vocab_size);
+    return r == -EINVAL ? -EBADMSG : r;
+}
+
+/* The first thing in the configuration that does not fit the model. */
+static int check_config(const struct act_server *s, struct cfg_error *err)
+{
+    const struct mdl_config *m = s->m->cfg;
+    struct cfg_report report = {0};
+    int r = cfg_config_check_model(s->config, m->window, m->max_position, m->n_draft ? m->draft_block : 0, &report);
+    if (r && report.count) {
+        const struct cfg_problem *p = &report.problems[0];
+        cfg_error_set(err, EINVAL, "%s:%d: %s. %s", p->file, p->line, p->message, p->remedy);
+    } else if (r) {
+        cfg_error_set(err, EINVAL, "the configuration does not fit the model");
+    }
+    cfg_report_free(&report);
+    return r;
+}
+
+static int plan_engine(struct act_server *s, struct cfg_error *err)
+{
+    const struct cfg_config *c = s->config;
+    const struct mdl_config *m = s->m->cfg;
+    struct act_engine *e = &s->engine;
+    int per = c->kv.block_tokens;
+    e->m = s->m;
+    e->vocab = mdl_tokenizer_vocab_size(s->tok);
+    int r = mdl_kv_layout_init(m, per, &e->layout, err);
+    if (r)
+        return r;
+    int64_t pages = c->kv.memory / (int64_t)e->layout.block_bytes;
+    if (pages < 2 || pages > INT32_MAX)
+        return cfg_error_set(err, EINVAL, "kv.memory = %lld holds %lld pages of %zu bytes; give room for at least 2",
+                             (long long)c->kv.memory, (long long)pages, e->layout.block_bytes);
+    int context = c->model.context ? c->model.context : m->max_position;
+    if (context > pages * per)
+        context = (int)(pages * per);
+    e->limits = (struct act_engine_limits){
+        .context = context,
+        .streams = c->engine.decode_streams,
+        .prefills = c->engine.prefill_streams,
+        .chunk = c->compute.prefill_chunk,
+        .draft = c->speculation.draft_length < m->draft_block ? c->speculation.draft_length : m->draft_block,
+        .replay = c->replay.exact || m->cut < 0 ? 0 : cfg_replay_rows(c, m->window),
+        .rollback = c->replay.rollback,
+        .full_bridge = c->replay.bridge_window == CFG_BRIDGE_FULL,
+        .lease = pages > 64 ? 8 : 1,
+        .prefill_share_ns = c->engine.prefill_share_us * 1000};
+    if (!m->n_draft)
+        e->limits.draft = 0;
+    e->snapshots = c->kv.snapshots > 0 && e->limits.replay > 0 && e->limits.rollback > 0;
+    if (!server_has(s, CFG_ROLE_PREFILL | CFG_ROLE_DECODE))
+        return 0;
+    return kv_device_new((int)pages, e->layout.block_bytes, (size_t)c->kv.snapshots, &e->device, err);
+}
+
+static int split_address(const char *listen, char host[256], int *port)
+{
+    const char *colon = strrchr(listen, ':');
+    if (!colon || (size_t)(colon - listen) >= 256)
+        return -EINVAL;
+    const char *from = listen;
+    size_t n = (size_t)(colon - listen);
+    if (n > 1 && from[0] == '[' && from[n - 1] == ']') {
+        from++;
+        n -= 2;
+    }
+    memcpy(host, from, n);
+    host[n] = 0;
+    *port = atoi(colon + 1);
+    return 0;
+}
+
+static int plan_gateway(struct act_server *s, struct cfg_error *err)
+{
+    const struct cfg_config *c = s->config;
+    const struct cfg_node *node = s->node;
+    struct gw_context *g = &s->gateway;
+    struct gw_settings *set = &g->settings;
+    if (split_address(node->listen, set->host, &set->port))
+        return cfg_error_set(err, EINVAL, "node \"%s\": listen = \"%s\" is not HOST:PORT", node->name, node->listen);
+    const char *slash = strrchr(c->model.path, '/');
+    const char *name = c->model.name[0] ? c->model.name : slash && slash[1] ? slash + 1 : c->model.path;
+    snprintf(set->model_name, sizeof set->model_name, "%.*s", (int)sizeof set->model_name - 1, name);
+    snprintf(set->numerics, sizeof set->numerics, "cpu/%s", s->m->exec.be->name);
+    set->started_at = time(NULL);
+    set->revision = s->m->ck->revision;
+    set->context = s->engine.limits.context;
+    set->default_max_tokens = c->sampling.max_tokens;
+    set->max_requests = c->limits.requests;
+    set->threads = mdl_team_size(s->m->team);
+    mdl_sampling_init(&set->sampling);
+    set->sampling.temperature = c->sampling.temperature;
+    set->sampling.top_p = c->sampling.top_p;
+    set->debug = c->security.debug;
+    set->stuck_ns = c->limits.stuck_us * 1000;
+    set->keepalive_ms = (int)(c->limits.keepalive_us / 1000);
+    set->http = (struct gw_http_limits){.connections = c->limits.connections,
+                                        .header_bytes = (size_t)c->limits.header_bytes,
+                                        .body_bytes = (size_t)c->limits.request_bytes,
+                                        .pending_bytes = 1 << 20,
+                                        .header_ms = 10000,
+                                        .body_ms = 30000,
+                                        .idle_ms = 75000,
+                                        .stuck_ms = 30000};
+    g->model = s->m->cfg;
+    g->tok = s->tok;
+    g->enc = s->enc;
+    g->identity = (struct kv_identity){.revision = set->revision,
+                                       .format = KV_FORMAT_ROWS,
+                                       .block_tokens = (uint32_t)c->kv.block_tokens,
+                                       .numerics = set->numerics};
+    g->block_tokens = c->kv.block_tokens;
+    g->page_bytes = s->engine.layout.block_bytes;
+    g->metrics.decoder.places = s->engine.limits.draft;
+    g->log = s->log;
+    g->ready = server_on_ready;
+    g->drained = server_on_drained;
+    g->failed = server_on_failed;
+    g->start_error = &s->gateway_error;
+    g->keys_file = c->security.keys_file[0] ? c->security.keys_file : NULL;
+    g->tls_cert = c->security.tls_cert[0] ? c->security.tls_cert : NULL;
+    g->tls_key = c->security.tls_key;
+    if (g->tls_cert && gw_http_tls_new(g->tls_cert, g->tls_key, &g->tls, err))
+        return -EINVAL;
+    g->ready_ctx = s;
+    return 0;
+}
+
+int server_plan(struct act_server *s, struct cfg_error *err)
+{
+    int r = open_model(s, err);
+    if (r)
+        return r;
+    if (server_has(s, CFG_ROLE_GATEWAY))
+        warn_of_missing_markers(s);
+    r = check_config(s, err);
+    if (!r)
+        r = plan_engine(s, err);
+    if (!r && server_has(s, CFG_ROLE_GATEWAY))
+        r = plan_gateway(s, err);
+    return r;
+}

@@ -1,0 +1,85 @@
+/* The actors of a node, by its roles. Each function makes the actors of one role and writes their addresses where the
+ * others look for them; a role that the node has not leaves nobody there. */
+#include "actors/decode.h"
+#include "actors/prefill.h"
+#include "actors/server_impl.h"
+#include "actors/tier_device.h"
+
+static int spawn_tier(struct act_server *s, struct cfg_error *err)
+{
+    const struct act_spawn spec = {
+        .behaviour = &act_tier_device_behaviour, .worker = SERVER_WORKER_ENGINE, .arg = &s->engine, .outbox = 1024};
+    return act_runtime_spawn(s->rt, &spec, &s->engine.tier, err);
+}
+
+static int spawn_experts(struct act_server *s, struct cfg_error *err)
+{
+    struct act_engine *e = &s->engine;
+    int n = s->config->engine.expert_shards, experts = s->m->cfg->n_experts;
+    n = n < experts ? n : experts;
+    for (int i = 0; i < n; i++) {
+        int first = experts * i / n, end = experts * (i + 1) / n;
+        s->expert[i] = (struct act_expert_arg){s->m, first, end - first};
+        e->shard[i] = (struct act_shard){.first = first, .count = end - first};
+        const struct act_spawn spec = {.behaviour = &act_expert_behaviour,
+                                       .worker = SERVER_WORKER_ENGINE,
+                                       .arg = &s->expert[i],
+                                       .policy = ACT_POLICY_RESTART};
+        int r = act_runtime_spawn(s->rt, &spec, &e->shard[i].addr, err);
+        if (r)
+            return r;
+    }
+    e->n_shards = n;
+    return 0;
+}
+
+static int spawn_decode(struct act_server *s, struct cfg_error *err)
+{
+    const struct act_spawn spec = {
+        .behaviour = &act_decode_behaviour, .worker = SERVER_WORKER_ENGINE, .arg = &s->engine, .outbox = 4096};
+    return act_runtime_spawn(s->rt, &spec, &s->engine.decode, err);
+}
+
+static int spawn_prefill(struct act_server *s, struct cfg_error *err)
+{
+    const struct act_spawn spec = {.behaviour = &act_prefill_behaviour,
+                                   .worker = SERVER_WORKER_ENGINE,
+                                   .arg = &s->engine,
+                                   .run_class = ACT_CLASS_BULK,
+                                   .outbox = 4096};
+    return act_runtime_spawn(s->rt, &spec, &s->engine.prefill, err);
+}
+
+static int spawn_gateway(struct act_server *s, struct cfg_error *err)
+{
+    const struct act_spawn spec = {
+        .behaviour = &gw_gateway_behaviour, .worker = SERVER_WORKER_IO, .arg = &s->gateway, .outbox = 64};
+    s->gateway.prefill = s->engine.prefill;
+    s->gateway.decode = s->engine.decode;
+    s->gateway.tier = s->engine.tier;
+    int r = act_runtime_spawn(s->rt, &spec, &s->gateway_addr, err);
+    if (r && s->gateway_error.msg[0])
+        *err = s->gateway_error;
+    s->engine.observer = s->gateway_addr;
+    return r;
+}
+
+int server_spawn(struct act_server *s, struct cfg_error *err)
+{
+    /* Those that others name come first. */
+    static const struct {
+        unsigned roles;
+        int (*spawn)(struct act_server *s, struct cfg_error *err);
+    } parts[] = {
+        {CFG_ROLE_PREFILL | CFG_ROLE_DECODE, spawn_tier},
+        {CFG_ROLE_EXPERT, spawn_experts},
+        {CFG_ROLE_DECODE, spawn_decode},
+        {CFG_ROLE_PREFILL, spawn_prefill},
+        {CFG_ROLE_GATEWAY, spawn_gateway},
+    };
+    int r = 0;
+    for (size_t i = 0; !r && i < sizeof parts / sizeof parts[0]; i++)
+        if (server_has(s, parts[i].roles))
+            r = parts[i].spawn(s, err);
+    return r;
+}
