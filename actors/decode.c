@@ -6,8 +6,9 @@
 
 #include "actors/decode_impl.h"
 #include "actors/handoff.h"
+#include "actors/router.h"
 
-enum { TAG_PAUSE = 1, TAG_RETRY = 2, TAG_REPORT = 3, RETRY_NS = 5000000, REPORT_NS = 500000000 };
+enum { TAG_PAUSE = 1, TAG_RETRY = 2, TAG_REPORT = 3, TAG_LOAD = 4, RETRY_NS = 5000000, REPORT_NS = 500000000 };
 
 /* ---- places ---- */
 
@@ -25,14 +26,6 @@ static void stream_clear(struct dec_stream *s)
     free(s->ids);
     free(s->logprobs);
     *s = (struct dec_stream){.owner = s->owner, .generation = s->generation + 1};
-}
-
-static struct dec_stream *stream_find(struct decode *d, uint64_t request)
-{
-    for (int i = 0; i < d->e->limits.streams; i++)
-        if (d->stream[i].state != DEC_FREE && d->stream[i].request == request)
-            return &d->stream[i];
-    return NULL;
 }
 
 static int running_streams(const struct decode *d)
@@ -53,6 +46,24 @@ static void stream_end(struct decode *d, struct dec_stream *s)
     stream_clear(s);
 }
 
+static void cancel_stream(struct decode *d, struct dec_stream *s)
+{
+    s->cancelled = true;
+    s->run.ghost = true; /* in a round its rows run on, unpicked and uncommitted */
+    if (!s->in_round)
+        stream_end(d, s);
+}
+
+/* Of all attempts up to this one: an older one may still run on as a ghost beside it. */
+static void cancel_attempts(struct decode *d, uint64_t request, int attempt)
+{
+    for (int i = 0; i < d->e->limits.streams; i++) {
+        struct dec_stream *s = &d->stream[i];
+        if (s->state != DEC_FREE && s->request == request && s->attempt <= attempt)
+            cancel_stream(d, s);
+    }
+}
+
 /* ---- messages ---- */
 
 static void reserved(struct decode *d, struct act_promise *p, const struct dec_stream *s, int status)
@@ -71,6 +82,8 @@ static void take_reserve(struct decode *d, struct act_msg *m)
     const struct act_p_reserve *in = act_p_reserve(m);
     struct dec_stream *s = NULL;
     bool parked = false;
+    if (m->attempt) /* whatever became of the cancel of the older ones */
+        cancel_attempts(d, m->request, m->attempt - 1);
     for (int i = 0; i < d->e->limits.streams; i++) {
         parked |= d->stream[i].state == DEC_PARKED;
         if (!s && d->stream[i].state == DEC_FREE)
@@ -88,7 +101,8 @@ static void take_reserve(struct decode *d, struct act_msg *m)
     s->request = m->request;
     s->attempt = m->attempt;
     s->requester = in->requester;
-    s->max_new = (int)in->max_tokens;
+    s->sent = (uint32_t)(s->n_new = (int)s->recipe.body->committed); /* output of earlier attempts */
+    s->max_new = s->n_new + (int)in->max_tokens;
     s->recipe_buf = act_msg_take(m);
     reserved(d, &p, s, 0);
 }
@@ -139,21 +153,6 @@ static void take_handoff(struct decode *d, struct act_msg *m)
         stream_end(d, s);
 }
 
-static void cancel_stream(struct decode *d, struct dec_stream *s)
-{
-    s->cancelled = true;
-    s->run.ghost = true; /* in a round its rows run on, unpicked and uncommitted */
-    if (!s->in_round)
-        stream_end(d, s);
-}
-
-static void take_cancel(struct decode *d, struct act_msg *m)
-{
-    struct dec_stream *s = stream_find(d, m->request);
-    if (s && s->attempt <= m->attempt)
-        cancel_stream(d, s);
-}
-
 /* Mail that came back. Tokens without a reader: the requester is gone, whatever became of its cancel. */
 static void take_returned(struct decode *d, struct act_msg *m)
 {
@@ -161,7 +160,7 @@ static void take_returned(struct decode *d, struct act_msg *m)
     if (type == ACT_PAGES_ASK)
         d->asked = 0;
     if (type == ACT_TOKENS)
-        take_cancel(d, m);
+        cancel_attempts(d, m->request, m->attempt);
     d->waiting &= !act_exchange_message(&d->exchange, m);
 }
 
@@ -171,6 +170,39 @@ static void report(struct decode *d)
         return;
     act_timer_after(d->self, &d->report, REPORT_NS, TAG_REPORT);
     dec_stats_send(d);
+}
+
+/* An actor knows of the pages in its own use only; a tier that several share looks emptier to each than it is. */
+static void report_load(struct decode *d)
+{
+    struct kv_device_stats s;
+    struct act_b_load load = {0};
+    int held = d->n_lease;
+    if (act_addr_is_nobody(d->e->router))
+        return;
+    for (int i = 0; i < d->e->limits.streams; i++) {
+        const struct dec_stream *stream = &d->stream[i];
+        load.running += stream->state == DEC_RUNNING;
+        load.waiting += stream->state == DEC_RESERVED || stream->state == DEC_PARKED;
+        held += stream->state == DEC_RUNNING ? stream->n_pages : 0;
+    }
+    kv_device_stat(d->e->device, &s);
+    load.pages_total = (uint32_t)s.pages;
+    load.pages_free = (uint32_t)(s.pages > held ? s.pages - held : 0);
+    load.step_us = d->stats.last_round_us;
+    act_load_report(d->self, d->e->router, CFG_ROLE_DECODE, &d->load_sequence, &load);
+    act_timer_after(d->self, &d->load, ACT_LOAD_REPORT_NS, TAG_LOAD);
+}
+
+static void note_busy(struct decode *d, struct act_addr who, bool busy)
+{
+    int i = 0;
+    while (i < d->n_busy && !act_addr_equal(d->busy[i], who))
+        i++;
+    if (busy && i == d->n_busy && i < ACT_INSTANCES_MAX)
+        d->busy[d->n_busy++] = who;
+    else if (!busy && i < d->n_busy)
+        d->busy[i] = d->busy[--d->n_busy];
 }
 
 static void take_messages(struct decode *d, struct act_msg *m, int count)
@@ -184,19 +216,21 @@ static void take_messages(struct decode *d, struct act_msg *m, int count)
             take_handoff(d, &m[i]);
             break;
         case ACT_CANCEL:
-            take_cancel(d, &m[i]);
+            cancel_attempts(d, m[i].request, m[i].attempt);
             break;
         case ACT_PAGES_GIVEN:
             dec_pages_given(d, &m[i]);
             break;
         case ACT_LOAD:
-            d->prefill_busy = act_b_load(&m[i])->running > 0;
+            note_busy(d, act_p_load(&m[i])->who, act_b_load(&m[i])->running > 0);
             break;
         case ACT_TIMER:
             if (act_p_timer(&m[i])->tag == TAG_PAUSE)
                 d->paused = false;
             else if (act_p_timer(&m[i])->tag == TAG_RETRY)
                 d->tier_empty = false;
+            else if (act_p_timer(&m[i])->tag == TAG_LOAD)
+                report_load(d);
             else
                 report(d);
             break;
@@ -280,7 +314,7 @@ static void end_round(struct decode *d, int status)
             stream_end(d, s);
     }
     act_progress(d->self);
-    if (d->prefill_busy && d->e->limits.prefill_share_ns) {
+    if (d->n_busy && d->e->limits.prefill_share_ns) {
         d->paused = true;
         act_timer_after(d->self, &d->pause, d->e->limits.prefill_share_ns, TAG_PAUSE);
     }
@@ -331,8 +365,13 @@ static void decode_stop(struct act_self *self, void *state, int reason)
     struct decode *d = state;
     (void)self;
     (void)reason;
-    for (int i = 0; d->stream && i < d->e->limits.streams; i++)
+    for (int i = 0; d->stream && i < d->e->limits.streams; i++) {
+        if (d->stream[i].state == DEC_RUNNING)
+            dec_pages_return(d, d->stream[i].pages, d->stream[i].n_pages);
         stream_clear(&d->stream[i]);
+    }
+    if (d->lease)
+        dec_pages_return(d, d->lease, d->n_lease);
     act_exchange_abandon(&d->exchange);
     mdl_decoder_free(d->decoder);
     mdl_sampler_free(d->sampler);
@@ -364,6 +403,7 @@ static int decode_start(struct act_self *self, void *state, const void *arg)
         d->stream[i].owner = d;
     act_exchange_init(&d->exchange, self, e->m, 0, e->shard, e->n_shards);
     act_timer_after(self, &d->report, REPORT_NS, TAG_REPORT);
+    act_timer_after(self, &d->load, 0, TAG_LOAD);
     return 0;
 }
 

@@ -52,9 +52,10 @@ struct decode {
     struct dec_stream *stream; /* [limits.streams] */
     struct mdl_stream **round; /* [limits.streams] */
     int n_round;
-    bool running;      /* a round is in progress */
-    bool waiting;      /* for expert results */
-    bool prefill_busy; /* prompts are being computed: leave them time between rounds */
+    bool running;                            /* a round is in progress */
+    bool waiting;                            /* for expert results */
+    struct act_addr busy[ACT_INSTANCES_MAX]; /* Prefill actors with prompts: they get time between rounds */
+    int n_busy;
     struct act_timer pause;
     bool paused;
     struct act_timer retry; /* asks an empty tier again */
@@ -65,7 +66,8 @@ struct decode {
     bool tier_empty; /* the last answer was: none */
     struct act_decode_stats stats;
     int64_t round_began; /* ns */
-    struct act_timer report;
+    struct act_timer report, load;
+    uint32_t load_sequence;
     struct cfg_error err;
 };
 

@@ -20,8 +20,8 @@ int32_t dec_pick(void *ctx, int pos, float *logits, bool draft)
     struct decode *d = s->owner;
     struct mdl_logprobs *lp = !draft && s->logprobs ? &s->logprobs[s->n_logprobs] : NULL;
     int32_t id;
-    int r = mdl_sampler_sample(d->sampler, &s->recipe.sampling, logits, d->e->vocab, s->ids, s->n_ids, s->recipe.n_ids,
-                               pos, &id, lp, &d->err);
+    int r = mdl_sampler_sample(d->sampler, &s->recipe.sampling, logits, d->e->vocab, s->ids, s->n_ids,
+                               s->recipe.n_prompt, pos, &id, lp, &d->err);
     if (r)
         return r;
     if (draft)

@@ -9,6 +9,8 @@
 #include "model/prefill.h"
 #include "model/sampler.h"
 
+enum { ACT_INSTANCES_MAX = 64 }; /* Prefill actors of a process, and Decode actors */
+
 struct act_engine_limits {
     int context;  /* tokens of a sequence, prompt and output */
     int streams;  /* sequences that decode at a time */
@@ -31,8 +33,11 @@ struct act_engine {
     int vocab;                /* ids that may be picked */
     struct act_shard shard[ACT_SHARDS_MAX];
     int n_shards;
-    struct act_addr tier, decode, prefill; /* set before start */
-    struct act_addr observer;              /* gets KV_STATS now and then; nobody: none */
+    /* Set before start. */
+    struct act_addr tier, prefill[ACT_INSTANCES_MAX], decode[ACT_INSTANCES_MAX];
+    int n_prefill, n_decode;
+    struct act_addr observer; /* gets KV_STATS now and then; nobody: none */
+    struct act_addr router;   /* gets LOAD now and then; nobody: none */
 };
 
 #endif

@@ -6,8 +6,9 @@
 
 #include "actors/handoff.h"
 #include "actors/history.h"
+#include "actors/router.h"
 
-enum { RETRY_NS = 5000000, TAG_RETRY = 1, TOMBSTONES = 256 };
+enum { RETRY_NS = 5000000, TAG_RETRY = 1, TAG_REPORT = 2, TOMBSTONES = 256 };
 
 enum job_state {
     JOB_QUEUED,    /* holds nothing */
@@ -24,7 +25,7 @@ struct job {
     bool cancelled;
     uint64_t request;
     uint16_t attempt;
-    struct act_addr requester;
+    struct act_addr requester, decode;
     struct act_buf *buf; /* of PREFILL */
     struct act_recipe recipe;
     int max_tokens; /* of the sequence */
@@ -39,6 +40,12 @@ struct job {
     int segment; /* in the running step, -1: none */
 };
 
+/* A cancel that came before its prompt. */
+struct tombstone {
+    uint64_t request;
+    uint16_t attempt;
+};
+
 struct prefill {
     struct act_self *self;
     const struct act_engine *e;
@@ -48,8 +55,9 @@ struct prefill {
     bool running, waiting;
     struct act_exchange exchange;
     struct act_timer retry;
-    uint64_t tombstone[TOMBSTONES]; /* requests whose cancel came before them, the newest replaces the oldest */
+    struct tombstone tombstone[TOMBSTONES]; /* the newest replaces the oldest */
     unsigned next_tombstone;
+    struct act_timer report;
     uint32_t load_sequence;
     bool told_busy;
     struct cfg_error err;
@@ -107,15 +115,15 @@ static void job_fail(struct prefill *p, struct job *j, int status, const char *t
     if (act_send(p->self, &m))
         act_msg_drop(&m);
     if (j->state > JOB_RESERVING)
-        act_cancel(p->self, p->e->decode, j->request, j->attempt, status);
+        act_cancel(p->self, j->decode, j->request, j->attempt, status);
     return_pages(p, j);
     job_remove(p, j);
 }
 
-static struct job *job_find(struct prefill *p, uint64_t request)
+static struct job *job_find(struct prefill *p, uint64_t request, uint16_t attempt)
 {
     struct job *j = p->first;
-    while (j && j->request != request)
+    while (j && (j->request != request || j->attempt != attempt))
         j = j->next;
     return j;
 }
@@ -123,19 +131,20 @@ static struct job *job_find(struct prefill *p, uint64_t request)
 /* ---- a prompt's way to its first step ---- */
 
 /* A cancel may overtake the prompt that it means. */
-static bool was_cancelled(struct prefill *p, uint64_t request)
+static bool was_cancelled(struct prefill *p, uint64_t request, uint16_t attempt)
 {
+    bool yes = false;
     for (int i = 0; i < TOMBSTONES; i++)
-        if (request && p->tombstone[i] == request) {
-            p->tombstone[i] = 0;
-            return true;
+        if (request && p->tombstone[i].request == request) {
+            yes |= p->tombstone[i].attempt >= attempt;
+            p->tombstone[i].request = 0;
         }
-    return false;
+    return yes;
 }
 
 static void take_prompt(struct prefill *p, struct act_msg *m)
 {
-    if (was_cancelled(p, m->request))
+    if (was_cancelled(p, m->request, m->attempt))
         return;
     struct job *j = calloc(1, sizeof *j);
     const struct act_p_prefill *in = act_p_prefill(m);
@@ -146,6 +155,7 @@ static void take_prompt(struct prefill *p, struct act_msg *m)
     *j = (struct job){.request = m->request, .attempt = m->attempt, .segment = -1};
     const char *bad = act_recipe_read(m, (int)in->ids, &j->recipe);
     j->requester = bad ? m->src : j->recipe.body->requester;
+    j->decode = act_addr_is_nobody(in->decode) ? p->e->decode[0] : in->decode;
     j->buf = act_msg_take(m);
     *p->last = j;
     p->last = &j->next;
@@ -169,7 +179,7 @@ static void reserve(struct prefill *p, struct job *j)
 {
     struct act_msg m;
     size_t bytes;
-    if (act_msg_new(ACT_RESERVE, p->e->decode, j->buf->size, &m))
+    if (act_msg_new(ACT_RESERVE, j->decode, j->buf->size, &m))
         return;
     memcpy(act_msg_tail(&m, &bytes), j->buf->data, j->buf->size);
     m.request = j->request;
@@ -201,6 +211,7 @@ static void look_up(struct prefill *p, struct job *j)
     memcpy(at, j->recipe.chain, keys);
     memcpy(at + keys, j->recipe.ids, (size_t)n * sizeof(int32_t));
     m.request = j->request;
+    m.attempt = j->attempt;
     /* A hit without window rows is replayed; rows behind a second replay are not allowed to come about. */
     *act_p_kv_lookup(&m) = (struct act_p_kv_lookup){
         .blocks = (uint32_t)blocks, .flags = ACT_LOOKUP_CLEAN_ONLY, .ids = p->e->snapshots ? (uint32_t)n : 0};
@@ -214,6 +225,7 @@ static void ask_pages(struct prefill *p, struct job *j)
 {
     struct act_msg m = act_msg_make(ACT_PAGES_ASK, p->e->tier);
     m.request = j->request;
+    m.attempt = j->attempt;
     act_p_pages_ask(&m)->pages = (uint32_t)(block_count(p, j->recipe.n_ids) - j->n_pages);
     if (act_request(p->self, &m) == 0)
         j->asked = true;
@@ -355,7 +367,7 @@ static void take_given(struct prefill *p, struct job *j, struct act_msg *m)
 
 static void take_answer(struct prefill *p, struct act_msg *m)
 {
-    struct job *j = job_find(p, m->request);
+    struct job *j = job_find(p, m->request, m->attempt);
     if (!j) { /* cancelled while it was asking: what came with the answer goes back */
         struct job gone = {.n_pages = 0};
         size_t bytes;
@@ -380,26 +392,34 @@ static void take_answer(struct prefill *p, struct act_msg *m)
         take_given(p, j, m);
 }
 
-static void take_cancel(struct prefill *p, struct act_msg *m)
+static void cancel_job(struct prefill *p, struct job *j)
 {
-    struct job *j = job_find(p, m->request);
-    if (!j)
-        p->tombstone[p->next_tombstone++ % TOMBSTONES] = m->request;
-    if (!j || j->attempt > m->attempt)
-        return;
     j->cancelled = true;
     if (j->segment >= 0)
         return; /* its rows run on as ghosts until the step ends */
     if (j->state >= JOB_RESERVING)
-        act_cancel(p->self, p->e->decode, j->request, j->attempt, -ECANCELED);
+        act_cancel(p->self, j->decode, j->request, j->attempt, -ECANCELED);
     return_pages(p, j);
     job_remove(p, j);
+}
+
+static void take_cancel(struct prefill *p, struct act_msg *m)
+{
+    bool known = false;
+    for (struct job *j = p->first, *next; j; j = next) {
+        next = j->next;
+        known |= j->request == m->request && j->attempt >= m->attempt;
+        if (j->request == m->request && j->attempt <= m->attempt)
+            cancel_job(p, j);
+    }
+    if (!known)
+        p->tombstone[p->next_tombstone++ % TOMBSTONES] = (struct tombstone){m->request, m->attempt};
 }
 
 static void take_returned(struct prefill *p, struct act_msg *m)
 {
     enum act_type type = act_msg_returned_type(m);
-    struct job *j = job_find(p, m->request);
+    struct job *j = job_find(p, m->request, m->attempt);
     if (type == ACT_HANDOFF && m->buf) { /* Decode had given the place up: a cancel crossed the hand-off */
         struct job gone = {.n_pages = (int)act_p_handoff(m)->pages};
         float *tail = (float *)(void *)(m->buf->data + act_type_info(ACT_HANDOFF)->body_size);
@@ -453,7 +473,7 @@ static void hand_off(struct prefill *p, struct job *j, const float *logits)
 {
     struct act_msg m;
     size_t bytes, vocab = (size_t)p->e->m->cfg->vocab_size * sizeof *logits;
-    if (act_handoff_new(p->e->decode, j->seq, vocab + (size_t)j->n_pages * sizeof *j->pages, &m)) {
+    if (act_handoff_new(j->decode, j->seq, vocab + (size_t)j->n_pages * sizeof *j->pages, &m)) {
         job_fail(p, j, -ENOMEM, "out of memory");
         return;
     }
@@ -493,7 +513,7 @@ static void end_step(struct prefill *p, int status)
         const struct mdl_segment *seg = &p->step->segment[at];
         j->segment = -1;
         if (j->cancelled) {
-            act_cancel(p->self, p->e->decode, j->request, j->attempt, -ECANCELED);
+            act_cancel(p->self, j->decode, j->request, j->attempt, -ECANCELED);
             return_pages(p, j);
             job_remove(p, j);
             continue;
@@ -534,18 +554,28 @@ static void advance(struct prefill *p)
 }
 
 /* Decode leaves time between its rounds while prompts are being computed. */
-static void tell_busy(struct prefill *p)
+static void tell_busy(struct prefill *p, bool busy)
 {
-    bool busy = p->active > 0;
-    struct act_msg m;
-    if (busy == p->told_busy || act_msg_new(ACT_LOAD, p->e->decode, 0, &m))
+    struct act_b_load load = {.running = busy};
+    if (busy == p->told_busy)
         return;
-    *act_p_load(&m) = (struct act_p_load){.who = act_self_addr(p->self), .sequence = ++p->load_sequence};
-    act_b_load(&m)->running = busy;
-    if (act_send(p->self, &m))
-        act_msg_drop(&m);
-    else
-        p->told_busy = busy;
+    p->told_busy = busy;
+    for (int i = 0; i < p->e->n_decode; i++)
+        act_load_report(p->self, p->e->decode[i], CFG_ROLE_PREFILL, &p->load_sequence, &load);
+}
+
+static void report_load(struct prefill *p)
+{
+    struct act_b_load load = {0};
+    if (act_addr_is_nobody(p->e->router))
+        return;
+    for (const struct job *j = p->first; j; j = j->next) {
+        load.running += j->state == JOB_RUNNING;
+        load.waiting += j->state != JOB_RUNNING;
+        load.tokens_outstanding += (uint64_t)(j->recipe.n_ids - (j->state == JOB_RUNNING ? j->plan.encoder_at : 0));
+    }
+    act_load_report(p->self, p->e->router, CFG_ROLE_PREFILL, &p->load_sequence, &load);
+    act_timer_after(p->self, &p->report, ACT_LOAD_REPORT_NS, TAG_REPORT);
 }
 
 static void take_messages(struct prefill *p, struct act_msg *m, int count)
@@ -564,6 +594,10 @@ static void take_messages(struct prefill *p, struct act_msg *m, int count)
             take_cancel(p, &m[i]);
             break;
         case ACT_TIMER:
+            if (act_p_timer(&m[i])->tag == TAG_REPORT) {
+                report_load(p);
+                break;
+            }
             for (struct job *j = p->first; j; j = j->next)
                 if (j->state == JOB_RESERVING || j->state == JOB_PAGES)
                     j->asked = false;
@@ -589,7 +623,7 @@ static int prefill_receive(struct act_self *self, void *state, struct act_msg *m
     if (p->running && !p->waiting)
         advance(p);
     push_all(p);
-    tell_busy(p);
+    tell_busy(p, p->active > 0);
     act_working(p->self, p->first != NULL);
     if (p->running && !p->waiting)
         act_yield(p->self);
@@ -607,7 +641,8 @@ static void prefill_stop(struct act_self *self, void *state, int reason)
     struct prefill *p = state;
     (void)self;
     while (p->first)
-        job_fail(p, p->first, reason ? reason : -ESHUTDOWN, "the engine stops");
+        job_fail(p, p->first, reason && reason != -ESHUTDOWN ? -EHOSTDOWN : -ESHUTDOWN, "the engine stops");
+    tell_busy(p, false);
     act_exchange_abandon(&p->exchange);
     mdl_step_free(p->step);
 }
@@ -618,6 +653,7 @@ static int prefill_start(struct act_self *self, void *state, const void *arg)
     p->self = self;
     p->e = arg;
     p->last = &p->first;
+    act_timer_after(self, &p->report, 0, TAG_REPORT);
     act_exchange_init(&p->exchange, self, p->e->m, ACT_STREAM_BULK, p->e->shard, p->e->n_shards);
     return mdl_step_new(p->e->m, p->e->limits.chunk, p->e->limits.context, &p->step, &p->err);
 }

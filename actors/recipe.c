@@ -20,10 +20,11 @@ const char *act_recipe_read(const struct act_msg *m, int n_ids, struct act_recip
     size_t bytes = m->buf->size - head;
     int n_chain = b->chain > 1u << 20 ? -1 : (int)b->chain;
     *out = (struct act_recipe){.body = b, .n_ids = n_ids, .n_chain = n_chain};
-    if (n_ids < 1 || n_chain < 0 || b->biases > MDL_MAX_LOGIT_BIAS || b->stop_ids > 1024 ||
-        act_recipe_tail(n_ids, n_chain, (int)b->biases, (int)b->stop_ids) > bytes)
+    if (n_ids < 1 || b->committed >= (uint32_t)n_ids || n_chain < 0 || b->biases > MDL_MAX_LOGIT_BIAS ||
+        b->stop_ids > 1024 || act_recipe_tail(n_ids, n_chain, (int)b->biases, (int)b->stop_ids) > bytes)
         return "the recipe does not fit its message";
     out->ids = (const int32_t *)(const void *)at;
+    out->n_prompt = n_ids - (int)b->committed;
     at += (size_t)n_ids * sizeof(int32_t);
     out->chain = (const struct act_key *)(const void *)at;
     at += (size_t)n_chain * sizeof(struct act_key);

@@ -17,6 +17,7 @@ struct act_recipe {
     const struct act_b_prefill *body;
     const int32_t *ids;
     int n_ids;
+    int n_prompt;                /* the ids behind it are output of earlier attempts */
     const struct act_key *chain; /* [n_chain]: the root, then the chain behind each full block of the prompt */
     int n_chain;
     const int32_t *stop;

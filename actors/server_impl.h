@@ -8,6 +8,7 @@
 #include "actors/engine.h"
 #include "actors/expert.h"
 #include "actors/gateway/gateway.h"
+#include "actors/router.h"
 #include "actors/runtime/runtime.h"
 #include "actors/server.h"
 #include "config/config.h"
@@ -25,6 +26,7 @@ struct act_server {
     struct act_runtime *rt;
     struct act_engine engine;
     struct act_expert_arg expert[ACT_SHARDS_MAX];
+    struct act_router_arg router;
     struct gw_context gateway;
     struct act_addr gateway_addr; /* nobody: the node has no such role */
     /* What the workers tell the main thread. */

@@ -35,27 +35,61 @@ static int spawn_experts(struct act_server *s, struct cfg_error *err)
 
 static int spawn_decode(struct act_server *s, struct cfg_error *err)
 {
-    const struct act_spawn spec = {
-        .behaviour = &act_decode_behaviour, .worker = SERVER_WORKER_ENGINE, .arg = &s->engine, .outbox = 4096};
-    return act_runtime_spawn(s->rt, &spec, &s->engine.decode, err);
+    struct act_engine *e = &s->engine;
+    const struct act_spawn spec = {.behaviour = &act_decode_behaviour,
+                                   .worker = SERVER_WORKER_ENGINE,
+                                   .arg = e,
+                                   .outbox = 4096,
+                                   .policy = ACT_POLICY_RESTART};
+    int r = 0;
+    for (; !r && e->n_decode < s->config->engine.decode_actors; e->n_decode += !r)
+        r = act_runtime_spawn(s->rt, &spec, &e->decode[e->n_decode], err);
+    return r;
 }
 
 static int spawn_prefill(struct act_server *s, struct cfg_error *err)
 {
+    struct act_engine *e = &s->engine;
     const struct act_spawn spec = {.behaviour = &act_prefill_behaviour,
                                    .worker = SERVER_WORKER_ENGINE,
-                                   .arg = &s->engine,
+                                   .arg = e,
                                    .run_class = ACT_CLASS_BULK,
-                                   .outbox = 4096};
-    return act_runtime_spawn(s->rt, &spec, &s->engine.prefill, err);
+                                   .outbox = 4096,
+                                   .policy = ACT_POLICY_RESTART};
+    int r = 0;
+    for (; !r && e->n_prefill < s->config->engine.prefill_actors; e->n_prefill += !r)
+        r = act_runtime_spawn(s->rt, &spec, &e->prefill[e->n_prefill], err);
+    return r;
+}
+
+/* All Prefill or all Decode actors have ended for good. */
+static void on_lacking(void *ctx, const char *part)
+{
+    struct act_server *s = ctx;
+    s->gateway.lost = part;
+    if (part)
+        server_on_failed(s);
+}
+
+static int spawn_router(struct act_server *s, struct cfg_error *err)
+{
+    const struct cfg_config *c = s->config;
+    s->router = (struct act_router_arg){.engine = &s->engine,
+                                        .prefix = c->engine.routing == CFG_ROUTING_PREFIX,
+                                        .block_tokens = c->kv.block_tokens,
+                                        .log = s->log,
+                                        .lacking = on_lacking,
+                                        .ctx = s};
+    const struct act_spawn spec = {
+        .behaviour = &act_router_behaviour, .worker = SERVER_WORKER_IO, .arg = &s->router, .outbox = 1024};
+    return act_runtime_spawn(s->rt, &spec, &s->engine.router, err);
 }
 
 static int spawn_gateway(struct act_server *s, struct cfg_error *err)
 {
     const struct act_spawn spec = {
         .behaviour = &gw_gateway_behaviour, .worker = SERVER_WORKER_IO, .arg = &s->gateway, .outbox = 64};
-    s->gateway.prefill = s->engine.prefill;
-    s->gateway.decode = s->engine.decode;
+    s->gateway.router = s->engine.router;
     s->gateway.tier = s->engine.tier;
     int r = act_runtime_spawn(s->rt, &spec, &s->gateway_addr, err);
     if (r && s->gateway_error.msg[0])
@@ -75,6 +109,7 @@ int server_spawn(struct act_server *s, struct cfg_error *err)
         {CFG_ROLE_EXPERT, spawn_experts},
         {CFG_ROLE_DECODE, spawn_decode},
         {CFG_ROLE_PREFILL, spawn_prefill},
+        {CFG_ROLE_GATEWAY, spawn_router},
         {CFG_ROLE_GATEWAY, spawn_gateway},
     };
     int r = 0;

@@ -191,6 +191,16 @@ static void keep_snapshot(struct tier *t, struct act_msg *m)
     t->n_places += t->n_places < PLACES;
 }
 
+/* An answer whose asker is gone: the pages in it are nobody's. */
+static void take_returned(struct tier *t, struct act_msg *m)
+{
+    size_t bytes;
+    if (act_msg_returned_type(m) == ACT_PAGES_GIVEN)
+        take_back(t, m, act_p_pages_given(m)->pages);
+    else if (act_msg_returned_type(m) == ACT_KV_FOUND && m->buf)
+        release_blocks(t, act_msg_tail(m, &bytes), 0, act_p_kv_found(m)->blocks);
+}
+
 static void publish(struct tier *t, struct act_msg *m)
 {
     size_t bytes;
@@ -263,6 +273,9 @@ static int tier_receive(struct act_self *self, void *state, struct act_msg *m, i
             break;
         case ACT_TIMER:
             send_report(self, t);
+            break;
+        case ACT_UNDELIVERABLE:
+            take_returned(t, &m[i]);
             break;
         default:
             break;

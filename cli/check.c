@@ -142,7 +142,8 @@ static void check_memory(struct check *k, const struct mdl_config *m)
         tight ? ": the context is cut to what fits, raise kv.memory" : "");
     const struct mdl_info_ask ask = {.role = MDL_ROLE_ALL,
                                      .context = context < m->max_position ? context : m->max_position,
-                                     .requests = c->engine.decode_streams + c->engine.prefill_streams};
+                                     .requests = c->engine.decode_actors * c->engine.decode_streams +
+                                                 c->engine.prefill_actors * c->engine.prefill_streams};
     if (mdl_info_node(m, &ask, &n, &err)) {
         say(k, PROBLEM, "memory", "%s", err.msg);
         return;
@@ -152,7 +153,7 @@ static void check_memory(struct check *k, const struct mdl_config *m)
     int64_t need = weights + states + c->kv.memory, have = memory_available();
     memory_line(k, "weights (mapped from their files)", weights);
     memory_line(k, "pages of key-value rows (kv.memory)", c->kv.memory);
-    memory_line(k, "windows and rings of engine.decode_streams + engine.prefill_streams sequences", states);
+    memory_line(k, "windows and rings of all sequences (streams of all decode and prefill actors)", states);
     if (n.tables)
         memory_line(k, "Engram tables, read row by row from mapped files; not counted as needed", n.tables);
     if (have < 0)

@@ -26,6 +26,7 @@ enum {
 
 enum cfg_cpu { CFG_CPU_AUTO, CFG_CPU_SCALAR, CFG_CPU_AVX2, CFG_CPU_AVX512 };
 enum cfg_bridge_window { CFG_BRIDGE_TRUNCATE, CFG_BRIDGE_FULL };
+enum cfg_routing { CFG_ROUTING_AUTO, CFG_ROUTING_LOAD, CFG_ROUTING_PREFIX };
 enum cfg_log_level { CFG_LOG_ERROR, CFG_LOG_WARNING, CFG_LOG_INFO, CFG_LOG_DEBUG };
 enum cfg_log_format { CFG_LOG_TEXT, CFG_LOG_JSON };
 
@@ -91,7 +92,8 @@ struct cfg_config {
     struct {
         int decode_streams, prefill_streams;
         int64_t prefill_share_us;
-        int expert_shards;
+        int expert_shards, prefill_actors, decode_actors;
+        int routing; /* enum cfg_routing */
     } engine;
     struct {
         char keys_file[CFG_PATH_TEXT];                        /* "": no keys are asked for */

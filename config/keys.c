@@ -13,6 +13,7 @@
 
 static const char *const cpu_values[] = {"auto", "scalar", "avx2", "avx512", NULL};
 static const char *const bridge_values[] = {"truncate", "full", NULL};
+static const char *const routing_values[] = {"auto", "load", "prefix", NULL};
 static const char *const level_values[] = {"error", "warning", "info", "debug", NULL};
 static const char *const format_values[] = {"text", "json", NULL};
 static const char *const role_values[] = {"gateway", "prefill", "decode", "expert", "kv", NULL};
@@ -117,6 +118,14 @@ const struct cfg_key cfg_keys[] = {
     {"engine.expert_shards", CFG_INT, "actors", 1, 256, AT(engine.expert_shards), .fallback = "2",
      .help = "Expert shards in this process, each an actor with an equal part of the experts. Results do not depend on "
              "it."},
+    {"engine.prefill_actors", CFG_INT, "actors", 1, 64, AT(engine.prefill_actors), .fallback = "1",
+     .help = "Prefill actors in this process, each with engine.prefill_streams. One uses every core already; more are "
+             "for tests, and so that one that ends leaves another."},
+    {"engine.decode_actors", CFG_INT, "actors", 1, 64, AT(engine.decode_actors), .fallback = "1",
+     .help = "Decode actors in this process, each with engine.decode_streams."},
+    {"engine.routing", CFG_ENUM, .values = routing_values, AT(engine.routing), .fallback = "auto",
+     .help = "What decides where a prompt is computed: load alone, or prefix, which weighs tokens that a Prefill has "
+             "computed before against its load. auto: load when all of them read the same cache, else prefix."},
 
     {"security", CFG_GROUP,
      .help = "Who may use the server, and what is encrypted. Nothing is, without a certificate."},

@@ -601,17 +601,18 @@ static void on_gone(void *ctx, struct gw_exchange *x, enum gw_gone why)
 
 /* ---- the actor ---- */
 
-static const char *const part_name[] = {"prefill", "decode", "tier"};
+/* Prefill and Decode are the Router's to watch. */
+static const char *const part_name[] = {"router", "tier"};
 
 static struct act_addr *part(struct gw_context *g, uint32_t i)
 {
-    struct act_addr *const parts[] = {&g->prefill, &g->decode, &g->tier};
+    struct act_addr *const parts[] = {&g->router, &g->tier};
     return parts[i];
 }
 
 static void watch_engine(struct gw_context *g)
 {
-    for (uint32_t i = 0; i < 3; i++)
+    for (uint32_t i = 0; i < 2; i++)
         if (!act_addr_is_nobody(*part(g, i)))
             act_monitor(g->self, *part(g, i), i);
 }
@@ -633,35 +634,6 @@ static void take_down(struct gw_context *g, struct act_msg *m)
     g->lost = part_name[i];
     if (g->failed)
         g->failed(g->ready_ctx);
-}
-
-static void take_figures(struct gw_context *g, struct act_msg *m)
-{
-    const struct act_b_decode_stats *b = act_b_decode_stats(m);
-    struct gw_decode_figures *f = &g->metrics.decoder;
-    size_t bytes, places = act_p_decode_stats(m)->positions;
-    const uint64_t *at = act_msg_tail(m, &bytes);
-    if (places > GW_DRAFT_PLACES || bytes < 2 * places * sizeof *at)
-        return;
-    *f = (struct gw_decode_figures){.steps = b->steps,
-                                    .step_ns = b->step_ns,
-                                    .step_sequences = b->step_sequences,
-                                    .cancelled = b->cancelled,
-                                    .parked = b->parked,
-                                    .resumed = b->resumed,
-                                    .drafted = b->drafted,
-                                    .offered = b->offered,
-                                    .accepted = b->accepted,
-                                    .emitted = b->emitted,
-                                    .running = b->running,
-                                    .reserved = b->reserved,
-                                    .parked_now = b->parked_now,
-                                    .batch = b->batch,
-                                    .last_step_us = b->last_step_us,
-                                    .lease = b->lease,
-                                    .places = (int)places};
-    memcpy(f->offered_at, at, places * sizeof *at);
-    memcpy(f->accepted_at, at + places, places * sizeof *at);
 }
 
 static int gateway_start(struct act_self *self, void *state, const void *arg)
@@ -720,7 +692,7 @@ static int gateway_receive(struct act_self *self, void *state, struct act_msg *m
             g->metrics.kv.evicted = b->evicted;
         }
         if (m[i].type == ACT_DECODE_STATS)
-            take_figures(g, &m[i]);
+            gw_take_figures(g, &m[i]);
         if (m[i].type == ACT_DOWN)
             take_down(g, &m[i]);
         if (m[i].type == ACT_RELOAD) {
@@ -740,6 +712,8 @@ static void gateway_stop(struct act_self *self, void *state, int reason)
     gw_http_free(g->http);
     g->http = NULL;
     g->self = NULL;
+    free(g->decode_part);
+    g->decode_part = NULL;
     if (reason != -ESHUTDOWN && g->failed)
         g->failed(g->ready_ctx);
 }

@@ -36,6 +36,12 @@ struct gw_decode_figures {
     uint64_t offered_at[GW_DRAFT_PLACES], accepted_at[GW_DRAFT_PLACES];
 };
 
+/* The same of one Decode actor; a restarted one begins at zero, so its predecessor's totals stay as `past`. */
+struct gw_decode_part {
+    struct act_addr from;
+    struct gw_decode_figures now, past;
+};
+
 struct gw_metrics {
     int running, waiting; /* requests with a first token, and before it */
     uint64_t prompt_tokens, cached_tokens, generated_tokens;
@@ -43,7 +49,8 @@ struct gw_metrics {
     struct {
         uint64_t capacity, held, cached, evicted; /* bytes; pages; pages; pages */
     } kv;
-    struct gw_decode_figures decoder;
+    uint64_t replaced;                                                           /* attempts after the first */
+    struct gw_decode_figures decoder;                                            /* of all Decode actors together */
     struct gw_histogram first_token, inter_token, total, queue, prefill, decode; /* seconds */
     struct gw_histogram delivery; /* seconds from a token's making to its leaving for the client */
 };
@@ -74,7 +81,7 @@ struct gw_context {
     struct kv_identity identity; /* without the tenant's salt */
     int block_tokens;
     size_t page_bytes;
-    struct act_addr prefill, decode, tier;
+    struct act_addr router, tier;
     struct act_log *log;
     const char *keys_file;          /* NULL: no key is asked for */
     struct gw_keys keys;            /* freed by whoever made the context, after the Request actors */
@@ -85,6 +92,8 @@ struct gw_context {
     struct gw_http *http;
     struct act_self *self; /* of the gateway actor; NULL once it has stopped */
     struct gw_metrics metrics;
+    struct gw_decode_part *decode_part; /* [n_decode_parts], freed by the gateway actor */
+    int n_decode_parts;
     bool draining;
     int requests; /* Request actors alive */
     int bound_port;
@@ -111,6 +120,9 @@ struct gw_job {
     bool gone;                     /* the client went away: the exchange is dead */
     struct act_self *self;
 };
+
+/* DECODE_STATS of one of the Decode actors; the sum is in g->metrics.decoder. */
+void gw_take_figures(struct gw_context *g, struct act_msg *m);
 
 void gw_observe(struct gw_histogram *h, double seconds);
 /* The text of /metrics, appended. 0 or -ENOMEM. */

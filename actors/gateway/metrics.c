@@ -226,6 +226,9 @@ int gw_metrics_text(const struct gw_context *g, struct gw_bytes *b)
     kv_metrics(g, b);
     labelled(b, "request_success_total", "Requests by how they ended.", "finished_reason", outcomes, m->outcome,
              GW_OUTCOMES);
+    single(b, "requests_replaced_total", "counter",
+           "Times that a request went on at another place because a part of the engine had ended.",
+           (double)m->replaced);
     labelled(b, "requests_refused_total", "Requests refused, by cause.", "cause", refusals, m->refused, GW_REFUSALS);
     histogram(b, "request_queue_time_seconds", "From the request to the beginning of its prompt's computation.",
               &m->queue);

@@ -9,6 +9,7 @@
 #include "actors/gateway/gateway.h"
 #include "actors/gateway/output.h"
 #include "actors/gateway/reply.h"
+#include "actors/placement.h"
 #include "actors/recipe.h"
 
 enum { TAG_KEEPALIVE = 1 };
@@ -17,8 +18,13 @@ struct request {
     struct gw_job *job;
     struct gw_context *g;
     struct act_self *self;
-    bool begun, ended, sent, timed; /* timed: the client knows how long it queued and its prefill took */
-    struct mdl_ids ids;
+    bool begun, ended, timed; /* timed: the client knows how long it queued and its prefill took */
+    struct act_place place;
+    struct mdl_ids ids; /* prompt, then output */
+    int n_prompt;
+    struct kv_key *chain; /* of ids, from the root on */
+    int n_chain;
+    uint64_t seed;
     struct gw_output *output;
     struct gw_reply *reply;
     struct mdl_tok_stream decode;
@@ -26,8 +32,9 @@ struct request {
     struct gw_bytes out;
     struct act_timer keepalive;
     struct gw_usage usage;
-    uint32_t received; /* output tokens seen */
-    uint32_t drafted, accepted;
+    uint32_t received;                                  /* output tokens seen */
+    uint32_t drafted, accepted;                         /* by the present attempt */
+    uint32_t drafted_before, accepted_before;           /* by earlier ones */
     int64_t started, computing, prefilled, first, last; /* ns */
     int failed;                                         /* negative errno of an event callback */
     int status; /* HTTP status of the answer; 0: the client left before there was one */
@@ -114,12 +121,12 @@ static void count_end(struct request *r, enum gw_outcome outcome)
     act_log_event(
         r->g->log, ACT_LOG_INFO, "request", r->job->id, "request_end",
         "id=%s protocol=%s stream=%d outcome=%s status=%d prompt=%d cached=%d output=%d drafted=%u accepted=%u "
-        "queue=%.6f prefill=%.6f first_token=%.6f decode=%.6f total=%.6f%s%s",
+        "replaced=%d queue=%.6f prefill=%.6f first_token=%.6f decode=%.6f total=%.6f%s%s",
         r->job->public_id, protocols[r->job->request.protocol], r->job->request.stream, outcomes[outcome], r->status,
-        r->usage.prompt_tokens, r->usage.cached_tokens, r->usage.completion_tokens, r->drafted, r->accepted,
-        seconds(computing - r->started), between(r->computing, ready), between(r->prefilled, r->first),
-        between(r->first, now), seconds(now - r->started), r->job->key ? " key=" : "",
-        r->job->key ? r->job->key->name : "");
+        r->usage.prompt_tokens, r->usage.cached_tokens, r->usage.completion_tokens, r->drafted_before + r->drafted,
+        r->accepted_before + r->accepted, r->place.replaced, seconds(computing - r->started),
+        between(r->computing, ready), between(r->prefilled, r->first), between(r->first, now),
+        seconds(now - r->started), r->job->key ? " key=" : "", r->job->key ? r->job->key->name : "");
 }
 
 static void finish_actor(struct request *r, enum gw_outcome outcome)
@@ -133,10 +140,7 @@ static void finish_actor(struct request *r, enum gw_outcome outcome)
 
 static void give_up(struct request *r, int reason)
 {
-    if (!r->sent)
-        return;
-    act_cancel(r->self, r->g->prefill, r->job->id, 0, reason);
-    act_cancel(r->self, r->g->decode, r->job->id, 0, reason);
+    act_place_cancel(&r->place, reason);
 }
 
 static void fail(struct request *r, const struct gw_error *err)
@@ -201,23 +205,66 @@ static void finish(struct request *r, enum act_finish how)
 
 /* ---- the way in ---- */
 
+/* Most tokens that the output may still get. */
+static int tokens_left(const struct request *r)
+{
+    const struct gw_request *in = &r->job->request;
+    int room = r->g->settings.context - (int)r->ids.n;
+    int wanted = in->max_tokens ? in->max_tokens : r->g->settings.default_max_tokens;
+    int left = wanted - ((int)r->ids.n - r->n_prompt);
+    return wanted && left < room ? left : room;
+}
+
+/* The names of the full blocks of all ids so far. */
+static int extend_chain(struct request *r)
+{
+    int per = r->g->block_tokens, n = 1 + (int)r->ids.n / per;
+    struct kv_key *more = realloc(r->chain, (size_t)n * sizeof *more);
+    if (!more)
+        return -ENOMEM;
+    r->chain = more;
+    if (!r->n_chain) {
+        struct kv_identity identity = r->g->identity;
+        identity.salt = r->job->request.cache_salt;
+        identity.salt_len = strlen(identity.salt);
+        kv_key_root(&identity, &more[0]);
+        r->n_chain = 1;
+    }
+    for (; r->n_chain < n; r->n_chain++)
+        kv_key_extend(&more[r->n_chain - 1], r->ids.v + (r->n_chain - 1) * per, per, &more[r->n_chain]);
+    return 0;
+}
+
+static int ask_for_place(struct request *r)
+{
+    r->drafted_before += r->drafted;
+    r->accepted_before += r->accepted;
+    r->drafted = r->accepted = 0;
+    int status = extend_chain(r);
+    return status
+               ? status
+               : act_place_ask(&r->place, (int)r->ids.n, tokens_left(r), (const struct act_key *)r->chain, r->n_chain);
+}
+
 static int send_prefill(struct request *r)
 {
     const struct gw_request *in = &r->job->request;
-    int n = (int)r->ids.n, per = r->g->block_tokens, chain = 1 + n / per;
+    int n = (int)r->ids.n;
     struct act_msg m;
     size_t bytes;
-    int status = act_msg_new(ACT_PREFILL, r->g->prefill, act_recipe_tail(n, chain, in->n_bias, 0), &m);
+    int status = act_msg_new(ACT_PREFILL, r->place.prefill, act_recipe_tail(n, r->n_chain, in->n_bias, 0), &m);
     if (status)
         return status;
     const struct mdl_sampling *d = &r->g->settings.sampling;
-    int room = r->g->settings.context - n, wanted = in->max_tokens ? in->max_tokens : r->g->settings.default_max_tokens;
     m.request = r->job->id;
-    *act_p_prefill(&m) = (struct act_p_prefill){.ids = (uint32_t)n, .blocks = (uint32_t)chain};
+    m.attempt = r->place.attempt;
+    *act_p_prefill(&m) =
+        (struct act_p_prefill){.ids = (uint32_t)n, .blocks = (uint32_t)r->n_chain, .decode = r->place.decode};
     *act_b_prefill(&m) = (struct act_b_prefill){
         .requester = act_self_addr(r->self),
-        .seed = in->has_seed ? in->seed : act_random(r->self),
-        .max_tokens = (uint32_t)(wanted && wanted < room ? wanted : room),
+        .seed = r->seed,
+        .max_tokens = (uint32_t)tokens_left(r),
+        .committed = (uint32_t)(n - r->n_prompt),
         .temperature = (float)(in->has_temperature ? in->temperature : d->temperature),
         .top_p = (float)(in->has_top_p ? in->top_p : d->top_p),
         .min_p = (float)in->min_p,
@@ -227,18 +274,13 @@ static int send_prefill(struct request *r)
         .repetition = (float)(in->repetition_penalty > 0 ? in->repetition_penalty : 1.0),
         .top_logprobs = (uint32_t)in->top_logprobs,
         .biases = (uint32_t)in->n_bias,
-        .chain = (uint32_t)chain,
+        .chain = (uint32_t)r->n_chain,
         .flags = (in->ignore_eos ? ACT_RECIPE_IGNORE_EOS : 0u) | (in->logprobs ? ACT_RECIPE_LOGPROBS : 0u)};
     uint8_t *at = act_msg_tail(&m, &bytes);
     memcpy(at, r->ids.v, (size_t)n * sizeof(int32_t));
-    struct kv_key *key = (struct kv_key *)(void *)(at + (size_t)n * sizeof(int32_t));
-    struct kv_identity identity = r->g->identity;
-    identity.salt = in->cache_salt;
-    identity.salt_len = strlen(in->cache_salt);
-    kv_key_root(&identity, &key[0]);
-    for (int b = 0; b + 1 < chain; b++)
-        kv_key_extend(&key[b], r->ids.v + b * per, per, &key[b + 1]);
-    at = (uint8_t *)(key + chain);
+    at += (size_t)n * sizeof(int32_t);
+    memcpy(at, r->chain, (size_t)r->n_chain * sizeof *r->chain);
+    at += (size_t)r->n_chain * sizeof *r->chain;
     for (int i = 0; i < in->n_bias; i++, at += sizeof(struct mdl_logit_bias))
         memcpy(at, &(struct mdl_logit_bias){in->bias[i].id, in->bias[i].bias}, sizeof(struct mdl_logit_bias));
     status = act_send(r->self, &m);
@@ -270,7 +312,8 @@ static void start_work(struct request *r)
         stop[i] = in->stop[i].text;
         stop_len[i] = in->stop[i].len;
     }
-    r->usage.prompt_tokens = (int)r->ids.n;
+    r->usage.prompt_tokens = r->n_prompt = (int)r->ids.n;
+    r->seed = in->has_seed ? in->seed : act_random(r->self);
     snprintf(id, sizeof id, "%016llx", (unsigned long long)r->job->id);
     r->reply = gw_reply_new(in, id, r->g->settings.model_name, act_wall(r->self) / 1000000000);
     r->output = gw_output_new(&(struct gw_output_options){.thinking = in->thinking,
@@ -285,11 +328,11 @@ static void start_work(struct request *r)
                                                           .on_event = on_event,
                                                           .ctx = r});
     mdl_tok_stream_init(&r->decode, r->g->tok, 0);
-    if (!r->reply || !r->output || send_prefill(r)) {
+    act_place_init(&r->place, r->self, r->g->router, r->job->id);
+    if (!r->reply || !r->output || ask_for_place(r)) {
         fail_text(r, 503, "overloaded", "the engine takes no requests at this moment");
         return;
     }
-    r->sent = true;
     act_timer_after(r->self, &r->keepalive, (int64_t)r->g->settings.keepalive_ms * 1000000, TAG_KEEPALIVE);
 }
 
@@ -382,6 +425,10 @@ static void take_tokens(struct request *r, struct act_msg *m)
     at += (size_t)p->count * sizeof(int32_t);
     int64_t made_at = act_b_tokens(m) ? act_b_tokens(m)->made_at : 0;
     r->received += p->count;
+    for (int i = 0; i < p->count; i++)
+        if (mdl_ids_add(&r->ids, ids[i]))
+            r->failed = -ENOMEM;
+    act_place_progress(&r->place, true);
     r->drafted = p->drafted;
     r->accepted = p->accepted;
     begin(r);
@@ -442,9 +489,13 @@ static void keep_alive(struct request *r)
     act_timer_after(r->self, &r->keepalive, (int64_t)r->g->settings.keepalive_ms * 1000000, TAG_KEEPALIVE);
 }
 
+/* Of the first attempt alone: a later one computes the same prompt once more. */
 static void take_prefilled(struct request *r, struct act_msg *m)
 {
     const struct act_p_prefilled *p = act_p_prefilled(m);
+    act_place_progress(&r->place, true);
+    if (r->prefilled)
+        return;
     r->prefilled = act_now(r->self);
     r->usage.cached_tokens = (int)p->cached;
     r->g->metrics.prompt_tokens += p->ids;
@@ -454,8 +505,57 @@ static void take_prefilled(struct request *r, struct act_msg *m)
 
 static void take_prefilling(struct request *r)
 {
+    if (r->computing)
+        return;
     r->computing = act_now(r->self);
     gw_observe(&r->g->metrics.queue, between(r->started, r->computing));
+}
+
+static void no_place(struct request *r)
+{
+    if (r->place.status == -EAGAIN)
+        fail_text(r, 429, "overloaded", "every part of the engine is busy; try again");
+    else if (r->place.status == -ESHUTDOWN)
+        fail_text(r, 503, "draining", "the server is shutting down");
+    else if (r->place.replaced)
+        fail_text(r, 503, "unavailable", "parts of the engine ended while they worked on this request, several times");
+    else
+        fail_text(r, 503, "unavailable", "a part of the engine is not there");
+}
+
+static void note_replaced(struct request *r)
+{
+    if (!r->place.reason)
+        return; /* asks again for the same attempt */
+    act_log_event(r->g->log, ACT_LOG_WARNING, "request", r->job->id, "placed_again",
+                  "id=%s attempt=%d tokens=%u reason=%d", r->job->public_id, r->place.attempt, r->received,
+                  r->place.reason);
+    r->g->metrics.replaced++;
+    r->place.reason = 0;
+}
+
+/* What the message means for the request's place. False: that is all it means. */
+static bool take_placement(struct request *r, struct act_msg *m)
+{
+    switch (act_place_message(&r->place, m)) {
+    case ACT_PLACE_NONE:
+        return true;
+    case ACT_PLACE_STALE:
+        break;
+    case ACT_PLACE_ASK:
+        note_replaced(r);
+        if (ask_for_place(r))
+            fail_text(r, 503, "overloaded", "the engine takes no requests at this moment");
+        break;
+    case ACT_PLACE_GO:
+        if (send_prefill(r))
+            fail_text(r, 503, "overloaded", "the engine takes no requests at this moment");
+        break;
+    case ACT_PLACE_FAILED:
+        no_place(r);
+        break;
+    }
+    return false;
 }
 
 static int request_receive(struct act_self *self, void *state, struct act_msg *m, int count)
@@ -473,6 +573,8 @@ static int request_receive(struct act_self *self, void *state, struct act_msg *m
         start_work(r);
     }
     for (int i = 0; i < count && !r->ended; i++) {
+        if (!take_placement(r, &m[i]))
+            continue;
         if (m[i].type == ACT_TOKENS)
             take_tokens(r, &m[i]);
         else if (m[i].type == ACT_PREFILLING)
@@ -483,8 +585,6 @@ static int request_receive(struct act_self *self, void *state, struct act_msg *m
             take_failed(r, &m[i]);
         else if (m[i].type == ACT_TIMER)
             keep_alive(r);
-        else if (m[i].type == ACT_UNDELIVERABLE)
-            fail_text(r, 503, "unavailable", "a part of the engine is not there");
     }
     return 0;
 }
@@ -518,6 +618,9 @@ static void request_stop(struct act_self *self, void *state, int reason)
         count_end(r, GW_OUT_ERROR);
     }
     (void)reason;
+    if (r->started)
+        act_place_end(&r->place);
+    free(r->chain);
     mdl_ids_free(&r->ids);
     mdl_text_free(&r->piece);
     gw_output_free(r->output);

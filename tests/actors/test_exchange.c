@@ -27,8 +27,8 @@ static void note_dispatch(struct ts_world *w, struct meddler *d, struct act_msg 
 {
     d->dispatches++;
     d->per_layer[act_p_expert_dispatch(m)->layer]++;
-    d->prefill += act_addr_equal(m->src, w->e.prefill);
-    d->decode += act_addr_equal(m->src, w->e.decode);
+    d->prefill += act_addr_equal(m->src, w->e.prefill[0]);
+    d->decode += act_addr_equal(m->src, w->e.decode[0]);
 }
 
 /* An answer to the exchange that was given up, with bytes that are no result of anything. It is sent while the step,

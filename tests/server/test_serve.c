@@ -350,6 +350,43 @@ Test(serve, the_same_text_alone_and_among_32_others)
     }
 }
 
+/* Several Prefill and Decode actors change where a request is computed, and nothing else. */
+Test(serve, the_same_text_from_one_and_from_two_actors_of_each_kind)
+{
+    enum { N = 12 };
+    char *text[2][N];
+    for (int two = 0; two < 2; two++) {
+        struct ts_flow f[N];
+        ts_server_start(&server, NULL, two ? "engine = { prefill_actors = 2; decode_actors = 2; };\n" : "");
+        for (int i = 0; i < N; i++) {
+            char more[64], prompt[128];
+            snprintf(more, sizeof more, "\"seed\":%d,\"temperature\":%s", i, i % 3 ? "1" : "0");
+            snprintf(prompt, sizeof prompt, "%s, and %d times %.*s", PROMPT, i, i * 2, PROMPT);
+            char *body = ts_body(TS_COMPLETIONS, prompt, 30, true, more);
+            cr_assert(ts_flow_open(&f[i], server.port, ts_path(TS_COMPLETIONS), body));
+            free(body);
+        }
+        while (ts_flows_turn(f, N, 1000))
+            ;
+        for (int i = 0; i < N; i++) {
+            char *body = ts_flow_body(&f[i]);
+            struct ts_answer a = ts_answer_of(TS_COMPLETIONS, body, true);
+            text[two][i] = strdup(a.text);
+            ts_answer_free(&a);
+            free(body);
+            ts_flow_close(&f[i]);
+        }
+        ts_until_metric(&server, "weft_num_requests_running", 0);
+        ts_until_metric(&server, "weft_kv_pages_held", two ? 16 : 8); /* a lease for each Decode actor */
+        ts_server_free(&server);
+    }
+    for (int i = 0; i < N; i++) {
+        cr_expect_str_eq(text[1][i], text[0][i], "request %d", i);
+        free(text[0][i]);
+        free(text[1][i]);
+    }
+}
+
 static char *long_prompt(int words)
 {
     char *text = malloc((size_t)words * 16 + 1);

@@ -4,108 +4,7 @@
 
 #include "actors/decode.h"
 #include "actors/prefill.h"
-#include "actors/recipe.h"
 #include "actors/tier_device.h"
-
-/* ---- the client ---- */
-
-struct client {
-    struct ts_world *w;
-};
-
-static void send_request(struct act_self *self, struct ts_world *w, int i)
-{
-    const struct ts_wanted *q = &w->wanted[i];
-    int chain = 1 + q->n_prompt / TS_WORLD_BLOCK;
-    struct act_msg m;
-    size_t bytes;
-    cr_assert_eq(act_msg_new(ACT_PREFILL, w->e.prefill, act_recipe_tail(q->n_prompt, chain, 0, 0), &m), 0);
-    m.request = (uint64_t)i + 1;
-    *act_p_prefill(&m) = (struct act_p_prefill){.ids = (uint32_t)q->n_prompt, .blocks = (uint32_t)chain};
-    *act_b_prefill(&m) = (struct act_b_prefill){.requester = act_self_addr(self),
-                                                .seed = q->seed,
-                                                .max_tokens = (uint32_t)q->max_new,
-                                                .temperature = q->temperature,
-                                                .top_p = 1,
-                                                .repetition = 1,
-                                                .chain = (uint32_t)chain,
-                                                .flags = ACT_RECIPE_IGNORE_EOS};
-    uint8_t *at = act_msg_tail(&m, &bytes);
-    memcpy(at, q->prompt, (size_t)q->n_prompt * sizeof(int32_t));
-    struct kv_key *key = (struct kv_key *)(void *)(at + (size_t)q->n_prompt * sizeof(int32_t));
-    kv_key_root(
-        &(struct kv_identity){
-            .revision = 1, .format = KV_FORMAT_ROWS, .block_tokens = TS_WORLD_BLOCK, .numerics = "test"},
-        key);
-    for (int b = 0; b + 1 < chain; b++)
-        kv_key_extend(&key[b], q->prompt + b * TS_WORLD_BLOCK, TS_WORLD_BLOCK, &key[b + 1]);
-    cr_assert_eq(act_send(self, &m), 0);
-}
-
-static void take_tokens(struct ts_outcome *o, struct act_msg *m, int64_t now)
-{
-    const struct act_p_tokens *p = act_p_tokens(m);
-    size_t bytes;
-    const int32_t *ids = act_msg_tail(m, &bytes);
-    cr_assert_eq((int)p->first, o->n, "tokens out of order");
-    for (int i = 0; i < p->count; i++)
-        o->ids[o->n++] = ids[i];
-    if (p->first && now - o->last > o->gap)
-        o->gap = now - o->last;
-    o->last = now;
-    if (p->finish) {
-        o->finish = p->finish;
-        o->terminal++;
-        o->ended = now;
-    }
-}
-
-static int client_receive(struct act_self *self, void *state, struct act_msg *m, int count)
-{
-    struct ts_world *w = ((struct client *)state)->w;
-    for (int i = 0; i < count; i++) {
-        struct ts_outcome *o = m[i].request ? &w->got[m[i].request - 1] : NULL;
-        if (m[i].type == ACT_TIMER) {
-            int at = (int)act_p_timer(&m[i])->tag;
-            if (at < TS_WORLD_REQUESTS)
-                send_request(self, w, at);
-            else {
-                act_cancel(self, w->e.prefill, (uint64_t)(at - TS_WORLD_REQUESTS) + 1, 0, -1);
-                act_cancel(self, w->e.decode, (uint64_t)(at - TS_WORLD_REQUESTS) + 1, 0, -1);
-            }
-        } else if (m[i].type == ACT_TOKENS && w->deaf) {
-            act_stop(self, 0);
-        } else if (m[i].type == ACT_TOKENS) {
-            take_tokens(o, &m[i], act_now(self));
-        } else if (m[i].type == ACT_PREFILLED) {
-            o->cached = (int)act_p_prefilled(&m[i])->cached;
-        } else if (m[i].type == ACT_FAILED) {
-            o->status = act_p_failed(&m[i])->status;
-            o->terminal++;
-            o->ended = act_now(self);
-        }
-    }
-    return 0;
-}
-
-static int client_start(struct act_self *self, void *state, const void *arg)
-{
-    struct ts_world *w = ((struct client *)state)->w = (struct ts_world *)arg;
-    for (int i = 0; i < w->n; i++) {
-        act_timer_at(self, &w->timer[i], w->wanted[i].start, (uint64_t)i);
-        if (w->wanted[i].cancel)
-            act_timer_at(self, &w->timer[TS_WORLD_REQUESTS + i], w->wanted[i].cancel,
-                         (uint64_t)(TS_WORLD_REQUESTS + i));
-    }
-    return 0;
-}
-
-static const struct act_behaviour client_behaviour = {
-    .name = "client",
-    .state_size = sizeof(struct client),
-    .start = client_start,
-    .receive = client_receive,
-};
 
 /* ---- the world ---- */
 
@@ -122,6 +21,7 @@ void ts_world_open(struct ts_world *w, int pages, int shards)
     cr_assert_eq(kv_device_new(pages, w->e.layout.block_bytes, 8 << 20, &w->e.device, &err), 0);
     w->e.n_shards = shards;
     w->prefill_class = ACT_CLASS_BULK;
+    w->router = (struct act_router_arg){.engine = &w->e, .block_tokens = TS_WORLD_BLOCK};
 }
 
 /* ---- the actors, with something of the test before them ---- */
@@ -172,16 +72,17 @@ static void spawn(struct ts_world *w, enum ts_part part, int index, const void *
                                    .worker = TS_WORLD_ENGINE,
                                    .arg = in,
                                    .outbox = 256,
-                                   .policy = part == TS_PART_EXPERT ? ACT_POLICY_RESTART : ACT_POLICY_STOP,
+                                   .policy =
+                                       part == TS_PART_EXPERT || w->restart ? ACT_POLICY_RESTART : ACT_POLICY_STOP,
                                    .run_class = part == TS_PART_PREFILL ? w->prefill_class : ACT_CLASS_URGENT};
     cr_assert_eq(act_runtime_spawn(w->rt, &spec, out, &err), 0, "%s", err.msg);
 }
 
-static void spawn_client(struct ts_world *w)
+static void spawn_at_client(struct ts_world *w, const struct act_behaviour *b, const void *arg, struct act_addr *out)
 {
     struct cfg_error err;
-    const struct act_spawn spec = {.behaviour = &client_behaviour, .worker = TS_WORLD_CLIENT, .arg = w, .outbox = 256};
-    cr_assert_eq(act_runtime_spawn(w->rt, &spec, &w->client, &err), 0, "%s", err.msg);
+    const struct act_spawn spec = {.behaviour = b, .worker = TS_WORLD_CLIENT, .arg = arg, .outbox = 256};
+    cr_assert_eq(act_runtime_spawn(w->rt, &spec, out, &err), 0, "%s", err.msg);
 }
 
 uint64_t ts_world_run(struct ts_world *w, uint64_t seed)
@@ -200,9 +101,12 @@ uint64_t ts_world_run(struct ts_world *w, uint64_t seed)
         w->e.shard[i] = (struct act_shard){.first = first, .count = end - first};
         spawn(w, TS_PART_EXPERT, i, &w->expert[i], &w->e.shard[i].addr);
     }
-    spawn(w, TS_PART_DECODE, 0, &w->e, &w->e.decode);
-    spawn(w, TS_PART_PREFILL, 0, &w->e, &w->e.prefill);
-    spawn_client(w);
+    for (w->e.n_decode = 0; w->e.n_decode < (w->decodes ? w->decodes : 1); w->e.n_decode++)
+        spawn(w, TS_PART_DECODE, w->e.n_decode, &w->e, &w->e.decode[w->e.n_decode]);
+    for (w->e.n_prefill = 0; w->e.n_prefill < (w->prefills ? w->prefills : 1); w->e.n_prefill++)
+        spawn(w, TS_PART_PREFILL, w->e.n_prefill, &w->e, &w->e.prefill[w->e.n_prefill]);
+    spawn_at_client(w, &act_router_behaviour, &w->router, &w->e.router);
+    spawn_at_client(w, &ts_world_client, w, &w->client);
     act_sim_run(w->sim, INT64_C(60000000000), 20000000);
     return act_sim_trace(w->sim);
 }
@@ -212,7 +116,7 @@ void ts_world_check_baseline(struct ts_world *w)
 {
     struct kv_device_stats s;
     kv_device_stat(w->e.device, &s);
-    cr_expect_le(s.held, w->e.limits.lease + 2, "%d pages are still held", s.held);
+    cr_expect_le(s.held, w->e.n_decode * w->e.limits.lease + 2, "%d pages are still held", s.held);
 }
 
 void ts_world_close(struct ts_world *w)

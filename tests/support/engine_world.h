@@ -5,6 +5,8 @@
 
 #include "actors/engine.h"
 #include "actors/expert.h"
+#include "actors/placement.h"
+#include "actors/router.h"
 #include "actors/runtime/sim.h"
 #include "actors/runtime/stats.h"
 
@@ -14,6 +16,8 @@ enum {
     TS_WORLD_REQUESTS = 256,
     TS_WORLD_SHARDS = 8,
     TS_WORLD_BLOCK = 16,
+    TS_WORLD_IDS = 256,
+    TS_WORLD_KILLS = 8,
     TS_WORLD_NEW = 24, /* tokens that ts_world_requests asks for, at most */
 };
 
@@ -26,11 +30,19 @@ struct ts_wanted {
 };
 
 struct ts_outcome {
+    struct act_place place;
     int32_t ids[256];
     int n, terminal; /* terminal events seen */
     int finish, cached, status;
     int64_t last, gap; /* virtual time of the newest tokens; the longest time without any between two of them */
     int64_t ended;
+};
+
+/* An actor that fails at a virtual time. */
+struct ts_kill {
+    int64_t at;
+    unsigned role; /* CFG_ROLE_PREFILL, CFG_ROLE_DECODE */
+    int index;
 };
 
 enum ts_part { TS_PART_TIER, TS_PART_EXPERT, TS_PART_DECODE, TS_PART_PREFILL, TS_PARTS };
@@ -55,6 +67,11 @@ struct ts_world {
     struct ts_wanted wanted[TS_WORLD_REQUESTS];
     struct ts_outcome got[TS_WORLD_REQUESTS];
     int n;
+    struct act_router_arg router;
+    int prefills, decodes; /* actors; 0: one */
+    bool restart;          /* one that failed begins again */
+    struct ts_kill kill[TS_WORLD_KILLS];
+    int n_kills;
     bool deaf;    /* the client ends when its first tokens come */
     bool in_turn; /* of struct act_sim_config */
     enum act_class prefill_class;
@@ -66,8 +83,10 @@ struct ts_world {
 
     struct ts_inner inner[TS_PARTS][TS_WORLD_SHARDS];
     struct act_behaviour outer[TS_PARTS];
-    struct act_timer timer[2 * TS_WORLD_REQUESTS]; /* of the client: starts, then cancels */
+    struct act_timer timer[2 * TS_WORLD_REQUESTS + TS_WORLD_KILLS]; /* of the client: starts, cancels, kills */
 };
+
+extern const struct act_behaviour ts_world_client; /* arg: struct ts_world * */
 
 /* The mini8 model, limits for short requests, a device tier of so many pages. */
 void ts_world_open(struct ts_world *w, int pages, int shards);

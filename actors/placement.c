@@ -1,0 +1,140 @@
+#include "actors/placement.h"
+
+#include <errno.h>
+#include <string.h>
+
+enum { TRIES_MAX = 4, WAIT_NS = 200000000 };
+
+/* How long a request that had a place waits for another one before it is given up. */
+static const int64_t patience_ns = INT64_C(10000000000);
+
+void act_place_init(struct act_place *p, struct act_self *self, struct act_addr router, uint64_t request)
+{
+    *p = (struct act_place){.self = self, .router = router, .request = request};
+}
+
+int act_place_ask(struct act_place *p, int ids, int max_tokens, const struct act_key *chain, int n_chain)
+{
+    struct act_msg m;
+    size_t bytes;
+    int r = act_msg_new(ACT_ROUTE, p->router, (size_t)n_chain * sizeof *chain, &m);
+    if (r)
+        return r;
+    if (n_chain)
+        memcpy(act_msg_tail(&m, &bytes), chain, (size_t)n_chain * sizeof *chain);
+    m.request = p->request;
+    m.attempt = p->attempt;
+    *act_p_route(&m) =
+        (struct act_p_route){.ids = (uint32_t)ids, .max_tokens = (uint32_t)max_tokens, .blocks = (uint32_t)n_chain};
+    r = act_request(p->self, &m);
+    if (r)
+        act_msg_drop(&m);
+    else
+        p->asked = true;
+    return r;
+}
+
+void act_place_cancel(struct act_place *p, int reason)
+{
+    if (!p->placed)
+        return;
+    act_cancel(p->self, p->prefill, p->request, p->attempt, reason);
+    act_cancel(p->self, p->decode, p->request, p->attempt, reason);
+}
+
+static enum act_place_event fail(struct act_place *p, int status)
+{
+    p->status = status;
+    return ACT_PLACE_FAILED;
+}
+
+/* The place is lost. Cancels go out before the next prompt, and by the attempt's number they cannot mean that one. */
+static enum act_place_event again(struct act_place *p, int reason)
+{
+    act_place_cancel(p, reason);
+    p->placed = p->computed = false;
+    p->prefill = p->decode = ACT_NOBODY;
+    p->reason = reason;
+    p->give_up_at = act_now(p->self) + patience_ns;
+    p->attempt++;
+    p->replaced++;
+    return ++p->tries < TRIES_MAX ? ACT_PLACE_ASK : fail(p, -EHOSTDOWN);
+}
+
+static enum act_place_event take_routed(struct act_place *p, struct act_msg *m)
+{
+    const struct act_p_routed *in = act_p_routed(m);
+    const struct act_b_routed *b = act_b_routed(m);
+    p->asked = false;
+    p->retry_ms = in->retry_ms;
+    if (in->status == -EHOSTDOWN && p->replaced && act_now(p->self) < p->give_up_at) {
+        act_timer_after(p->self, &p->wait, WAIT_NS, ACT_PLACE_TAG);
+        return ACT_PLACE_STALE;
+    }
+    if (in->status)
+        return fail(p, in->status);
+    p->prefill = b->prefill;
+    p->decode = b->decode;
+    p->placed = true;
+    return ACT_PLACE_GO;
+}
+
+/* Ends that another place can make good. */
+static bool is_loss(int status)
+{
+    return status == -EHOSTDOWN || status == -ESHUTDOWN || status == -ETIMEDOUT || status == -ECONNRESET;
+}
+
+enum act_place_event act_place_message(struct act_place *p, struct act_msg *m)
+{
+    if (m->type == ACT_TIMER)
+        return act_p_timer(m)->tag != ACT_PLACE_TAG ? ACT_PLACE_NONE : ACT_PLACE_ASK;
+    enum act_type back = m->type == ACT_UNDELIVERABLE ? act_msg_returned_type(m) : ACT_NONE;
+    if (back && back != ACT_ROUTE && back != ACT_PREFILL)
+        return ACT_PLACE_STALE;
+    if (m->request != p->request)
+        return ACT_PLACE_NONE;
+    if (m->attempt != p->attempt)
+        return ACT_PLACE_STALE;
+    switch (m->type) {
+    case ACT_ROUTED:
+        return p->asked ? take_routed(p, m) : ACT_PLACE_STALE;
+    case ACT_ROUTE_LOST:
+        if (!p->placed || (p->computed && act_addr_equal(act_p_route_lost(m)->who, p->prefill)))
+            return ACT_PLACE_STALE;
+        return again(p, act_p_route_lost(m)->reason);
+    case ACT_UNDELIVERABLE:
+        p->asked = false;
+        return back == ACT_ROUTE ? fail(p, -EHOSTDOWN) : p->placed ? again(p, -EHOSTDOWN) : ACT_PLACE_STALE;
+    case ACT_FAILED:
+        return p->placed && is_loss(act_p_failed(m)->status) ? again(p, act_p_failed(m)->status) : ACT_PLACE_NONE;
+    default:
+        return ACT_PLACE_NONE;
+    }
+}
+
+static void tell_done(struct act_place *p, bool all)
+{
+    struct act_msg m = act_msg_make(ACT_ROUTE_DONE, p->router);
+    m.request = p->request;
+    m.attempt = p->attempt;
+    *act_p_route_done(&m) = (struct act_p_route_done){.prefill = p->prefill, .decode = all ? p->decode : ACT_NOBODY};
+    if (act_send(p->self, &m))
+        act_msg_drop(&m);
+}
+
+void act_place_progress(struct act_place *p, bool computed)
+{
+    p->tries = 0;
+    if (computed && !p->computed) {
+        p->computed = true;
+        tell_done(p, false);
+    }
+}
+
+void act_place_end(struct act_place *p)
+{
+    if (p->placed || p->asked || p->replaced)
+        tell_done(p, true);
+    p->placed = p->asked = false;
+}

@@ -1,0 +1,53 @@
+/* Where one request runs: its attempts, and what becomes of it when a part of the engine that works for it ends.
+ *
+ * Part of the state of the actor that owns a request (the gateway's Request, clients in tests); that actor alone calls
+ * it. The owner asks the Router for a place, sends its prompt there, and hands every message here first. When Prefill
+ * or Decode of the present place is gone, the older attempt is cancelled and the owner is told to ask again, with all
+ * tokens it has: the request goes on from there. Messages of older attempts are worth nothing any more. */
+#ifndef WEFT_ACTORS_PLACEMENT_H
+#define WEFT_ACTORS_PLACEMENT_H
+
+#include "actors/runtime/runtime.h"
+
+enum act_place_event {
+    ACT_PLACE_NONE,   /* nothing changed; the message is the owner's to look at */
+    ACT_PLACE_STALE,  /* of an attempt that was given up: not to be looked at */
+    ACT_PLACE_ASK,    /* call act_place_ask with the tokens as they are now */
+    ACT_PLACE_GO,     /* prefill and decode are known: send PREFILL to act_place.prefill under act_place.attempt */
+    ACT_PLACE_FAILED, /* no place, or too many attempts: status and retry_ms say more */
+};
+
+/* The tag of the timer message that belongs to act_place_message. */
+enum { ACT_PLACE_TAG = 0x706c };
+
+struct act_place {
+    struct act_self *self;
+    struct act_addr router;
+    uint64_t request;
+    uint16_t attempt; /* of the present place */
+    struct act_addr prefill, decode;
+    bool asked, placed;
+    bool computed;      /* the prompt is in: Prefill's end no longer matters */
+    int tries;          /* attempts since the last progress */
+    int replaced;       /* attempts after the first, in all */
+    int64_t give_up_at; /* ns: no place until then fails the request */
+    struct act_timer wait;
+    int status; /* why it failed: -EAGAIN too busy, -ESHUTDOWN draining, -EHOSTDOWN nobody there */
+    uint32_t retry_ms;
+    int reason; /* of the last end of a place, negative errno */
+};
+
+void act_place_init(struct act_place *p, struct act_self *self, struct act_addr router, uint64_t request);
+/* Asks for a place for a prompt of ids tokens and up to max_tokens more. chain [n_chain]: the root, then the chain
+ * behind each full block. -EAGAIN, -ENOMEM: could not ask. */
+int act_place_ask(struct act_place *p, int ids, int max_tokens, const struct act_key *chain, int n_chain);
+/* Looks at a message of the owner's batch. */
+enum act_place_event act_place_message(struct act_place *p, struct act_msg *m);
+/* The prompt was computed, or tokens came: attempts count from anew. */
+void act_place_progress(struct act_place *p, bool computed);
+/* Cancels what runs at the present place, as far as this attempt. */
+void act_place_cancel(struct act_place *p, int reason);
+/* The request has ended, in whatever way: the Router forgets it. Nothing is cancelled. */
+void act_place_end(struct act_place *p);
+
+#endif

@@ -1,0 +1,426 @@
+#include "actors/router.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "actors/runtime/log.h"
+
+enum { MEMBERS = 2 * ACT_INSTANCES_MAX, BUCKETS = 1024, PREFIXES = 1 << 14, TAG_SILENCE = 1, RETRY_MS = 1000 };
+
+_Static_assert(MEMBERS <= 128, "a known prefix has a bit per Prefill");
+
+struct member {
+    struct act_addr addr; /* nobody: the place in the table is free */
+    unsigned role;
+    bool draining;
+    int64_t heard; /* ns */
+    uint32_t sequence;
+    uint64_t own, others; /* prompt tokens (Prefill), sequences (Decode), placed by this Router and by all others */
+    uint64_t own_pages;   /* Decode: of requests placed since its last report */
+    uint32_t pages_free, pages_total;
+};
+
+/* A request at its place. */
+struct placed {
+    struct placed *next;
+    uint64_t request;
+    uint16_t attempt;
+    struct act_addr requester;
+    int prefill, decode; /* members; -1: has no part in it any more */
+    uint32_t tokens;
+};
+
+/* Where a block of history was computed. Direct-mapped: the newest replaces what was there. */
+struct prefix {
+    struct act_key key;
+    uint64_t where; /* bit i: member i, which is a Prefill of the first 64 */
+};
+
+struct router {
+    struct act_self *self;
+    const struct act_router_arg *arg;
+    struct member member[MEMBERS];
+    struct placed *bucket[BUCKETS];
+    struct prefix *prefix; /* [PREFIXES], with arg->prefix */
+    struct act_timer silence;
+    const char *lacking;
+};
+
+/* ---- members ---- */
+
+static int find_member(const struct router *r, struct act_addr who)
+{
+    for (int i = 0; i < MEMBERS; i++)
+        if (!act_addr_is_nobody(r->member[i].addr) && act_addr_equal(r->member[i].addr, who))
+            return i;
+    return -1;
+}
+
+static void check_lacking(struct router *r)
+{
+    unsigned there = 0;
+    for (int i = 0; i < MEMBERS; i++)
+        if (!act_addr_is_nobody(r->member[i].addr))
+            there |= r->member[i].role;
+    const char *now = !(there & CFG_ROLE_PREFILL) ? "prefill" : !(there & CFG_ROLE_DECODE) ? "decode" : NULL;
+    if (now != r->lacking && r->arg->lacking)
+        r->arg->lacking(r->arg->ctx, now);
+    r->lacking = now;
+}
+
+static int add_member(struct router *r, struct act_addr who, unsigned role)
+{
+    int i = 0;
+    while (i < MEMBERS && !act_addr_is_nobody(r->member[i].addr))
+        i++;
+    if (i == MEMBERS)
+        return -1;
+    r->member[i] = (struct member){.addr = who, .role = role, .heard = act_now(r->self)};
+    act_monitor(r->self, who, (uint32_t)i); /* of another process: the transport and silence tell */
+    return i;
+}
+
+/* ---- books ---- */
+
+static struct placed **find_placed(struct router *r, uint64_t request)
+{
+    struct placed **at = &r->bucket[(request ^ request >> 32) % BUCKETS];
+    while (*at && (*at)->request != request)
+        at = &(*at)->next;
+    return at;
+}
+
+static void leave_prefill(struct router *r, struct placed *p)
+{
+    if (p->prefill >= 0)
+        r->member[p->prefill].own -= p->tokens;
+    p->prefill = -1;
+}
+
+static void forget(struct router *r, struct placed **at)
+{
+    struct placed *p = *at;
+    leave_prefill(r, p);
+    if (p->decode >= 0)
+        r->member[p->decode].own--;
+    *at = p->next;
+    free(p);
+}
+
+/* Everybody who has a part in it at this member loses the place. */
+static void lose(struct router *r, int i, int reason)
+{
+    struct member *gone = &r->member[i];
+    for (int b = 0; b < BUCKETS; b++)
+        for (struct placed *p = r->bucket[b]; p; p = p->next) {
+            if (p->prefill != i && p->decode != i)
+                continue;
+            struct act_msg m = act_msg_make(ACT_ROUTE_LOST, p->requester);
+            m.request = p->request;
+            m.attempt = p->attempt;
+            *act_p_route_lost(&m) =
+                (struct act_p_route_lost){.who = gone->addr, .reason = reason ? reason : -EHOSTDOWN};
+            if (p->prefill == i)
+                leave_prefill(r, p);
+            if (p->decode == i)
+                p->decode = -1;
+            if (act_send(r->self, &m))
+                act_msg_drop(&m);
+        }
+    for (int k = 0; r->prefix && i < 64 && k < PREFIXES; k++)
+        r->prefix[k].where &= ~(UINT64_C(1) << i);
+    *gone = (struct member){0};
+}
+
+/* ---- choice ---- */
+
+struct want {
+    uint32_t tokens, pages;
+    const struct act_key *chain; /* behind each full block, the first one first */
+    int blocks;
+    int avoid; /* a member that just failed this request; -1: none */
+};
+
+static struct prefix *prefix_of(const struct router *r, const struct act_key *key)
+{
+    uint32_t hash;
+    memcpy(&hash, key->byte, sizeof hash);
+    return &r->prefix[hash % PREFIXES];
+}
+
+static uint64_t known_tokens(const struct router *r, int i, const struct want *w)
+{
+    int known = 0;
+    for (int b = 0; r->prefix && i < 64 && b < w->blocks; b++) {
+        const struct prefix *p = prefix_of(r, &w->chain[b]);
+        if (p->where >> i & 1 && !memcmp(&p->key, &w->chain[b], sizeof p->key))
+            known = b + 1;
+    }
+    uint64_t tokens = (uint64_t)known * (uint64_t)r->arg->block_tokens;
+    return tokens < w->tokens ? tokens : w->tokens;
+}
+
+/* Whether member a is the better one. */
+static bool is_better(const struct router *r, int a, int b, const struct want *w)
+{
+    const struct member *x = &r->member[a], *y = &r->member[b];
+    if ((a == w->avoid) != (b == w->avoid))
+        return b == w->avoid;
+    uint64_t load_x = x->own + x->others, load_y = y->own + y->others;
+    if (x->role == CFG_ROLE_PREFILL)
+        return load_x + w->tokens - known_tokens(r, a, w) < load_y + w->tokens - known_tokens(r, b, w);
+    int64_t room_x = (int64_t)x->pages_free - (int64_t)x->own_pages,
+            room_y = (int64_t)y->pages_free - (int64_t)y->own_pages;
+    bool fits_x = !x->pages_total || room_x >= w->pages, fits_y = !y->pages_total || room_y >= w->pages;
+    if (fits_x != fits_y)
+        return fits_x;
+    return load_x != load_y ? load_x < load_y : room_x > room_y;
+}
+
+/* The number of a member, or the reason why there is none. */
+static int choose(struct router *r, unsigned role, const struct want *w)
+{
+    int list[MEMBERS], n = 0;
+    bool draining = false;
+    for (int i = 0; i < MEMBERS; i++) {
+        const struct member *m = &r->member[i];
+        if (act_addr_is_nobody(m->addr) || m->role != role)
+            continue;
+        draining |= m->draining;
+        if (!m->draining)
+            list[n++] = i;
+    }
+    if (!n)
+        return draining ? -ESHUTDOWN : -EHOSTDOWN;
+    if (r->arg->prefix && role == CFG_ROLE_PREFILL) {
+        int best = list[0];
+        for (int i = 1; i < n; i++)
+            if (is_better(r, list[i], best, w))
+                best = list[i];
+        return best;
+    }
+    if (n == 1)
+        return list[0];
+    int first = (int)(act_random(r->self) % (uint64_t)n);
+    int second = (int)(act_random(r->self) % (uint64_t)(n - 1));
+    second += second >= first;
+    return is_better(r, list[second], list[first], w) ? list[second] : list[first];
+}
+
+static void learn(struct router *r, int i, const struct want *w)
+{
+    for (int b = 0; r->prefix && i < 64 && b < w->blocks; b++) {
+        struct prefix *p = prefix_of(r, &w->chain[b]);
+        if (memcmp(&p->key, &w->chain[b], sizeof p->key))
+            *p = (struct prefix){.key = w->chain[b]};
+        p->where |= UINT64_C(1) << i;
+    }
+}
+
+/* ---- messages ---- */
+
+static void answer(struct router *r, struct act_promise *promise, int status, int prefill, int decode)
+{
+    struct act_msg a;
+    if (act_msg_new(ACT_ROUTED, ACT_NOBODY, 0, &a))
+        return; /* without an answer the question comes back to its sender */
+    *act_p_routed(&a) = (struct act_p_routed){.status = status, .retry_ms = status ? RETRY_MS : 0};
+    if (!status)
+        *act_b_routed(&a) = (struct act_b_routed){.prefill = r->member[prefill].addr, .decode = r->member[decode].addr};
+    if (act_reply(r->self, promise, &a))
+        act_msg_drop(&a);
+}
+
+static void take_route(struct router *r, struct act_msg *m)
+{
+    struct act_promise promise = act_promise_of(m);
+    const struct act_p_route *in = act_p_route(m);
+    size_t bytes;
+    const struct act_key *chain = act_msg_tail(m, &bytes);
+    int n_chain = (int)(bytes / sizeof *chain), per = r->arg->block_tokens;
+    struct want w = {.tokens = in->ids,
+                     .pages = (uint32_t)(((uint64_t)in->ids + in->max_tokens + (uint64_t)per - 1) / (uint64_t)per),
+                     .chain = n_chain > 1 ? chain + 1 : NULL, /* behind the root */
+                     .blocks = n_chain > 1 ? n_chain - 1 : 0,
+                     .avoid = -1};
+    struct placed **at = find_placed(r, m->request), *p = *at;
+    int avoid_prefill = -1, avoid_decode = -1;
+    if (p) { /* an older attempt: where it failed, another is better */
+        avoid_prefill = p->prefill;
+        avoid_decode = p->decode;
+        forget(r, at);
+    }
+    w.avoid = avoid_prefill;
+    int prefill = choose(r, CFG_ROLE_PREFILL, &w);
+    w.avoid = avoid_decode;
+    int decode = choose(r, CFG_ROLE_DECODE, &w);
+    int status = prefill < 0 ? prefill : decode < 0 ? decode : 0;
+    p = status ? NULL : malloc(sizeof *p);
+    if (!status && !p)
+        status = -EAGAIN;
+    if (p) {
+        *p = (struct placed){.request = m->request,
+                             .attempt = m->attempt,
+                             .requester = m->src,
+                             .prefill = prefill,
+                             .decode = decode,
+                             .tokens = w.tokens};
+        at = find_placed(r, m->request);
+        p->next = *at;
+        *at = p;
+        r->member[prefill].own += w.tokens;
+        r->member[decode].own++;
+        r->member[decode].own_pages += w.pages;
+        learn(r, prefill, &w);
+    }
+    answer(r, &promise, status, prefill, decode);
+}
+
+static void take_done(struct router *r, struct act_msg *m)
+{
+    struct placed **at = find_placed(r, m->request);
+    const struct act_p_route_done *in = act_p_route_done(m);
+    if (!*at || m->attempt < (*at)->attempt)
+        return;
+    if (!act_addr_is_nobody(in->prefill) && act_addr_is_nobody(in->decode))
+        leave_prefill(r, *at);
+    else
+        forget(r, at);
+}
+
+static void take_load(struct router *r, struct act_msg *m)
+{
+    const struct act_p_load *in = act_p_load(m);
+    const struct act_b_load *b = act_b_load(m);
+    int i = find_member(r, in->who);
+    if (i < 0 && (in->role == CFG_ROLE_PREFILL || in->role == CFG_ROLE_DECODE)) {
+        i = add_member(r, in->who, in->role);
+        check_lacking(r);
+    }
+    struct member *who = i < 0 ? NULL : &r->member[i];
+    if (!who || who->role != in->role || (who->sequence && (int32_t)(in->sequence - who->sequence) <= 0))
+        return;
+    uint64_t all = who->role == CFG_ROLE_PREFILL ? b->tokens_outstanding : (uint64_t)b->running + b->waiting;
+    who->sequence = in->sequence;
+    who->heard = act_now(r->self);
+    who->draining = b->draining;
+    who->others = all > who->own ? all - who->own : 0;
+    who->own_pages = 0;
+    who->pages_free = b->pages_free;
+    who->pages_total = b->pages_total;
+}
+
+/* A member ended; one that was started again in the same place is used from now on. */
+static void take_down(struct router *r, struct act_msg *m)
+{
+    int i = find_member(r, act_p_down(m)->who), reason = act_p_down(m)->reason;
+    if (i < 0 || reason == -ESHUTDOWN)
+        return;
+    unsigned role = r->member[i].role;
+    struct act_addr now = act_current(act_self_runtime(r->self), act_p_down(m)->who);
+    act_log_event(r->arg->log, ACT_LOG_ERROR, "router", 0, "part_ended", "part=%s reason=%d restarted=%d",
+                  role == CFG_ROLE_PREFILL ? "prefill" : "decode", reason, !act_addr_is_nobody(now));
+    lose(r, i, reason);
+    if (!act_addr_is_nobody(now) && find_member(r, now) < 0)
+        add_member(r, now, role);
+    check_lacking(r);
+}
+
+static void look_for_silence(struct router *r)
+{
+    int64_t now = act_now(r->self);
+    for (int i = 0; i < MEMBERS; i++) {
+        struct member *m = &r->member[i];
+        if (act_addr_is_nobody(m->addr) || !m->addr.peer || now - m->heard < r->arg->silent_ns)
+            continue;
+        act_log_event(r->arg->log, ACT_LOG_ERROR, "router", 0, "part_silent", "part=%s peer=%d",
+                      m->role == CFG_ROLE_PREFILL ? "prefill" : "decode", (int)m->addr.peer);
+        lose(r, i, -ETIMEDOUT);
+        check_lacking(r);
+    }
+    act_timer_after(r->self, &r->silence, r->arg->silent_ns / 4, TAG_SILENCE);
+}
+
+static int router_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    struct router *r = state;
+    (void)self;
+    for (int i = 0; i < count; i++) {
+        switch (m[i].type) {
+        case ACT_ROUTE:
+            take_route(r, &m[i]);
+            break;
+        case ACT_ROUTE_DONE:
+            take_done(r, &m[i]);
+            break;
+        case ACT_LOAD:
+            take_load(r, &m[i]);
+            break;
+        case ACT_DOWN:
+            take_down(r, &m[i]);
+            break;
+        case ACT_TIMER:
+            look_for_silence(r);
+            break;
+        default:
+            break;
+        }
+    }
+    return 0;
+}
+
+static int router_start(struct act_self *self, void *state, const void *arg)
+{
+    struct router *r = state;
+    r->self = self;
+    r->arg = arg;
+    r->prefix = r->arg->prefix ? calloc(PREFIXES, sizeof *r->prefix) : NULL;
+    if (r->arg->prefix && !r->prefix)
+        return -ENOMEM;
+    const struct act_engine *e = r->arg->engine;
+    for (int i = 0; e && i < e->n_prefill; i++)
+        add_member(r, e->prefill[i], CFG_ROLE_PREFILL);
+    for (int i = 0; e && i < e->n_decode; i++)
+        add_member(r, e->decode[i], CFG_ROLE_DECODE);
+    check_lacking(r);
+    if (r->arg->silent_ns > 0)
+        act_timer_after(self, &r->silence, r->arg->silent_ns / 4, TAG_SILENCE);
+    return 0;
+}
+
+static void router_stop(struct act_self *self, void *state, int reason)
+{
+    struct router *r = state;
+    (void)self;
+    (void)reason;
+    for (int b = 0; b < BUCKETS; b++)
+        while (r->bucket[b]) {
+            struct placed *p = r->bucket[b];
+            r->bucket[b] = p->next;
+            free(p);
+        }
+    free(r->prefix);
+}
+
+const struct act_behaviour act_router_behaviour = {
+    .name = "router",
+    .state_size = sizeof(struct router),
+    .start = router_start,
+    .receive = router_receive,
+    .stop = router_stop,
+};
+
+/* ---- the members' side ---- */
+
+void act_load_report(struct act_self *self, struct act_addr router, unsigned role, uint32_t *sequence,
+                     const struct act_b_load *load)
+{
+    struct act_msg m;
+    if (act_addr_is_nobody(router) || act_msg_new(ACT_LOAD, router, 0, &m))
+        return;
+    *act_p_load(&m) = (struct act_p_load){.who = act_self_addr(self), .role = role, .sequence = ++*sequence};
+    *act_b_load(&m) = *load;
+    if (act_send(self, &m))
+        act_msg_drop(&m);
+}

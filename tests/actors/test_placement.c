@@ -1,0 +1,359 @@
+/* Several Prefill and Decode actors: the Router's choices, and requests that go on when the part that works for them
+ * ends. */
+#include "tests/harness.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/engine_world.h"
+
+/* ---- requests over several actors ---- */
+
+Test(placement, two_of_each_give_the_tokens_of_one_of_each)
+{
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        struct ts_world w;
+        ts_world_open(&w, 64, 2);
+        w.prefills = w.decodes = 2;
+        ts_world_requests(&w, 12, (unsigned)seed);
+        ts_world_run(&w, seed);
+        int at[2] = {0};
+        for (int i = 0; i < w.n; i++) {
+            ts_world_check_same(&w, i);
+            for (int k = 0; k < 2; k++)
+                at[k] += act_addr_equal(w.got[i].place.decode, w.e.decode[k]);
+        }
+        cr_expect(at[0] && at[1], "seed %d: all requests ran at one Decode actor", (int)seed);
+        ts_world_check_baseline(&w);
+        ts_world_close(&w);
+    }
+}
+
+/* Six requests in exact mode, where one that goes on elsewhere has the same tokens. */
+static void open_exact(struct ts_world *w, unsigned seed)
+{
+    ts_world_open(w, 64, 2);
+    w->e.limits.replay = 0;
+    w->prefills = w->decodes = 2;
+    ts_world_requests(w, 6, seed);
+}
+
+/* What everything is compared with: how long the run takes when nobody fails, and the tokens. */
+struct undisturbed {
+    int64_t end;
+    struct ts_outcome got[TS_WORLD_REQUESTS];
+};
+
+static void run_undisturbed(unsigned seed, struct undisturbed *u)
+{
+    struct ts_world w;
+    open_exact(&w, seed);
+    ts_world_run(&w, seed);
+    u->end = 0;
+    for (int i = 0; i < w.n; i++) {
+        ts_world_check_same(&w, i);
+        u->got[i] = w.got[i];
+        u->end = w.got[i].ended > u->end ? w.got[i].ended : u->end;
+    }
+    ts_world_close(&w);
+}
+
+static void check_undisturbed(const struct ts_world *w, const struct undisturbed *u, const char *when)
+{
+    for (int i = 0; i < w->n; i++) {
+        const struct ts_outcome *got = &w->got[i], *want = &u->got[i];
+        cr_assert_eq(got->terminal, 1, "%s, request %d: %d ends", when, i, got->terminal);
+        cr_assert_eq(got->n, want->n, "%s, request %d: %d tokens of %d", when, i, got->n, want->n);
+        cr_assert_eq(memcmp(got->ids, want->ids, (size_t)want->n * sizeof *want->ids), 0,
+                     "%s, request %d: other tokens", when, i);
+    }
+}
+
+static int replaced(const struct ts_world *w)
+{
+    int n = 0;
+    for (int i = 0; i < w->n; i++)
+        n += w->got[i].place.replaced;
+    return n;
+}
+
+/* One actor ends, at forty moments of the run each. */
+static void kill_at_every_moment(unsigned role, bool restart)
+{
+    enum { MOMENTS = 40 };
+    static struct undisturbed u;
+    int moved = 0;
+    run_undisturbed(3, &u);
+    for (int k = 1; k < MOMENTS; k++) {
+        struct ts_world w;
+        open_exact(&w, 3);
+        w.restart = restart;
+        if (restart)
+            w.prefills = w.decodes = 1;
+        w.kill[w.n_kills++] = (struct ts_kill){.at = u.end * k / MOMENTS, .role = role};
+        ts_world_run(&w, 3);
+        char when[64];
+        snprintf(when, sizeof when, "end at %lld ns", (long long)w.kill[0].at);
+        check_undisturbed(&w, &u, when);
+        moved += replaced(&w);
+        ts_world_check_baseline(&w);
+        ts_world_close(&w);
+    }
+    cr_expect_gt(moved, MOMENTS / 2, "only %d requests had to move", moved);
+}
+
+Test(placement, the_end_of_a_decode_actor_costs_one_gap)
+{
+    kill_at_every_moment(CFG_ROLE_DECODE, false);
+}
+
+Test(placement, the_end_of_a_prefill_actor_costs_a_retry)
+{
+    kill_at_every_moment(CFG_ROLE_PREFILL, false);
+}
+
+Test(placement, an_actor_that_begins_again_is_used_again)
+{
+    kill_at_every_moment(CFG_ROLE_DECODE, true);
+    kill_at_every_moment(CFG_ROLE_PREFILL, true);
+}
+
+/* With the last one gone there is nothing to wait for but another one; that ends too. */
+Test(placement, without_any_decode_actor_requests_end_with_a_reason)
+{
+    struct ts_world w;
+    open_exact(&w, 5);
+    w.prefills = w.decodes = 1;
+    w.kill[w.n_kills++] = (struct ts_kill){.at = 2000000, .role = CFG_ROLE_DECODE};
+    for (int i = 0; i < w.n; i++)
+        w.wanted[i].max_new = 100;
+    ts_world_run(&w, 5);
+    for (int i = 0; i < w.n; i++) {
+        cr_expect_eq(w.got[i].terminal, 1, "request %d: %d ends", i, w.got[i].terminal);
+        cr_expect_eq(w.got[i].status, -EHOSTDOWN);
+    }
+    struct kv_device_stats s;
+    kv_device_stat(w.e.device, &s);
+    cr_expect_eq(s.held, 0, "%d pages are still held", s.held);
+    ts_world_close(&w);
+}
+
+/* ---- the Router alone ---- */
+
+enum { MEMBERS = 6, ASKED = 400 };
+
+/* Actors that only have an address, and one that reports their loads and asks. */
+struct rig {
+    struct act_runtime *rt;
+    struct act_engine e;
+    struct act_router_arg arg;
+    struct act_b_load load[MEMBERS];
+    struct act_key chain[5];
+    int n_chain;
+    bool done; /* each request is over before the next one asks */
+    int asked, answered, status;
+    int prefill[ASKED], decode[ASKED];
+    struct act_timer timer;
+};
+
+static int idle_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    (void)self, (void)state, (void)m, (void)count;
+    return 0;
+}
+
+static const struct act_behaviour idle_behaviour = {.name = "idle", .receive = idle_receive};
+
+static int index_of(const struct act_addr *list, int n, struct act_addr who)
+{
+    int i = 0;
+    while (i < n && !act_addr_equal(list[i], who))
+        i++;
+    return i < n ? i : -1;
+}
+
+static void ask_router(struct act_self *self, struct rig *g)
+{
+    struct act_msg m;
+    size_t bytes;
+    cr_assert_eq(act_msg_new(ACT_ROUTE, g->e.router, (size_t)g->n_chain * sizeof *g->chain, &m), 0);
+    if (g->n_chain)
+        memcpy(act_msg_tail(&m, &bytes), g->chain, (size_t)g->n_chain * sizeof *g->chain);
+    m.request = (uint64_t)++g->asked;
+    *act_p_route(&m) = (struct act_p_route){.ids = 100, .max_tokens = 60, .blocks = (uint32_t)g->n_chain};
+    cr_assert_eq(act_request(self, &m), 0);
+}
+
+static void report_all(struct act_self *self, struct rig *g)
+{
+    for (int i = 0; i < g->e.n_prefill + g->e.n_decode; i++) {
+        bool prefill = i < g->e.n_prefill;
+        struct act_msg m;
+        cr_assert_eq(act_msg_new(ACT_LOAD, g->e.router, 0, &m), 0);
+        *act_p_load(&m) = (struct act_p_load){.who = prefill ? g->e.prefill[i] : g->e.decode[i - g->e.n_prefill],
+                                              .role = prefill ? CFG_ROLE_PREFILL : CFG_ROLE_DECODE,
+                                              .sequence = 1};
+        *act_b_load(&m) = g->load[i];
+        cr_assert_eq(act_send(self, &m), 0);
+    }
+}
+
+static int asker_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    struct rig *g = *(struct rig **)state;
+    for (int i = 0; i < count; i++) {
+        if (m[i].type == ACT_TIMER) {
+            report_all(self, g);
+            ask_router(self, g);
+        }
+        if (m[i].type != ACT_ROUTED)
+            continue;
+        const struct act_b_routed *b = act_b_routed(&m[i]);
+        g->status = act_p_routed(&m[i])->status;
+        g->prefill[g->answered] = index_of(g->e.prefill, g->e.n_prefill, b->prefill);
+        g->decode[g->answered++] = index_of(g->e.decode, g->e.n_decode, b->decode);
+        if (g->done) {
+            struct act_msg d = act_msg_make(ACT_ROUTE_DONE, g->e.router);
+            d.request = m[i].request;
+            *act_p_route_done(&d) = (struct act_p_route_done){.prefill = b->prefill, .decode = b->decode};
+            act_send(self, &d);
+        }
+        if (g->asked < ASKED)
+            ask_router(self, g);
+    }
+    return 0;
+}
+
+static int asker_start(struct act_self *self, void *state, const void *arg)
+{
+    struct rig *g = *(struct rig **)state = (struct rig *)arg;
+    act_timer_after(self, &g->timer, 1000000, 0);
+    return 0;
+}
+
+static const struct act_behaviour asker_behaviour = {
+    .name = "asker", .state_size = sizeof(struct rig *), .start = asker_start, .receive = asker_receive};
+
+static void spawn(struct rig *g, const struct act_behaviour *b, const void *arg, struct act_addr *out)
+{
+    struct cfg_error err;
+    cr_assert_eq(act_runtime_spawn(g->rt, &(struct act_spawn){.behaviour = b, .arg = arg, .outbox = 16}, out, &err), 0,
+                 "%s", err.msg);
+}
+
+static void run_router(struct rig *g, int prefills, int decodes, uint64_t seed)
+{
+    struct act_sim *sim;
+    struct cfg_error err;
+    struct act_addr asker;
+    cr_assert_eq(act_sim_new(&(struct act_sim_config){.seed = seed}, &sim, &err), 0);
+    struct act_config c = {.epoch = 1, .workers = 1};
+    c.worker[0] = (struct act_worker_config){.name = "io", .kind = ACT_WORKER_ENGINE, .cpu = -1};
+    cr_assert_eq(act_sim_add(sim, &c, &g->rt, &err), 0);
+    for (g->e.n_prefill = 0; g->e.n_prefill < prefills; g->e.n_prefill++)
+        spawn(g, &idle_behaviour, NULL, &g->e.prefill[g->e.n_prefill]);
+    for (g->e.n_decode = 0; g->e.n_decode < decodes; g->e.n_decode++)
+        spawn(g, &idle_behaviour, NULL, &g->e.decode[g->e.n_decode]);
+    g->arg.engine = &g->e;
+    g->arg.block_tokens = TS_WORLD_BLOCK;
+    spawn(g, &act_router_behaviour, &g->arg, &g->e.router);
+    spawn(g, &asker_behaviour, g, &asker);
+    act_sim_run(sim, INT64_C(1000000000), 1000000);
+    cr_assert_eq(g->answered, ASKED);
+    act_sim_free(sim);
+}
+
+static void count(const int *at, int n, int members, int *out)
+{
+    memset(out, 0, (size_t)members * sizeof *out);
+    for (int i = 0; i < n; i++) {
+        cr_assert(at[i] >= 0 && at[i] < members, "request %d went to nobody", i);
+        out[at[i]]++;
+    }
+}
+
+Test(router, what_it_placed_itself_counts_at_once)
+{
+    static struct rig g;
+    int n[MEMBERS];
+    run_router(&g, 3, 3, 1); /* no request ends, one report at the beginning */
+    count(g.prefill, ASKED, 3, n);
+    for (int i = 0; i < 3; i++)
+        cr_expect(n[i] > 120 && n[i] < 147, "Prefill %d got %d of %d", i, n[i], ASKED);
+    count(g.decode, ASKED, 3, n);
+    for (int i = 0; i < 3; i++)
+        cr_expect(n[i] > 120 && n[i] < 147, "Decode %d got %d of %d", i, n[i], ASKED);
+}
+
+Test(router, reported_load_of_others_counts_too)
+{
+    static struct rig g;
+    int n[MEMBERS];
+    g.done = true;
+    g.load[0].tokens_outstanding = 5000;
+    g.load[2].running = 9; /* the first of two Decode actors */
+    run_router(&g, 2, 2, 1);
+    count(g.prefill, ASKED, 2, n);
+    cr_expect_eq(n[1], ASKED, "%d went to the Prefill actor with 5000 tokens before it", n[0]);
+    count(g.decode, ASKED, 2, n);
+    cr_expect_eq(n[1], ASKED, "%d went to the Decode actor with 9 sequences", n[0]);
+}
+
+Test(router, a_decode_actor_without_room_is_left_alone)
+{
+    static struct rig g;
+    int n[MEMBERS];
+    g.done = true;
+    g.load[1] = (struct act_b_load){.pages_free = 9, .pages_total = 100}; /* 160 tokens need ten pages */
+    g.load[2] = (struct act_b_load){.pages_free = 100000, .pages_total = 100000, .running = 30};
+    run_router(&g, 1, 2, 1);
+    count(g.decode, ASKED, 2, n);
+    cr_expect_eq(n[1], ASKED, "%d went to the Decode actor without room", n[0]);
+}
+
+Test(router, draining_members_get_nothing_and_all_draining_says_so)
+{
+    static struct rig g;
+    int n[MEMBERS];
+    g.load[0].draining = 1;
+    run_router(&g, 2, 1, 1);
+    count(g.prefill, ASKED, 2, n);
+    cr_expect_eq(n[1], ASKED);
+    cr_expect_eq(g.status, 0);
+    static struct rig all;
+    all.load[0].draining = all.load[1].draining = 1;
+    run_router(&all, 2, 1, 1);
+    cr_expect_eq(all.status, -ESHUTDOWN, "status %d", all.status);
+    static struct rig none;
+    run_router(&none, 0, 1, 1);
+    cr_expect_eq(none.status, -EHOSTDOWN, "status %d", none.status);
+}
+
+Test(router, a_known_prefix_draws_a_prompt_until_the_load_outweighs_it)
+{
+    static struct rig g, load;
+    int n[MEMBERS];
+    for (int i = 0; i < 5; i++)
+        memset(&g.chain[i], i + 1, sizeof g.chain[i]);
+    g.n_chain = 5;
+    g.done = g.arg.prefix = true;
+    memcpy(load.chain, g.chain, sizeof g.chain);
+    load.n_chain = 5;
+    load.done = true;
+    run_router(&g, 4, 1, 1);
+    count(g.prefill, ASKED, 4, n);
+    cr_expect_eq(n[g.prefill[0]], ASKED, "the prompt left the actor that knew it");
+    run_router(&load, 4, 1, 1);
+    count(load.prefill, ASKED, 4, n);
+    for (int i = 0; i < 4; i++)
+        cr_expect_gt(n[i], 0, "by load alone Prefill %d got nothing", i);
+    static struct rig busy; /* nothing ends: 64 known tokens of 100 do not outweigh a queue */
+    memcpy(busy.chain, g.chain, sizeof g.chain);
+    busy.n_chain = 5;
+    busy.arg.prefix = true;
+    run_router(&busy, 4, 1, 1);
+    count(busy.prefill, ASKED, 4, n);
+    for (int i = 0; i < 4; i++)
+        cr_expect_gt(n[i], 90, "with a queue Prefill %d got %d", i, n[i]);
+}

@@ -1,0 +1,185 @@
+/* The client of an engine world. It does what the gateway's Request does: asks for a place, sends the prompt there,
+ * collects tokens, and goes on elsewhere when its place is lost. */
+#include "tests/harness.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "actors/recipe.h"
+#include "tests/support/engine_world.h"
+
+/* ---- the client ---- */
+
+struct client {
+    struct ts_world *w;
+};
+
+static void make_chain(const int32_t *ids, int chain, struct kv_key *key)
+{
+    kv_key_root(
+        &(struct kv_identity){
+            .revision = 1, .format = KV_FORMAT_ROWS, .block_tokens = TS_WORLD_BLOCK, .numerics = "test"},
+        key);
+    for (int b = 0; b + 1 < chain; b++)
+        kv_key_extend(&key[b], ids + b * TS_WORLD_BLOCK, TS_WORLD_BLOCK, &key[b + 1]);
+}
+
+/* Prompt and output so far; returns their number. */
+static int all_ids(const struct ts_world *w, int i, int32_t *out)
+{
+    memcpy(out, w->wanted[i].prompt, (size_t)w->wanted[i].n_prompt * sizeof *out);
+    memcpy(out + w->wanted[i].n_prompt, w->got[i].ids, (size_t)w->got[i].n * sizeof *out);
+    return w->wanted[i].n_prompt + w->got[i].n;
+}
+
+static void ask(struct ts_world *w, int i)
+{
+    int32_t ids[2 * TS_WORLD_IDS];
+    struct kv_key key[2 * TS_WORLD_IDS / TS_WORLD_BLOCK + 1];
+    int n = all_ids(w, i, ids), chain = 1 + n / TS_WORLD_BLOCK;
+    make_chain(ids, chain, key);
+    cr_assert_eq(
+        act_place_ask(&w->got[i].place, n, w->wanted[i].max_new - w->got[i].n, (const struct act_key *)key, chain), 0);
+}
+
+static void send_prompt(struct act_self *self, struct ts_world *w, int i)
+{
+    const struct ts_wanted *q = &w->wanted[i];
+    struct ts_outcome *o = &w->got[i];
+    int32_t ids[2 * TS_WORLD_IDS];
+    int n = all_ids(w, i, ids), chain = 1 + n / TS_WORLD_BLOCK;
+    struct act_msg m;
+    size_t bytes;
+    cr_assert_eq(act_msg_new(ACT_PREFILL, o->place.prefill, act_recipe_tail(n, chain, 0, 0), &m), 0);
+    m.request = (uint64_t)i + 1;
+    m.attempt = o->place.attempt;
+    *act_p_prefill(&m) =
+        (struct act_p_prefill){.ids = (uint32_t)n, .blocks = (uint32_t)chain, .decode = o->place.decode};
+    *act_b_prefill(&m) = (struct act_b_prefill){.requester = act_self_addr(self),
+                                                .seed = q->seed,
+                                                .max_tokens = (uint32_t)(q->max_new - o->n),
+                                                .committed = (uint32_t)o->n,
+                                                .temperature = q->temperature,
+                                                .top_p = 1,
+                                                .repetition = 1,
+                                                .chain = (uint32_t)chain,
+                                                .flags = ACT_RECIPE_IGNORE_EOS};
+    uint8_t *at = act_msg_tail(&m, &bytes);
+    memcpy(at, ids, (size_t)n * sizeof(int32_t));
+    make_chain(ids, chain, (struct kv_key *)(void *)(at + (size_t)n * sizeof(int32_t)));
+    cr_assert_eq(act_send(self, &m), 0);
+}
+
+static void end(struct act_self *self, struct ts_outcome *o)
+{
+    o->terminal++;
+    o->ended = act_now(self);
+    act_place_end(&o->place);
+}
+
+static void take_tokens(struct act_self *self, struct ts_outcome *o, struct act_msg *m)
+{
+    const struct act_p_tokens *p = act_p_tokens(m);
+    size_t bytes;
+    const int32_t *ids = act_msg_tail(m, &bytes);
+    cr_assert_eq((int)p->first, o->n, "tokens out of order: %d instead of %d", (int)p->first, o->n);
+    for (int i = 0; i < p->count; i++)
+        o->ids[o->n++] = ids[i];
+    if (p->first && act_now(self) - o->last > o->gap)
+        o->gap = act_now(self) - o->last;
+    o->last = act_now(self);
+    act_place_progress(&o->place, true);
+    if (p->finish) {
+        o->finish = p->finish;
+        end(self, o);
+    }
+}
+
+static void take_timer(struct act_self *self, struct ts_world *w, int tag)
+{
+    if (tag < TS_WORLD_REQUESTS) {
+        act_place_init(&w->got[tag].place, self, w->e.router, (uint64_t)tag + 1);
+        ask(w, tag);
+    } else if (tag < 2 * TS_WORLD_REQUESTS) {
+        struct ts_outcome *o = &w->got[tag - TS_WORLD_REQUESTS];
+        if (o->place.self) {
+            act_place_cancel(&o->place, -1);
+            act_place_end(&o->place);
+        } else { /* overtakes its prompt */
+            act_cancel(self, w->e.prefill[0], (uint64_t)(tag - TS_WORLD_REQUESTS) + 1, 0, -1);
+            act_cancel(self, w->e.decode[0], (uint64_t)(tag - TS_WORLD_REQUESTS) + 1, 0, -1);
+        }
+    } else {
+        const struct ts_kill *k = &w->kill[tag - 2 * TS_WORLD_REQUESTS];
+        act_exit(self, k->role == CFG_ROLE_PREFILL ? w->e.prefill[k->index] : w->e.decode[k->index], -EIO);
+    }
+}
+
+static void take_message(struct act_self *self, struct ts_world *w, struct act_msg *m)
+{
+    struct ts_outcome *o = &w->got[m->request - 1];
+    switch (act_place_message(&o->place, m)) {
+    case ACT_PLACE_NONE:
+        break;
+    case ACT_PLACE_STALE:
+        return;
+    case ACT_PLACE_ASK:
+        ask(w, (int)m->request - 1);
+        return;
+    case ACT_PLACE_GO:
+        send_prompt(self, w, (int)m->request - 1);
+        return;
+    case ACT_PLACE_FAILED:
+        o->status = o->place.status;
+        end(self, o);
+        return;
+    }
+    if (m->type == ACT_TOKENS && w->deaf)
+        act_stop(self, 0);
+    else if (m->type == ACT_TOKENS)
+        take_tokens(self, o, m);
+    else if (m->type == ACT_PREFILLED) {
+        o->cached = (int)act_p_prefilled(m)->cached;
+        act_place_progress(&o->place, true);
+    } else if (m->type == ACT_FAILED) {
+        o->status = act_p_failed(m)->status;
+        end(self, o);
+    }
+}
+
+static int client_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    struct ts_world *w = ((struct client *)state)->w;
+    for (int i = 0; i < count; i++) {
+        if (m[i].type == ACT_TIMER && act_p_timer(&m[i])->tag != ACT_PLACE_TAG)
+            take_timer(self, w, (int)act_p_timer(&m[i])->tag);
+        else if (m[i].type == ACT_TIMER) { /* one of the waiting requests; asking too often does no harm */
+            for (int k = 0; k < w->n; k++)
+                if (w->got[k].place.self && !w->got[k].place.placed && !w->got[k].place.asked && !w->got[k].terminal)
+                    ask(w, k);
+        } else if (m[i].request)
+            take_message(self, w, &m[i]);
+    }
+    return 0;
+}
+
+static int client_start(struct act_self *self, void *state, const void *arg)
+{
+    struct ts_world *w = ((struct client *)state)->w = (struct ts_world *)arg;
+    for (int i = 0; i < w->n; i++) {
+        act_timer_at(self, &w->timer[i], w->wanted[i].start, (uint64_t)i);
+        if (w->wanted[i].cancel)
+            act_timer_at(self, &w->timer[TS_WORLD_REQUESTS + i], w->wanted[i].cancel,
+                         (uint64_t)(TS_WORLD_REQUESTS + i));
+    }
+    for (int i = 0; i < w->n_kills; i++)
+        act_timer_at(self, &w->timer[2 * TS_WORLD_REQUESTS + i], w->kill[i].at, (uint64_t)(2 * TS_WORLD_REQUESTS + i));
+    return 0;
+}
+
+const struct act_behaviour ts_world_client = {
+    .name = "client",
+    .state_size = sizeof(struct client),
+    .start = client_start,
+    .receive = client_receive,
+};
