@@ -1,0 +1,31 @@
+/* Little-endian numbers in bytes. Any thread. */
+#ifndef WEFT_TRANSPORT_BYTES_H
+#define WEFT_TRANSPORT_BYTES_H
+
+#include <stdint.h>
+
+static inline void tp_put_uint(uint8_t *at, uint64_t v, int bytes)
+{
+    for (int i = 0; i < bytes; i++)
+        at[i] = (uint8_t)(v >> (8 * i));
+}
+
+static inline uint64_t tp_get_uint(const uint8_t *at, int bytes)
+{
+    uint64_t v = 0;
+    for (int i = 0; i < bytes; i++)
+        v |= (uint64_t)at[i] << (8 * i);
+    return v;
+}
+
+static inline uint32_t tp_get32(const uint8_t *at)
+{
+    return (uint32_t)tp_get_uint(at, 4);
+}
+
+static inline uint64_t tp_get64(const uint8_t *at)
+{
+    return tp_get_uint(at, 8);
+}
+
+#endif
