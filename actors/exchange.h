@@ -15,10 +15,11 @@
 #ifndef WEFT_ACTORS_EXCHANGE_H
 #define WEFT_ACTORS_EXCHANGE_H
 
+#include "actors/expert_map.h"
 #include "actors/runtime/runtime.h"
 #include "model/step.h"
 
-enum { ACT_SHARDS_MAX = 256, ACT_EXCHANGE_LOSSES = 64 };
+enum { ACT_EXCHANGE_LOSSES = 64 };
 
 /* Streams of a source. The bit tells a shard that the step is a prompt's and gives way to running streams. */
 enum { ACT_STREAM_BULK = 0x8000 };
