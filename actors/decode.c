@@ -126,7 +126,8 @@ static int take_sequence(struct decode *d, struct dec_stream *s, struct act_msg 
     memcpy(s->pages, logits + vocab, (size_t)s->n_pages * sizeof *s->pages);
     memcpy(s->ids, s->recipe.ids, (size_t)s->recipe.n_ids * sizeof *s->ids);
     s->n_ids = s->recipe.n_ids;
-    s->run = (struct mdl_stream){.seq = s->seq, .draft = d->e->limits.draft, .pick = dec_pick, .pick_ctx = s};
+    s->run = (struct mdl_stream){.seq = s->seq, .pick = dec_pick, .pick_ctx = s};
+    s->spec.choice = s->recipe.sampling.temperature > 0 ? MDL_CHOICE_MATCH : MDL_CHOICE_GREEDY;
     int32_t id = dec_pick(s, s->n_ids, logits, false);
     s->run.next = id;
     return id < 0 ? id : 0;
@@ -274,9 +275,10 @@ static void begin_round(struct decode *d)
     }
     if (!d->n_round)
         return;
+    dec_stats_round_began(d);
+    dec_spec_round_begins(d);
     d->running = mdl_decoder_begin(d->decoder, d->round, d->n_round, &d->exchange.providers, &d->err) == 0;
     d->waiting = false;
-    dec_stats_round_began(d);
     if (!d->running)
         for (int i = 0; i < d->n_round; i++) {
             struct dec_stream *s = d->round[i]->pick_ctx;
@@ -292,6 +294,7 @@ static void end_round(struct decode *d, int status)
 {
     d->running = false;
     dec_stats_round_ended(d);
+    dec_spec_round_ended(d, status);
     /* Before the last tokens of a request, so that whoever has its answer finds it in the figures. */
     bool ends = false;
     for (int i = 0; i < d->n_round; i++)
@@ -325,6 +328,7 @@ static void advance_round(struct decode *d)
 {
     if (d->exchange.lost) {
         act_exchange_abandon(&d->exchange);
+        d->disturbed = true;
         if (mdl_decoder_begin(d->decoder, d->round, d->n_round, &d->exchange.providers, &d->err)) {
             end_round(d, -EIO);
             return;
@@ -374,6 +378,7 @@ static void decode_stop(struct act_self *self, void *state, int reason)
         dec_pages_return(d, d->lease, d->n_lease);
     act_exchange_abandon(&d->exchange);
     mdl_decoder_free(d->decoder);
+    dec_spec_stop(d);
     mdl_sampler_free(d->sampler);
     free(d->stream);
     free(d->round);
@@ -395,6 +400,8 @@ static int decode_start(struct act_self *self, void *state, const void *arg)
     int r = d->stream && d->round && d->lease && d->sampler ? 0 : -ENOMEM;
     if (!r)
         r = mdl_decoder_new(e->m, l->streams, l->draft, l->context, &d->decoder, &d->err);
+    if (!r)
+        r = dec_spec_start(d);
     if (r) {
         decode_stop(self, state, r);
         return r;

@@ -4,6 +4,7 @@
 
 #include "actors/decode.h"
 #include "actors/recipe.h"
+#include "actors/speculate.h"
 
 enum dec_state {
     DEC_FREE,
@@ -27,6 +28,7 @@ struct dec_stream {
     struct act_recipe recipe;
     struct mdl_seq *seq;
     struct mdl_stream run;
+    struct act_spec_stream spec;
     uint32_t *pages; /* [seq->n_blocks] */
     int n_pages;
     uint8_t *aside; /* parked: the bytes of the pages */
@@ -52,6 +54,10 @@ struct decode {
     struct dec_stream *stream; /* [limits.streams] */
     struct mdl_stream **round; /* [limits.streams] */
     int n_round;
+    struct act_speculation spec;
+    struct act_spec_stream **round_spec;     /* [limits.streams] */
+    int64_t verify_began;                    /* ns */
+    bool disturbed;                          /* the round shares the machine with a prompt, or was run twice */
     bool running;                            /* a round is in progress */
     bool waiting;                            /* for expert results */
     struct act_addr busy[ACT_INSTANCES_MAX]; /* Prefill actors with prompts: they get time between rounds */
@@ -84,6 +90,14 @@ void dec_pages_return(struct decode *d, const uint32_t *page, int n);
 bool dec_park_youngest(struct decode *d, const struct dec_stream *keep);
 /* Brings parked sequences back, oldest first, while pages are there. */
 void dec_unpark(struct decode *d);
+
+/* ---- decode_spec.c: planning of rounds ---- */
+
+int dec_spec_start(struct decode *d);
+void dec_spec_stop(struct decode *d);
+/* Before mdl_decoder_begin: how far each sequence of the round drafts. */
+void dec_spec_round_begins(struct decode *d);
+void dec_spec_round_ended(struct decode *d, int status);
 
 /* ---- decode_stats.c: figures for the observer ---- */
 

@@ -77,7 +77,7 @@ static int blocks_for(const struct decode *d, int tokens)
 
 bool dec_pages_ensure(struct decode *d, struct dec_stream *s)
 {
-    int tokens = s->seq->len + 1 + s->run.draft, need;
+    int tokens = s->seq->len + 1 + d->e->limits.draft, need;
     tokens = tokens < s->seq->params.max_tokens ? tokens : s->seq->params.max_tokens;
     need = blocks_for(d, tokens);
     while (s->n_pages < need && d->n_lease) {
@@ -85,7 +85,9 @@ bool dec_pages_ensure(struct decode *d, struct dec_stream *s)
         mdl_seq_attach(s->seq, s->n_pages, page_bytes(d, page));
         s->pages[s->n_pages++] = page;
     }
-    s->waits_for_page = s->n_pages < need;
+    /* Without a page for drafts the sequence goes on without them. */
+    s->spec.room = s->n_pages * d->e->layout.block_tokens - s->seq->len - 1;
+    s->waits_for_page = s->spec.room < 0;
     return !s->waits_for_page;
 }
 

@@ -4,7 +4,9 @@
 #define WEFT_ACTORS_ENGINE_H
 
 #include "actors/exchange.h"
+#include "actors/plan.h"
 #include "kvtiers/device.h"
+#include "model/calibration.h"
 #include "model/decode.h"
 #include "model/prefill.h"
 #include "model/sampler.h"
@@ -16,7 +18,7 @@ struct act_engine_limits {
     int streams;  /* sequences that decode at a time */
     int prefills; /* prompts that compute at a time */
     int chunk;    /* rows of a prefill step */
-    int draft;    /* guesses per step, 0: none */
+    int draft;    /* guesses per step at most, 0: none */
     int replay;   /* R; 0: exact mode */
     int rollback;
     bool full_bridge;
@@ -27,6 +29,9 @@ struct act_engine_limits {
 struct act_engine {
     struct mdl_model *m;
     struct act_engine_limits limits;
+    struct act_plan_options plan; /* of decoding rounds */
+    struct act_steptime steptime; /* for dynamic plans */
+    struct mdl_calibration calibration;
     struct mdl_kv_layout layout;
     struct kv_device *device; /* owned by the tier actor alone; others use only the bytes of pages that they hold */
     bool snapshots;           /* sequences keep the window rows that snapshots need */

@@ -141,6 +141,8 @@ static bool take_result(struct act_exchange *e, struct act_msg *m)
     }
     e->counters.results++;
     e->losses = 0;
+    e->shard_rows = e->shard_rows_of == e->sequence && e->shard_rows > p->rows ? e->shard_rows : p->rows;
+    e->shard_rows_of = e->sequence;
     for (int i = 0; i < x->rows * x->k; i++)
         if (on_shard(s, x->expert[i])) {
             mdl_exchange_deliver(x, i / x->k, i % x->k, (int)hidden, (const uint16_t *)(const void *)at);

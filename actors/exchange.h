@@ -45,8 +45,10 @@ struct act_exchange {
     struct mdl_exchange *current;          /* NULL: none */
     struct act_msg unsent[ACT_SHARDS_MAX]; /* waiting for room */
     int n_unsent;
-    bool lost;  /* a shard of the current exchange is gone: the step must be run again */
-    int losses; /* exchanges lost in a row; too many fail the step */
+    bool lost;              /* a shard of the current exchange is gone: the step must be run again */
+    int shard_rows;         /* rows that the busiest shard worked on when it last answered; 0: unknown */
+    uint32_t shard_rows_of; /* the exchange of shard_rows */
+    int losses;             /* exchanges lost in a row; too many fail the step */
     struct act_exchange_counters counters;
     struct mdl_providers providers; /* to hand to the step */
 };

@@ -8,6 +8,7 @@
 
 #include "actors/runtime/log.h"
 #include "actors/server_impl.h"
+#include "actors/speculate_start.h"
 #include "model/chat.h"
 #include "model/team.h"
 
@@ -72,19 +73,18 @@ static int plan_engine(struct act_server *s, struct cfg_error *err)
     int context = c->model.context ? c->model.context : m->max_position;
     if (context > pages * per)
         context = (int)(pages * per);
-    e->limits = (struct act_engine_limits){
-        .context = context,
-        .streams = c->engine.decode_streams,
-        .prefills = c->engine.prefill_streams,
-        .chunk = c->compute.prefill_chunk,
-        .draft = c->speculation.draft_length < m->draft_block ? c->speculation.draft_length : m->draft_block,
-        .replay = c->replay.exact || m->cut < 0 ? 0 : cfg_replay_rows(c, m->window),
-        .rollback = c->replay.rollback,
-        .full_bridge = c->replay.bridge_window == CFG_BRIDGE_FULL,
-        .lease = pages > 64 ? 8 : 1,
-        .prefill_share_ns = c->engine.prefill_share_us * 1000};
-    if (!m->n_draft)
-        e->limits.draft = 0;
+    e->limits = (struct act_engine_limits){.context = context,
+                                           .streams = c->engine.decode_streams,
+                                           .prefills = c->engine.prefill_streams,
+                                           .chunk = c->compute.prefill_chunk,
+                                           .replay = c->replay.exact || m->cut < 0 ? 0 : cfg_replay_rows(c, m->window),
+                                           .rollback = c->replay.rollback,
+                                           .full_bridge = c->replay.bridge_window == CFG_BRIDGE_FULL,
+                                           .lease = pages > 64 ? 8 : 1,
+                                           .prefill_share_ns = c->engine.prefill_share_us * 1000};
+    r = act_speculation_prepare(c, s->log, server_has(s, CFG_ROLE_DECODE), e, err);
+    if (r)
+        return r;
     e->snapshots = c->kv.snapshots > 0 && e->limits.replay > 0 && e->limits.rollback > 0;
     if (!server_has(s, CFG_ROLE_PREFILL | CFG_ROLE_DECODE))
         return 0;

@@ -27,6 +27,8 @@ enum {
 enum cfg_cpu { CFG_CPU_AUTO, CFG_CPU_SCALAR, CFG_CPU_AVX2, CFG_CPU_AVX512 };
 enum cfg_bridge_window { CFG_BRIDGE_TRUNCATE, CFG_BRIDGE_FULL };
 enum cfg_routing { CFG_ROUTING_AUTO, CFG_ROUTING_LOAD, CFG_ROUTING_PREFIX };
+enum cfg_speculation { CFG_SPECULATION_OFF, CFG_SPECULATION_FIXED, CFG_SPECULATION_DYNAMIC };
+enum cfg_budget { CFG_BUDGET_LAGGED, CFG_BUDGET_EARLY_STOP };
 enum cfg_log_level { CFG_LOG_ERROR, CFG_LOG_WARNING, CFG_LOG_INFO, CFG_LOG_DEBUG };
 enum cfg_log_format { CFG_LOG_TEXT, CFG_LOG_JSON };
 
@@ -72,7 +74,12 @@ struct cfg_config {
         int bridge_window; /* enum cfg_bridge_window */
     } replay;
     struct {
+        int mode;         /* enum cfg_speculation */
         int draft_length; /* 0: off */
+        int budget;       /* enum cfg_budget */
+        double min_gain, probe_share;
+        char table_file[CFG_PATH_TEXT]; /* "": step times are measured at every start */
+        int64_t measure_us;
     } speculation;
     struct {
         double temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;

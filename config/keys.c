@@ -14,6 +14,8 @@
 static const char *const cpu_values[] = {"auto", "scalar", "avx2", "avx512", NULL};
 static const char *const bridge_values[] = {"truncate", "full", NULL};
 static const char *const routing_values[] = {"auto", "load", "prefix", NULL};
+static const char *const speculation_values[] = {"off", "fixed", "dynamic", NULL};
+static const char *const budget_values[] = {"lagged", "early_stop", NULL};
 static const char *const level_values[] = {"error", "warning", "info", "debug", NULL};
 static const char *const format_values[] = {"text", "json", NULL};
 static const char *const role_values[] = {"gateway", "prefill", "decode", "expert", "kv", NULL};
@@ -57,8 +59,26 @@ const struct cfg_key cfg_keys[] = {
      .help = "What the first decoder layer sees before the tail: nothing (truncate) or its whole window (full)."},
 
     {"speculation", CFG_GROUP, .help = "Drafting of several tokens that one pass then verifies."},
+    {"speculation.mode", CFG_ENUM, .values = speculation_values, AT(speculation.mode), .fallback = "fixed",
+     .help =
+         "off drafts nothing; fixed drafts and verifies the same number of tokens in every step; dynamic plans each "
+         "step from confidences and measured step times, down to no draft at all. The text does not depend on it."},
     {"speculation.draft_length", CFG_INT, "tokens", 0, 32, AT(speculation.draft_length), .fallback = "3",
-     .help = "Tokens that are drafted per step. 0: no speculation. The text does not depend on it."},
+     .help = "Tokens that are drafted per step and sequence; in dynamic mode at most that many. 0: no speculation."},
+    {"speculation.budget", CFG_ENUM, .values = budget_values, AT(speculation.budget), .fallback = "lagged",
+     .help = "Dynamic mode: lagged takes the best number of drafts in view of earlier confidences; early_stop takes "
+             "drafts by present confidence until one does not pay."},
+    {"speculation.min_gain", CFG_DOUBLE, .min = 0, .max = 1, AT(speculation.min_gain), .fallback = "0.005",
+     .help = "Dynamic mode: a plan changes only for a gain in expected tokens per second of this share."},
+    {"speculation.probe_share", CFG_DOUBLE, .min = 0, .max = 0.2, AT(speculation.probe_share), .fallback = "0.005",
+     .help = "Dynamic mode: share of time for steps that verify whole blocks although that is not best, so that a "
+             "change of confidence is noticed."},
+    {"speculation.table_file", CFG_TEXT, "file", AT(speculation.table_file), .fallback = "",
+     .help = "Dynamic mode: keeps the step times that were measured, for the next start with the same model, machine "
+             "and build. Empty: they are measured at every start."},
+    {"speculation.measure", CFG_DURATION, "ms", 0, 600000, AT(speculation.measure_us), .fallback = "2s",
+     .help = "Dynamic mode: no larger batch is measured after this long; what is missing is extrapolated, and refined "
+             "while serving."},
 
     {"sampling", CFG_GROUP, .help = "Defaults for what a request leaves out."},
     {"sampling.temperature", CFG_DOUBLE, .min = 0, .max = 2, AT(sampling.temperature), .fallback = "1.0",

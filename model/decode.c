@@ -19,6 +19,8 @@ struct mdl_decoder {
     struct mdl_stream **streams;     /* [max_streams] of the round */
     struct mdl_stream **drafting;    /* [max_streams] the stream of each draft segment */
     float *logits;                   /* [vocab] a copy that pick may change */
+    mdl_plan_fn *plan;
+    void *plan_ctx;
     /* The round. */
     const struct mdl_providers *providers;
     enum decode_phase phase;
@@ -80,12 +82,23 @@ int mdl_decoder_new(struct mdl_model *m, int max_streams, int max_draft, int max
     return 0;
 }
 
-/* Guesses that can still come true: one token of the round is always the target's own. */
+void mdl_decoder_set_plan(struct mdl_decoder *d, mdl_plan_fn *plan, void *ctx)
+{
+    d->plan = plan;
+    d->plan_ctx = ctx;
+}
+
+int mdl_stream_draft_cap(const struct mdl_stream *s)
+{
+    int room = s->seq->params.max_tokens - s->seq->len - 1;
+    room = room < s->limit - 1 ? room : s->limit - 1;
+    return room > 0 ? room : 0;
+}
+
 static int draft_length(const struct mdl_decoder *d, const struct mdl_stream *s)
 {
-    int room = s->seq->params.max_tokens - s->seq->len - 1, n = s->draft < d->max_draft ? s->draft : d->max_draft;
-    n = n < room ? n : room;
-    n = n < s->limit - 1 ? n : s->limit - 1;
+    int n = s->draft < d->max_draft ? s->draft : d->max_draft, cap = mdl_stream_draft_cap(s);
+    n = n < cap ? n : cap;
     return n > 0 ? n : 0;
 }
 
@@ -117,14 +130,19 @@ static int begin_draft(struct mdl_decoder *d, struct cfg_error *err)
 static int begin_verify(struct mdl_decoder *d, struct cfg_error *err)
 {
     int r = 0;
+    for (int i = 0; i < d->n; i++)
+        d->streams[i]->offer = d->streams[i]->guess.n;
+    if (d->plan)
+        d->plan(d->plan_ctx, d->streams, d->n);
     mdl_step_begin(d->verify, d->providers);
     for (int i = 0; i < d->n && !r; i++) {
         struct mdl_stream *s = d->streams[i];
+        s->offer = s->offer < 0 ? 0 : s->offer < s->guess.n ? s->offer : s->guess.n;
         int32_t *ids = d->ids + (size_t)i * (size_t)(d->max_draft + 1);
         ids[0] = s->next;
-        memcpy(ids + 1, s->guess.ids, (size_t)s->guess.n * sizeof *ids);
+        memcpy(ids + 1, s->guess.ids, (size_t)s->offer * sizeof *ids);
         struct mdl_segment seg = {
-            .seq = s->seq, .start = s->seq->len, .n = s->guess.n + 1, .ids = ids, .layer_end = d->m->cfg->n_layers};
+            .seq = s->seq, .start = s->seq->len, .n = s->offer + 1, .ids = ids, .layer_end = d->m->cfg->n_layers};
         r = mdl_step_add(d->verify, &seg, err);
     }
     d->phase = DECODE_VERIFY;
@@ -136,7 +154,7 @@ static void accept(struct mdl_decoder *d, struct mdl_stream *s, int segment)
 {
     int start = s->seq->len, vocab = d->m->cfg->vocab_size;
     s->n_emitted = s->status = 0;
-    for (int i = 0; i <= s->guess.n; i++) {
+    for (int i = 0; i <= s->offer; i++) {
         memcpy(d->logits, mdl_step_logits(d->verify, segment, i), (size_t)vocab * sizeof(float));
         int32_t id = s->pick ? s->pick(s->pick_ctx, start + i + 1, d->logits, false) : mdl_argmax(d->logits, vocab);
         if (id < 0) {
@@ -145,7 +163,7 @@ static void accept(struct mdl_decoder *d, struct mdl_stream *s, int segment)
             return;
         }
         s->emitted[s->n_emitted++] = id;
-        if (s->finished || i == s->guess.n || id != s->guess.ids[i])
+        if (s->finished || i == s->offer || id != s->guess.ids[i])
             break;
     }
     int accepted = s->n_emitted - 1;
@@ -153,10 +171,10 @@ static void accept(struct mdl_decoder *d, struct mdl_stream *s, int segment)
     s->next = s->emitted[accepted];
     s->counters.steps++;
     s->counters.drafted += s->guess.n;
-    s->counters.offered += s->guess.n;
+    s->counters.offered += s->offer;
     s->counters.accepted += accepted;
     s->counters.emitted += s->n_emitted;
-    for (int i = 0; i < s->guess.n; i++)
+    for (int i = 0; i < s->offer; i++)
         s->counters.offered_at[i]++;
     for (int i = 0; i < accepted; i++)
         s->counters.accepted_at[i]++;

@@ -34,6 +34,7 @@ struct mdl_stream {
     int32_t next; /* token at position seq->len, already picked, not yet run */
     int draft;    /* guesses to verify per round, 0..draft_block; fewer where the sequence ends */
     int limit;    /* most tokens to emit in this round; at least 1 */
+    int offer;    /* of the round's guesses, the first ones that are verified: all, unless the plan says less */
     bool ghost;   /* given up in mid-round: its rows run on, nothing is picked or committed */
     mdl_pick_fn *pick;
     void *pick_ctx;
@@ -47,12 +48,22 @@ struct mdl_stream {
     struct mdl_draft guess;
 };
 
+/* Guesses that can still come true by length and limit: one token of a round is always the target's own. */
+int mdl_stream_draft_cap(const struct mdl_stream *s);
+
+/* Called once per round when every guess is picked and before verification, also when nothing was drafted: may lower
+ * `offer` of each stream, which is guess.n. What is not offered was never run, so it needs no undoing. */
+typedef void mdl_plan_fn(void *ctx, struct mdl_stream *const *streams, int n);
+
 struct mdl_decoder;
 
 /* max_streams of up to max_draft guesses each, sequences of up to max_tokens. */
 int mdl_decoder_new(struct mdl_model *m, int max_streams, int max_draft, int max_tokens, struct mdl_decoder **out,
                     struct cfg_error *err);
 void mdl_decoder_free(struct mdl_decoder *d);
+
+/* plan NULL: every guess is offered. */
+void mdl_decoder_set_plan(struct mdl_decoder *d, mdl_plan_fn *plan, void *ctx);
 
 /* One round for n streams. Each needs room for at least one more token in its sequence. On an error nothing was
  * committed. */

@@ -17,6 +17,8 @@ void ts_world_open(struct ts_world *w, int pages, int shards)
     w->e.vocab = w->m->cfg->vocab_size;
     w->e.limits = (struct act_engine_limits){
         .context = 192, .streams = 4, .prefills = 2, .chunk = 24, .draft = 3, .replay = 24, .rollback = 8, .lease = 2};
+    w->e.plan = (struct act_plan_options){.mode = ACT_PLAN_FIXED, .length = w->e.limits.draft};
+    mdl_calibration_identity(&w->e.calibration, w->m->cfg->draft_block);
     cr_assert_eq(mdl_kv_layout_init(w->m->cfg, TS_WORLD_BLOCK, &w->e.layout, &err), 0);
     cr_assert_eq(kv_device_new(pages, w->e.layout.block_bytes, 8 << 20, &w->e.device, &err), 0);
     w->e.n_shards = shards;

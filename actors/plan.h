@@ -1,0 +1,130 @@
+/* How many tokens to draft and how many of the drafts to verify: the plan of one decoding round.
+ *
+ * A round is planned in two halves, around the drafter's pass:
+ *
+ *   act_plan_draft   before it: the depth (tokens that each request drafts at most; 0 skips the drafter) and the budget
+ *                    (drafts of all requests together that are verified). Reads confidences of earlier blocks and the
+ *                    step-time table, never the block to come.
+ *   act_plan_split   behind it: gives the budget to the requests by the confidences of this block.
+ *   act_plan_done    when the round is over: what it took; its confidences become earlier ones.
+ *
+ * Dynamic mode maximises expected tokens per second, (requests + sum of survivals) / time(requests, rows), over every
+ * depth and budget, since the time is a staircase and a search that stops at the first fall would get stuck on a step.
+ * The survival of a draft is the product of the calibrated confidences up to it: the chance that it is kept.
+ *
+ * Losslessness. That draft k of a request is verified depends on nothing that was computed after draft k was drawn:
+ * depth and budget come from earlier blocks, and among current survivals a draft's rank depends only on its own
+ * request's drafts up to k and on other requests (a later draft of the same request is no more likely and loses ties).
+ * The early-stop form looks at current survivals only, in falling order, and stops at the first loss. This matters for
+ * acceptance by rejection; greedy and sample-and-match give the same tokens under any plan.
+ *
+ * A pure object: no clock, no randomness, no allocation after init; one owner. Used by the Decode actor
+ * (speculate.h), by benches, and by simulations with tables of other machines. */
+#ifndef WEFT_ACTORS_PLAN_H
+#define WEFT_ACTORS_PLAN_H
+
+#include <stdint.h>
+
+#include "actors/steptime.h"
+
+enum {
+    ACT_PLAN_BLOCK_MAX = 32,
+    ACT_PLAN_MEMORY = 8, /* earlier blocks kept per request */
+};
+
+enum act_plan_mode {
+    ACT_PLAN_OFF,   /* nothing is drafted */
+    ACT_PLAN_FIXED, /* options.length drafts per request, all verified */
+    ACT_PLAN_DYNAMIC,
+};
+
+/* What the budget of dynamic mode is computed from. */
+enum act_plan_budget {
+    ACT_PLAN_LAGGED,     /* earlier confidences, best of all budgets */
+    ACT_PLAN_EARLY_STOP, /* current ones, in falling order up to the first loss */
+};
+
+struct act_plan_options {
+    enum act_plan_mode mode;
+    enum act_plan_budget budget;
+    int length; /* of fixed mode; in dynamic mode the most per request */
+    /* A change of plan must promise this much (0.01: 1 %) over the last plan, or over the whole block. */
+    double min_gain;
+    /* Share of time that may go to rounds in which the whole block is drafted and offered although that is not best,
+     * so that confidences are known also while drafts do not pay. 0: never. */
+    double probe_share;
+    int max_rows; /* of a verification; 0: any number */
+};
+
+/* What is remembered of a request; zero at its start, dropped with it. */
+struct act_plan_memory {
+    uint64_t name; /* given by the plan that first saw it */
+    int n, next;
+    int depth[ACT_PLAN_MEMORY];
+    float survival[ACT_PLAN_MEMORY][ACT_PLAN_BLOCK_MAX];
+};
+
+/* A request's part in a round; filled by the caller for every round. */
+struct act_plan_request {
+    struct act_plan_memory *memory;
+    int cap; /* drafts that can be of use: length, KV room, grammar */
+    /* Set by act_plan_draft. */
+    int draft; /* tokens to draft, at most cap */
+    /* Set by the caller before act_plan_split. */
+    int drafted;                          /* tokens that were drafted */
+    float confidence[ACT_PLAN_BLOCK_MAX]; /* calibrated: chance that draft k is kept if those before it are, 0..1 */
+    /* Set by act_plan_split. */
+    int offer; /* of these, the first ones to verify */
+};
+
+struct act_plan_choice {
+    int depth, budget;
+    double tokens, ns; /* expected of the round; 0 outside dynamic mode */
+};
+
+struct act_plan_counters {
+    uint64_t rounds, skipped, probes, trimmed; /* trimmed: drafts made and not offered */
+    double expected_tokens, expected_ns;       /* sums over dynamic rounds that were observed */
+    double seen_tokens, seen_ns;
+};
+
+struct act_plan {
+    struct act_plan_options options;
+    struct act_steptime *table; /* borrowed; refreshed by act_plan_done when asked to */
+    int block, max_requests;
+    /* Survival by position over all requests: what is assumed of one without history. */
+    double prior[ACT_PLAN_BLOCK_MAX];
+    uint64_t blocks_seen;
+    struct act_plan_choice choice; /* of the present or last round */
+    bool probe;
+    int requests, drafts, rows, shard_rows; /* of the present round */
+    int last_requests, last_caps;
+    double probe_credit; /* ns */
+    int since_probe;
+    struct act_plan_counters counters;
+    /* Expected drafts kept of the block to come, by depth and budget: running means over the blocks of the requests
+     * named by `company`. */
+    double *gain;   /* [block][max_requests * block + 1] */
+    double *newest; /* the same of the last block alone */
+    uint64_t company, names;
+    bool learned;               /* a block was drafted since the means were brought up to date */
+    struct act_plan_item *item; /* scratch, [max_requests * block] */
+};
+
+/* block: drafts that the drafter makes at once. table may be NULL outside dynamic mode. -EINVAL, -ENOMEM. */
+int act_plan_init(struct act_plan *p, const struct act_plan_options *options, int block, int max_requests,
+                  struct act_steptime *table);
+void act_plan_free(struct act_plan *p);
+
+/* n: 1..max_requests. shard_rows: as in act_steptime_verify_ns. Sets draft of every request. */
+void act_plan_draft(struct act_plan *p, struct act_plan_request *r, int n, int shard_rows);
+/* The same requests in the same order. Sets offer of every request; remembers their survivals. */
+void act_plan_split(struct act_plan *p, struct act_plan_request *r, int n);
+/* tokens: emitted by the round. refresh: the times are those of an undisturbed round and may go into the table. */
+void act_plan_done(struct act_plan *p, int tokens, double draft_ns, double verify_ns, bool refresh);
+
+/* The best choice for given survivals, without history, hysteresis or probes: for tables, simulations and tests.
+ * survival: [n][block], falling; cap [n]. */
+struct act_plan_choice act_plan_best(struct act_plan *p, const float *survival, const int *cap, int n, int shard_rows);
+
+#endif

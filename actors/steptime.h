@@ -1,0 +1,61 @@
+/* How long a decoding round takes on this machine, as a function of its requests and rows: what the planner weighs
+ * drafts against.
+ *
+ * A table has three curves over measured points. `plain` is the time of a verification with one row per request,
+ * `full` that of one with a whole block of drafts per request; a mixed batch lies between them by its share of drafts,
+ * because drafts of one request cost other things (experts, history) than rows of many requests. `draft` is the
+ * drafter's pass by requests, and every token that it picks costs `pick_ns` on top. Lookups never fall with rows: noise
+ * must not make more work look cheaper.
+ *
+ * A plain object without clocks or files of its own; one owner. Measuring, reading and writing: steptime_file.h,
+ * steptime_measure.h. Times are ns. */
+#ifndef WEFT_ACTORS_STEPTIME_H
+#define WEFT_ACTORS_STEPTIME_H
+
+#include <stdbool.h>
+
+enum { ACT_STEPTIME_POINTS = 48 };
+
+/* Ascending in at. Between points: a straight line, or with `padded` the next point, as where a batch is padded to a
+ * measured size. Beyond the last point: the slope of the last piece. Before the first: the first. */
+struct act_steptime_curve {
+    int n;
+    int at[ACT_STEPTIME_POINTS];
+    double raw[ACT_STEPTIME_POINTS]; /* as measured and refreshed */
+    double ns[ACT_STEPTIME_POINTS];  /* running maximum of raw */
+};
+
+struct act_steptime {
+    int block; /* drafts per request on the `full` curve */
+    bool padded;
+    struct act_steptime_curve plain, full; /* by rows */
+    struct act_steptime_curve draft;       /* by requests */
+    double pick_ns;
+    /* Share of a verification that is spent in expert shards; scales with the rows that these reported when they serve
+     * others too. 0: unknown, their report is not used. */
+    double expert_share;
+    /* Kept by act_steptime_observe: what the machine takes now against the table as a whole. */
+    double verify_scale, draft_scale;
+};
+
+/* An empty table of a block of so many drafts; scales 1. */
+void act_steptime_init(struct act_steptime *t, int block);
+/* Adds a point, or replaces the one at the same place. -ENOSPC when the curve is full, -EINVAL for at < 1 or ns that is
+ * not positive and finite. */
+int act_steptime_add(struct act_steptime_curve *c, int at, double ns);
+double act_steptime_at(const struct act_steptime *t, const struct act_steptime_curve *c, int at);
+/* Whether there is enough in it to plan with. */
+bool act_steptime_usable(const struct act_steptime *t);
+
+/* Verification of rows (at least one per request). shard_rows: rows that the busiest expert shard worked on when it
+ * last reported, over all its sources; 0: nothing is known. */
+double act_steptime_verify_ns(const struct act_steptime *t, int requests, int rows, int shard_rows);
+/* A drafter's pass over so many requests that picks so many tokens in all; 0 for none. */
+double act_steptime_draft_ns(const struct act_steptime *t, int requests, int drafts);
+
+/* A round took that long. Moves the scales, and the points next to it by less, each step bounded: one odd round changes
+ * little, and a slow spell lifts every choice alike, so that the planner does not swing between them. */
+void act_steptime_observe(struct act_steptime *t, int requests, int drafts, int rows, int shard_rows, double draft_ns,
+                          double verify_ns);
+
+#endif

@@ -1,0 +1,141 @@
+#include "actors/steptime_file.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "config/version.h"
+
+enum { FORMAT = 1 };
+
+static void processor_name(char *out, size_t size)
+{
+    char line[256];
+    FILE *f = fopen("/proc/cpuinfo", "re");
+    snprintf(out, size, "unknown processor");
+    while (f && fgets(line, sizeof line, f)) {
+        char *colon = strchr(line, ':');
+        if (strncmp(line, "model name", 10) || !colon)
+            continue;
+        line[strcspn(line, "\n")] = 0;
+        snprintf(out, size, "%s", colon[1] == ' ' ? colon + 2 : colon + 1);
+        break;
+    }
+    if (f)
+        fclose(f);
+}
+
+void act_steptime_identity(const struct mdl_model *m, struct act_steptime_identity *out)
+{
+    char name[120];
+    processor_name(name, sizeof name);
+    *out = (struct act_steptime_identity){.revision = m->ck->revision};
+    snprintf(out->machine, sizeof out->machine, "%s, %d threads", name, mdl_team_size(m->team));
+    snprintf(out->build, sizeof out->build, WEFT_VERSION ", %s, compiler %.40s", m->exec.be->name, __VERSION__);
+}
+
+/* ---- reading ---- */
+
+static int read_curve(const json_t *root, const char *path, const char *name, struct act_steptime_curve *c,
+                      struct cfg_error *err)
+{
+    const json_t *list = json_object_get(root, name), *pair;
+    size_t i;
+    if (!json_is_array(list))
+        return cfg_error_set(err, EINVAL, "%s: \"%s\" is missing", path, name);
+    json_array_foreach (list, i, pair) {
+        json_int_t at = json_integer_value(json_array_get(pair, 0));
+        int r =
+            at < 1 || at > 1 << 24 ? -EINVAL : act_steptime_add(c, (int)at, json_number_value(json_array_get(pair, 1)));
+        if (r)
+            return cfg_error_set(err, EINVAL, "%s: \"%s\", point %zu: %s", path, name, i + 1,
+                                 r == -ENOSPC ? "too many points" : "needs a number of rows and a time above 0");
+    }
+    return 0;
+}
+
+static int differs(const json_t *root, const char *path, const char *key, const char *own, struct cfg_error *err)
+{
+    const char *there = json_string_value(json_object_get(root, key));
+    if (there && !strcmp(there, own))
+        return 0;
+    return cfg_error_set(err, EINVAL, "%s was measured for another %s (%.120s; here: %s)", path, key,
+                         there ? there : "none", own);
+}
+
+static int read_object(const json_t *root, const char *path, const struct act_steptime_identity *id, int block,
+                       struct act_steptime *t, struct cfg_error *err)
+{
+    char revision[17];
+    snprintf(revision, sizeof revision, "%016" PRIx64, id->revision);
+    if (json_integer_value(json_object_get(root, "format")) != FORMAT)
+        return cfg_error_set(err, EINVAL, "%s is no step-time table of format %d", path, FORMAT);
+    int r = differs(root, path, "model", revision, err);
+    if (!r)
+        r = differs(root, path, "machine", id->machine, err);
+    if (!r)
+        r = differs(root, path, "build", id->build, err);
+    if (!r && json_integer_value(json_object_get(root, "block")) != block)
+        r = cfg_error_set(err, EINVAL, "%s is for blocks of %lld drafts, wanted are %d", path,
+                          (long long)json_integer_value(json_object_get(root, "block")), block);
+    if (!r)
+        r = read_curve(root, path, "plain", &t->plain, err);
+    if (!r)
+        r = read_curve(root, path, "full", &t->full, err);
+    if (!r)
+        r = read_curve(root, path, "draft", &t->draft, err);
+    t->padded = json_is_true(json_object_get(root, "padded"));
+    t->pick_ns = json_number_value(json_object_get(root, "pick_ns"));
+    t->expert_share = json_number_value(json_object_get(root, "expert_share"));
+    if (!r && (!(t->pick_ns >= 0) || !(t->expert_share >= 0 && t->expert_share <= 1) || !act_steptime_usable(t)))
+        r = cfg_error_set(err, EINVAL, "%s: the table is not complete", path);
+    return r;
+}
+
+int act_steptime_read(const char *path, const struct act_steptime_identity *id, int block, struct act_steptime *out,
+                      struct cfg_error *err)
+{
+    json_error_t je;
+    act_steptime_init(out, block);
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return cfg_error_set(err, errno, "%s: %s", path, strerror(errno));
+    json_t *root = json_loadf(f, JSON_REJECT_DUPLICATES, &je);
+    fclose(f);
+    if (!root)
+        return cfg_error_set(err, EINVAL, "%s:%d: %s", path, je.line, je.text);
+    int r = read_object(root, path, id, block, out, err);
+    json_decref(root);
+    if (r)
+        act_steptime_init(out, block);
+    return r;
+}
+
+/* ---- writing ---- */
+
+static json_t *curve_json(const struct act_steptime_curve *c)
+{
+    json_t *list = json_array();
+    for (int i = 0; i < c->n; i++)
+        json_array_append_new(list, json_pack("[i,f]", c->at[i], c->raw[i]));
+    return list;
+}
+
+int act_steptime_write(const char *path, const struct act_steptime_identity *id, const struct act_steptime *t,
+                       struct cfg_error *err)
+{
+    char revision[17], temporary[4096];
+    snprintf(revision, sizeof revision, "%016" PRIx64, id->revision);
+    if ((size_t)snprintf(temporary, sizeof temporary, "%s.new", path) >= sizeof temporary)
+        return cfg_error_set(err, ENAMETOOLONG, "%s: the name is too long", path);
+    json_t *root = json_pack("{s:i,s:s,s:s,s:s,s:i,s:b,s:f,s:f,s:o,s:o,s:o}", "format", FORMAT, "model", revision,
+                             "machine", id->machine, "build", id->build, "block", t->block, "padded", (int)t->padded,
+                             "pick_ns", t->pick_ns, "expert_share", t->expert_share, "plain", curve_json(&t->plain),
+                             "full", curve_json(&t->full), "draft", curve_json(&t->draft));
+    int r = !root || json_dump_file(root, temporary, JSON_INDENT(1) | JSON_REAL_PRECISION(7) | JSON_PRESERVE_ORDER) ||
+            rename(temporary, path);
+    json_decref(root);
+    return r ? cfg_error_set(err, EIO, "%s cannot be written: %s", path, strerror(errno)) : 0;
+}

@@ -1,0 +1,40 @@
+/* Step-time tables in files, and where a table comes from when an engine starts: the file when it fits this model,
+ * machine and build, else a measurement, which then becomes the file. Main thread, before the engine's actors start:
+ * measuring uses the model's compute team. */
+#ifndef WEFT_ACTORS_STEPTIME_FILE_H
+#define WEFT_ACTORS_STEPTIME_FILE_H
+
+#include <stdint.h>
+
+#include "actors/steptime.h"
+#include "config/error.h"
+#include "model/model.h"
+
+/* What a table was measured on; every part has to be the same for it to be used again. */
+struct act_steptime_identity {
+    uint64_t revision; /* of the model */
+    char machine[160]; /* processor, threads */
+    char build[96];    /* version, CPU path, compiler */
+};
+void act_steptime_identity(const struct mdl_model *m, struct act_steptime_identity *out);
+
+/* -ENOENT: there is no file. -EINVAL: damaged or measured elsewhere; err says what differs. */
+int act_steptime_read(const char *path, const struct act_steptime_identity *id, int block, struct act_steptime *out,
+                      struct cfg_error *err);
+/* Complete or not at all: written beside and renamed. */
+int act_steptime_write(const char *path, const struct act_steptime_identity *id, const struct act_steptime *t,
+                       struct cfg_error *err);
+
+struct act_steptime_measure {
+    int streams;               /* sequences at a time, at most */
+    int block;                 /* drafts per request, at most; 0: no drafter */
+    int context;               /* tokens that the sequences have */
+    int64_t limit_ns;          /* no larger batch is begun after this long */
+    int64_t (*now)(void *ctx); /* monotonic, ns */
+    void *ctx;
+};
+/* Rounds on made-up tokens that commit nothing: per batch size one row per request, one draft and the whole block. */
+int act_steptime_measure(struct mdl_model *m, const struct act_steptime_measure *how, struct act_steptime *out,
+                         struct cfg_error *err);
+
+#endif

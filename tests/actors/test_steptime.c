@@ -1,0 +1,223 @@
+/* Step-time tables: lookup, refresh, files, measuring. */
+#include "tests/harness.h"
+
+#include <errno.h>
+#include <unistd.h>
+
+#include "actors/steptime_file.h"
+#include "model/sampler.h"
+
+static struct act_steptime table(void)
+{
+    struct act_steptime t;
+    act_steptime_init(&t, 3);
+    act_steptime_add(&t.plain, 1, 100);
+    act_steptime_add(&t.plain, 4, 130);
+    act_steptime_add(&t.plain, 8, 210);
+    act_steptime_add(&t.full, 4, 110);
+    act_steptime_add(&t.full, 8, 170);
+    act_steptime_add(&t.draft, 1, 20);
+    act_steptime_add(&t.draft, 2, 30);
+    t.pick_ns = 2;
+    return t;
+}
+
+Test(steptime, lookup)
+{
+    struct act_steptime t = table();
+    cr_expect_float_eq(act_steptime_verify_ns(&t, 1, 1, 0), 100, 1e-9);
+    cr_expect_float_eq(act_steptime_verify_ns(&t, 2, 2, 0), 110, 1e-9, "between points a line");
+    cr_expect_float_eq(act_steptime_verify_ns(&t, 10, 10, 0), 250, 1e-9, "beyond the last the slope goes on");
+    cr_expect_float_eq(act_steptime_verify_ns(&t, 1, 4, 0), 110, 1e-9, "whole blocks are on their own curve");
+    cr_expect_float_eq(act_steptime_verify_ns(&t, 2, 8, 0), 170, 1e-9);
+    /* 4 requests, 4 drafts: two thirds of whole blocks. */
+    cr_expect_float_eq(act_steptime_verify_ns(&t, 4, 8, 0), 210 + 2.0 / 3 * (170 - 210), 1e-9);
+    cr_expect_float_eq(act_steptime_draft_ns(&t, 2, 6), 42, 1e-9);
+    cr_expect_float_eq(act_steptime_draft_ns(&t, 2, 0), 0, 1e-9, "no drafts, no drafter");
+    t.padded = true;
+    cr_expect_float_eq(act_steptime_verify_ns(&t, 2, 2, 0), 130, 1e-9, "a padded batch costs what the next size costs");
+}
+
+Test(steptime, more_rows_never_look_cheaper)
+{
+    struct act_steptime t = table();
+    act_steptime_add(&t.plain, 6, 90);
+    double last = 0;
+    for (int rows = 1; rows < 20; rows++) {
+        double now = act_steptime_verify_ns(&t, rows, rows, 0);
+        cr_expect_ge(now, last, "%d rows", rows);
+        last = now;
+    }
+}
+
+/* Rows that shards report for others too make the share of the experts longer; no report changes nothing. */
+Test(steptime, rows_of_shards)
+{
+    struct act_steptime t = table();
+    double own = act_steptime_verify_ns(&t, 2, 2, 0);
+    cr_expect_float_eq(act_steptime_verify_ns(&t, 2, 2, 8), own, 1e-9, "without a known share they are not used");
+    t.expert_share = 0.5;
+    cr_expect_float_eq(act_steptime_verify_ns(&t, 2, 2, 0), own, 1e-9);
+    cr_expect_float_eq(act_steptime_verify_ns(&t, 2, 2, 1), own, 1e-9);
+    double other = act_steptime_verify_ns(&t, 2, 2, 8);
+    cr_expect(other > own + 1e-9, "%g", other);
+}
+
+Test(steptime, points)
+{
+    struct act_steptime t;
+    act_steptime_init(&t, 0);
+    cr_expect_not(act_steptime_usable(&t));
+    cr_expect_eq(act_steptime_add(&t.plain, 0, 1), -EINVAL);
+    cr_expect_eq(act_steptime_add(&t.plain, 1, 0), -EINVAL);
+    cr_expect_eq(act_steptime_add(&t.plain, 1, NAN), -EINVAL);
+    for (int i = ACT_STEPTIME_POINTS; i > 0; i--)
+        cr_assert_eq(act_steptime_add(&t.plain, i, i), 0);
+    cr_expect_eq(act_steptime_add(&t.plain, 1000, 1), -ENOSPC);
+    cr_expect_eq(act_steptime_add(&t.plain, 7, 70), 0, "a point may be replaced");
+    cr_expect(act_steptime_usable(&t), "without a drafter one curve is enough");
+    cr_expect_float_eq(act_steptime_verify_ns(&t, 7, 7, 0), 70, 1e-9);
+}
+
+/* Whatever the table said at first, what rounds really take is learned; a single odd round is not believed. */
+Test(steptime, refresh)
+{
+    struct act_steptime t = table(), before = t;
+    act_steptime_observe(&t, 1, 0, 1, 0, 0, 1e9);
+    cr_expect_float_eq(act_steptime_verify_ns(&t, 1, 1, 0) / act_steptime_verify_ns(&before, 1, 1, 0), 1, 0.05);
+    act_steptime_observe(&t, 1, 0, 1, 0, 0, NAN);
+    act_steptime_observe(&t, 1, 0, 0, 0, 0, 5);
+    for (int i = 0; i < 4000; i++) {
+        int n = 1 + i % 3, drafts = i % 2 ? 3 * n : 0;
+        double noise = 0.8 + 0.4 * mdl_random_unit(1, (uint64_t)i, 0);
+        act_steptime_observe(&t, n, drafts, n + drafts, 0, noise * 3 * (15.0 + 4 * n + drafts),
+                             noise * (300 + 40 * (n + drafts)));
+    }
+    for (int n = 1; n <= 3; n++) {
+        cr_expect_float_eq(act_steptime_verify_ns(&t, n, n, 0) / (300 + 40 * n), 1, 0.12, "%d: %g", n,
+                           act_steptime_verify_ns(&t, n, n, 0));
+        cr_expect_float_eq(act_steptime_verify_ns(&t, n, 4 * n, 0) / (300 + 160 * n), 1, 0.12, "%d: %g", n,
+                           act_steptime_verify_ns(&t, n, 4 * n, 0));
+        cr_expect_float_eq(act_steptime_draft_ns(&t, n, 3 * n) / (3 * (15.0 + 7 * n)), 1, 0.15, "%d: %g", n,
+                           act_steptime_draft_ns(&t, n, 3 * n));
+    }
+}
+
+/* ---- files ---- */
+
+static const struct act_steptime_identity here = {42, "a machine, 2 threads", "0, scalar"};
+
+static void path_of(char *out, size_t size)
+{
+    snprintf(out, size, "/tmp/weft-steptime-%d.json", (int)getpid());
+}
+
+static int read_back(const struct act_steptime_identity *id, int block, struct act_steptime *t, struct cfg_error *err)
+{
+    char path[64];
+    path_of(path, sizeof path);
+    return act_steptime_read(path, id, block, t, err);
+}
+
+Test(steptime, file)
+{
+    char path[64];
+    struct cfg_error err = {0};
+    struct act_steptime t = table(), got;
+    path_of(path, sizeof path);
+    unlink(path);
+    t.expert_share = 0.25;
+    cr_assert_eq(read_back(&here, 3, &got, &err), -ENOENT);
+    cr_assert_eq(act_steptime_write(path, &here, &t, &err), 0, "%s", err.msg);
+    cr_assert_eq(read_back(&here, 3, &got, &err), 0, "%s", err.msg);
+    for (int n = 1; n < 12; n++)
+        for (int rows = n; rows <= 4 * n; rows++) {
+            cr_expect_float_eq(act_steptime_verify_ns(&got, n, rows, 20), act_steptime_verify_ns(&t, n, rows, 20),
+                               1e-3);
+            cr_expect_float_eq(act_steptime_draft_ns(&got, n, rows), act_steptime_draft_ns(&t, n, rows), 1e-3);
+        }
+    const struct act_steptime_identity others[] = {{43, "a machine, 2 threads", "0, scalar"},
+                                                   {42, "a machine, 4 threads", "0, scalar"},
+                                                   {42, "a machine, 2 threads", "0, avx2"}};
+    const char *const names[] = {"model", "machine", "build"};
+    for (int i = 0; i < 3; i++) {
+        cr_expect_eq(read_back(&others[i], 3, &got, &err), -EINVAL, "another %s", names[i]);
+        cr_expect_not_null(strstr(err.msg, names[i]), "%s", err.msg);
+        cr_expect_not(act_steptime_usable(&got));
+    }
+    cr_expect_eq(read_back(&here, 4, &got, &err), -EINVAL, "another block");
+    unlink(path);
+    cr_expect_eq(act_steptime_write("/nowhere/at/all", &here, &t, &err), -EIO);
+}
+
+Test(steptime, damaged_files_are_refused)
+{
+    static const char *const bad[] = {
+        "",
+        "{",
+        "[]",
+        "{\"format\": 1}",
+        "{\"format\": 2}",
+        "{\"format\":1,\"model\":\"000000000000002a\",\"machine\":\"a machine, 2 threads\",\"build\":\"0, "
+        "scalar\",\"block\":3,"
+        "\"plain\":[[1,-5]],\"full\":[],\"draft\":[],\"pick_ns\":1,\"expert_share\":0}",
+        "{\"format\":1,\"model\":\"000000000000002a\",\"machine\":\"a machine, 2 threads\",\"build\":\"0, "
+        "scalar\",\"block\":3,"
+        "\"plain\":[[1,5]],\"full\":[],\"draft\":[[1,1]],\"pick_ns\":1,\"expert_share\":0}",
+        "{\"format\":1,\"model\":\"000000000000002a\",\"machine\":\"a machine, 2 threads\",\"build\":\"0, "
+        "scalar\",\"block\":3,"
+        "\"plain\":[[1,5]],\"full\":[[4,5]],\"draft\":[[1,1]],\"pick_ns\":1,\"expert_share\":7}",
+        "{\"format\":1,\"model\":\"000000000000002a\",\"machine\":\"a machine, 2 threads\",\"build\":\"0, "
+        "scalar\",\"block\":3,"
+        "\"plain\":[[99999999999,5]],\"full\":[[4,5]],\"draft\":[[1,1]],\"pick_ns\":1,\"expert_share\":0}",
+    };
+    char path[64];
+    path_of(path, sizeof path);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        struct act_steptime got;
+        struct cfg_error err = {0};
+        FILE *f = fopen(path, "w");
+        fputs(bad[i], f);
+        fclose(f);
+        cr_expect_eq(read_back(&here, 3, &got, &err), -EINVAL, "file %zu", i);
+        cr_expect_neq(err.msg[0], 0);
+        cr_expect_not(act_steptime_usable(&got));
+    }
+    unlink(path);
+}
+
+/* ---- measuring ---- */
+
+static int64_t ticking_clock(void *ctx)
+{
+    return *(int64_t *)ctx += 1000;
+}
+
+Test(steptime, measure)
+{
+    struct mdl_model *m;
+    struct cfg_error err;
+    int64_t clock = 0;
+    cr_assert_eq(mdl_model_open("tests/golden/mini8", 1, NULL, &m, &err), 0, "%s", err.msg);
+    struct act_steptime t;
+    struct act_steptime_measure how = {.streams = 6,
+                                       .block = m->cfg->draft_block,
+                                       .context = 9,
+                                       .limit_ns = INT64_MAX,
+                                       .now = ticking_clock,
+                                       .ctx = &clock};
+    cr_assert_eq(act_steptime_measure(m, &how, &t, &err), 0, "%s", err.msg);
+    cr_expect(act_steptime_usable(&t));
+    cr_expect_eq(t.plain.at[0], 1);
+    cr_expect_eq(t.plain.at[t.plain.n - 1], 6, "the largest batch is measured");
+    cr_expect_eq(t.full.at[t.full.n - 1], 6 * (m->cfg->draft_block + 1));
+    how.limit_ns = 0;
+    cr_assert_eq(act_steptime_measure(m, &how, &t, &err), 0, "%s", err.msg);
+    cr_expect_eq(t.plain.n, 1, "no time: the smallest batch only");
+    how.block = 0;
+    cr_assert_eq(act_steptime_measure(m, &how, &t, &err), 0, "%s", err.msg);
+    cr_expect(act_steptime_usable(&t), "a model without a drafter has a table too");
+    how.block = m->cfg->draft_block + 1;
+    cr_expect_eq(act_steptime_measure(m, &how, &t, &err), -EINVAL);
+    mdl_model_close(m);
+}
