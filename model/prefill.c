@@ -85,6 +85,23 @@ int mdl_prefill_begin(struct mdl_prefill *p, struct mdl_seq *seq, const int32_t 
     return 0;
 }
 
+int mdl_prefill_resume(struct mdl_prefill *p, struct mdl_seq *seq, const int32_t *ids, int n,
+                       const struct mdl_prefill_params *params, struct cfg_error *err)
+{
+    const struct mdl_config *cfg = seq->cfg;
+    *p = (struct mdl_prefill){.seq = seq, .ids = ids, .n = n, .params = *params, .two_passes = true};
+    p->encoder_at = n;
+    p->decoder_at = p->decoder_start = max_int(0, n - params->replay);
+    if (cfg->cut < 0 || seq->encoded != n || params->replay < cfg->window || params->replay > seq->params.replay ||
+        seq->bridge_lo > p->decoder_start)
+        return cfg_error_set(err, EINVAL, "a replay of %d rows cannot go on behind %d encoded tokens", params->replay,
+                             seq->encoded);
+    for (int l = cfg->cut + params->full_bridge; l < cfg->n_layers; l++)
+        seq->window_lo[l] = p->decoder_start;
+    seq->draft_lo = p->decoder_start;
+    return mdl_seq_reserve(seq, n, err);
+}
+
 /* Rows that an exact restart runs again only lead up to the hit; they saw short windows. */
 static int first_exact(const struct mdl_prefill *p, const struct mdl_segment *seg)
 {

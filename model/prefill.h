@@ -45,6 +45,10 @@ struct mdl_prefill {
 /* Checks the request and sets the window bounds of the sequence. ids [n], n >= 1. -EINVAL names the bad part. */
 int mdl_prefill_begin(struct mdl_prefill *p, struct mdl_seq *seq, const int32_t *ids, int n,
                       const struct mdl_prefill_params *params, struct cfg_error *err);
+/* Goes on where the encoder's pass over all n tokens has ended, somewhere else: the sequence has what
+ * mdl_handoff_state_load of form encoder brought. Only replay and full_bridge of params count. -EINVAL. */
+int mdl_prefill_resume(struct mdl_prefill *p, struct mdl_seq *seq, const int32_t *ids, int n,
+                       const struct mdl_prefill_params *params, struct cfg_error *err);
 /* The next segment of at most max_rows rows; false when the prompt is in. To be committed before the next call. */
 bool mdl_prefill_next(struct mdl_prefill *p, int max_rows, struct mdl_segment *out);
 /* The segment of the last mdl_prefill_next was committed. */
