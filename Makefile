@@ -57,6 +57,7 @@ else
 Q := @
 say = @printf '  %-5s %s\n'
 endif
+comma := ,
 ALL_CFLAGS = $(WEFT_CFLAGS) $(CFLAGS) $(SAN_FLAGS)
 
 LIB_SRC := $(wildcard config/*.c kvtiers/*.c transport/*.c model/*.c model/cpu/*.c actors/*.c actors/*/*.c cli/*.c)
@@ -67,6 +68,11 @@ ifeq ($(filter x86_64%,$(shell $(CC) -dumpmachine 2>/dev/null)),)
 LIB_SRC := $(filter-out %_avx2.c %_avx512.c,$(LIB_SRC))
 endif
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o)
+# The provider rdma, loaded at run time: built where the libraries are, linked to nothing of the program.
+RDMA_PKGS := libibverbs librdmacm
+RDMA_SRC := $(wildcard transport/rdma/*.c) transport/rdma.c transport/rdma_choose.c transport/transport.c config/error.c
+RDMA_OBJ := $(RDMA_SRC:%.c=$(BUILD)/pic/%.o)
+RDMA_SO := $(if $(shell pkg-config --exists $(RDMA_PKGS) 2>/dev/null && echo yes),$(BUILD)/weft-rdma.so)
 TOOL_SRC := $(wildcard tools/*.c)
 TOOL_BIN := $(TOOL_SRC:%.c=$(BUILD)/%)
 BENCH_SRC := $(wildcard bench/*.c)
@@ -92,20 +98,21 @@ PLANTED_BIN := $(PLANTED_SRC:%.c=$(BUILD)/%)
 # weft with chosen tokens in place of the network's, for tests/server.
 SCRIPTED_SRC := $(wildcard tests/server/script_hook.c)
 SCRIPTED_BIN := $(if $(SCRIPTED_SRC),$(BUILD)/tests/server/weft_scripted)
-HEADERS := $(wildcard config/*.h kvtiers/*.h transport/*.h model/*.h model/cpu/*.h actors/*.h actors/*/*.h cli/*.h tests/*.h tests/support/*.h)
+HEADERS := $(wildcard config/*.h kvtiers/*.h transport/*.h $(if $(RDMA_SO),transport/rdma/*.h) model/*.h model/cpu/*.h actors/*.h actors/*/*.h cli/*.h tests/*.h tests/support/*.h)
 ifeq ($(filter x86_64%,$(shell $(CC) -dumpmachine 2>/dev/null)),)
 HEADERS := $(filter-out %_avx2.h %_avx512.h,$(HEADERS))
 endif
 HEADER_OK := $(HEADERS:%=$(BUILD)/headers/%.ok)
 C_FILES := $(LIB_SRC) weft.c $(TOOL_SRC) $(BENCH_SRC) $(TEST_SRC) $(SUPPORT_SRC) $(GOLDEN_SRC) $(FUZZ_SRC) \
 	$(PLAIN_SRC) $(PLANTED_SRC) $(SCRIPTED_SRC) $(wildcard tests/*.c tests/fuzz/*.c)
-OBJ := $(sort $(C_FILES:%.c=$(BUILD)/%.o))
+OBJ := $(sort $(C_FILES:%.c=$(BUILD)/%.o) $(RDMA_OBJ))
 
 # What the suites start as a process, and where they find it.
 export WEFT_BIN := $(BUILD)/weft
 export WEFT_TOOLS := $(BUILD)/tools
+export WEFT_RDMA_SO := $(BUILD)/weft-rdma.so
 
-all: $(BUILD)/weft
+all: $(BUILD)/weft $(RDMA_SO)
 
 help:
 	@echo 'make run      install what is missing, build, serve $(MODEL) (MODEL=DIR, LISTEN=HOST:PORT, CONFIG=FILE)'
@@ -116,6 +123,7 @@ help:
 	@echo 'make deps     install the Debian packages that are missing'
 	@echo 'make tools    build/tools/*'
 	@echo 'make test-golden GOLDEN=DIR   every check on a folder of golden cases'
+	@echo 'make test-rdma   the provider rdma in a virtual machine with soft-RoCE (needs qemu, 70 MB of kernel package)'
 	@echo 'make bench    build and run the benchmarks'
 	@echo 'make measure  print the figures of docs/MEASURING.md'
 	@echo 'make soak     10,000 clients that leave at any moment'
@@ -155,6 +163,16 @@ $(BUILD)/%.o: %.c $(BUILD)/.flags
 $(BUILD)/weft: $(BUILD)/weft.o $(LIB_OBJ)
 	$(say) LINK $@
 	$(Q)$(CC) $(ALL_CFLAGS) $^ -o $@ $(WEFT_LIBS)
+
+$(BUILD)/pic/%.o: %.c $(BUILD)/.flags
+	@mkdir -p $(@D)
+	$(say) CC '$< (shared)'
+	$(Q)$(CC) $(ALL_CFLAGS) -fPIC -fvisibility=hidden -MMD -MP -c $< -o $@
+
+$(BUILD)/weft-rdma.so: $(RDMA_OBJ)
+	$(say) LINK $@
+	$(Q)$(CC) $(ALL_CFLAGS) -shared $(if $(SANITIZE),,-Wl$(comma)-z$(comma)defs) $^ -o $@ \
+		$(shell pkg-config --libs $(RDMA_PKGS) libevent_core) -ldl
 
 $(TOOL_BIN) $(BENCH_BIN): $(BUILD)/%: $(BUILD)/%.o $(LIB_OBJ)
 	$(say) LINK $@
@@ -220,6 +238,14 @@ run-suites:
 test-golden: $(GOLDEN_BIN)
 	$(if $(GOLDEN_BIN),$(GOLDEN_BIN) '$(GOLDEN)',@echo 'tests/golden_runner.c is not there'; exit 1)
 
+# The provider rdma against the kernel's soft-RoCE, in a virtual machine (tests/rdma/guest.sh).
+RDMA_SUITES := transport/test_rdma
+test-rdma: deps
+	@sh tools/deps.sh qemu-system-x86 busybox-static cpio kmod xz-utils zstd iproute2 ibverbs-providers perftest || \
+		echo 'test-rdma: going on without'
+	@$(MAKE) --no-print-directory SUITES='$(RDMA_SUITES)' test-programs
+	@BUILD='$(BUILD)' sh tests/rdma/run.sh $(RDMA_SUITES:%=$(BUILD)/tests/%)
+
 # Many more random cancels than make test has time for.
 soak: all $(BUILD)/tests/server/test_crowd
 	WEFT_SOAK=10000 $(BUILD)/tests/server/test_crowd --filter 'crowd/clients*'
@@ -271,6 +297,7 @@ format:
 install: all
 	install -d '$(DESTDIR)$(PREFIX)/bin' '$(DESTDIR)$(PREFIX)/share/weft/config' '$(DESTDIR)$(PREFIX)/share/doc/weft'
 	install -m 755 $(BUILD)/weft '$(DESTDIR)$(PREFIX)/bin/weft'
+	$(if $(RDMA_SO),install -d '$(DESTDIR)$(PREFIX)/lib/weft' && install -m 755 $(RDMA_SO) '$(DESTDIR)$(PREFIX)/lib/weft')
 	install -m 644 config/*.conf '$(DESTDIR)$(PREFIX)/share/weft/config'
 	install -m 644 README.md LICENSE docs/*.md '$(DESTDIR)$(PREFIX)/share/doc/weft'
 	install -d '$(DESTDIR)$(PREFIX)/share/weft/grafana' '$(DESTDIR)$(PREFIX)/lib/systemd/system'
@@ -284,7 +311,7 @@ clean:
 
 FORCE:
 
-.PHONY: all help tools deps run text test test-programs run-suites test-golden soak asan tsan planted-programs fuzz \
+.PHONY: all help tools deps run text test test-programs run-suites test-golden test-rdma soak asan tsan planted-programs fuzz \
 	fuzz-programs bench measure docs tidy format install clean FORCE
 .SECONDARY: $(OBJ)
 .DELETE_ON_ERROR:

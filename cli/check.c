@@ -13,6 +13,7 @@
 
 #include "actors/gateway/http.h"
 #include "actors/gateway/keys.h"
+#include "cli/check_rdma.h"
 #include "cli/cli.h"
 #include "cli/options.h"
 #include "config/config.h"
@@ -28,7 +29,7 @@ struct check {
     const struct cfg_config *c;
     const struct cfg_node *node;
     int problems, warnings;
-    bool config_wrong;
+    bool config_wrong, rdma;
 };
 
 enum finding { FINE, WARNING, PROBLEM };
@@ -298,6 +299,11 @@ static void check_log(struct check *k)
         say(k, FINE, "log", "records go to %s", file);
 }
 
+static void say_rdma(void *ctx, enum tp_rdma_finding how, const char *text)
+{
+    say(ctx, how == TP_RDMA_PROBLEM ? PROBLEM : how == TP_RDMA_WARNING ? WARNING : FINE, "rdma", "%s", text);
+}
+
 /* ---- the command ---- */
 
 static int check_node(struct check *k)
@@ -311,6 +317,8 @@ static int check_node(struct check *k)
         check_security(k);
     }
     check_log(k);
+    if (k->rdma)
+        cli_check_rdma(k->c, k->node, say_rdma, k);
     printf("%d problem%s, %d warning%s\n", k->problems, k->problems == 1 ? "" : "s", k->warnings,
            k->warnings == 1 ? "" : "s");
     return k->config_wrong ? CLI_USAGE : k->problems ? CLI_FAILED : CLI_OK;
@@ -320,13 +328,15 @@ int cli_check_run(int argc, char **argv)
 {
     static struct cfg_config config;
     const char *name = NULL;
+    bool rdma = false;
     struct cfg_report report = {0};
     const struct cli_option options[] = {
         {CLI_TEXT, "node", 0, &name, "NAME", "which node of the configuration"},
+        {CLI_FLAG, "rdma", 0, &rdma, NULL, "look at RDMA devices, ports, GIDs and limits too"},
         {.kind = CLI_END},
     };
     const struct cli_usage usage = {
-        .synopsis = "check [--node NAME] FILE.conf",
+        .synopsis = "check [--node NAME] [--rdma] FILE.conf",
         .intro = "Looks whether `weft serve` could run with this file on this machine: configuration, model, memory, "
                  "limits,\n"
                  "CPU, port, keys, certificate, log. Exit status 0: yes; 1: a problem with model or machine; 2: the "
@@ -345,6 +355,7 @@ int cli_check_run(int argc, char **argv)
     if (r)
         return CLI_USAGE;
     struct check k = {.c = &config,
+                      .rdma = rdma,
                       .node = name                  ? cfg_config_node(&config, name)
                               : config.n_nodes == 1 ? &config.nodes[0]
                                                     : NULL};

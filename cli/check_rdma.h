@@ -1,0 +1,13 @@
+/* The part of `weft check` about RDMA: devices, ports, GIDs, the choice that would be made, limits. */
+#ifndef WEFT_CLI_CHECK_RDMA_H
+#define WEFT_CLI_CHECK_RDMA_H
+
+#include "config/config.h"
+#include "transport/rdma.h"
+
+/* Looks at this machine for a node of the configuration and calls say for every finding. Opens and closes devices,
+ * changes nothing. */
+void cli_check_rdma(const struct cfg_config *c, const struct cfg_node *node,
+                    void (*say)(void *ctx, enum tp_rdma_finding how, const char *text), void *ctx);
+
+#endif
