@@ -63,6 +63,8 @@ int act_server_new(const struct cfg_config *config, const char *node_name, struc
         .name = "io", .kind = ACT_WORKER_IO, .cpu = -1, .actors_max = config->limits.requests + 16};
     rc.worker[SERVER_WORKER_ENGINE] = (struct act_worker_config){
         .name = "engine", .kind = ACT_WORKER_ENGINE, .cpu = -1, .actors_max = ACT_SHARDS_MAX + 16};
+    rc.worker[SERVER_WORKER_HELPER] =
+        (struct act_worker_config){.name = "helper", .kind = ACT_WORKER_HELPER, .cpu = -1, .actors_max = 4};
     int r = server_plan(s, err);
     if (!r)
         r = act_runtime_new(&rc, &s->rt, err);
@@ -163,7 +165,8 @@ void act_server_free(struct act_server *s)
     gw_keys_free(&s->gateway.keys);
     gw_http_tls_free(s->gateway.tls);
     kv_device_free(s->engine.device);
-    mdl_tok_encoder_free(s->enc);
+    mdl_tok_encoder_free(s->enc[0]);
+    mdl_tok_encoder_free(s->enc[1]);
     mdl_tokenizer_free(s->tok);
     mdl_model_close(s->m);
     pthread_cond_destroy(&s->changed);

@@ -14,7 +14,7 @@
 #include "config/config.h"
 
 /* The workers of a node's runtime. */
-enum { SERVER_WORKER_IO, SERVER_WORKER_ENGINE, SERVER_WORKERS };
+enum { SERVER_WORKER_IO, SERVER_WORKER_ENGINE, SERVER_WORKER_HELPER, SERVER_WORKERS };
 
 struct act_server {
     const struct cfg_config *config;
@@ -22,7 +22,7 @@ struct act_server {
     struct act_log *log;
     struct mdl_model *m;
     struct mdl_tokenizer *tok;
-    struct mdl_tok_encoder *enc;
+    struct mdl_tok_encoder *enc[2]; /* of the io worker and of the helper */
     struct act_runtime *rt;
     struct act_engine engine;
     struct act_expert_arg expert[ACT_SHARDS_MAX];

@@ -32,7 +32,9 @@ static int open_model(struct act_server *s, struct cfg_error *err)
     if (!r)
         r = mdl_tokenizer_load(c->model.path, &s->tok, err);
     if (!r)
-        r = mdl_tok_encoder_new(s->tok, &s->enc, err);
+        r = mdl_tok_encoder_new(s->tok, &s->enc[0], err);
+    if (!r)
+        r = mdl_tok_encoder_new(s->tok, &s->enc[1], err);
     if (!r && mdl_tokenizer_vocab_size(s->tok) > s->m->cfg->vocab_size)
         r = cfg_error_set(err, EINVAL, "%s: the tokenizer has %d ids, the model only %d", c->model.path,
                           mdl_tokenizer_vocab_size(s->tok), s->m->cfg->vocab_size);
@@ -142,11 +144,16 @@ static int plan_gateway(struct act_server *s, struct cfg_error *err)
                                         .stuck_ms = 30000};
     g->model = s->m->cfg;
     g->tok = s->tok;
-    g->enc = s->enc;
-    g->identity = (struct kv_identity){.revision = set->revision,
-                                       .format = KV_FORMAT_ROWS,
-                                       .block_tokens = (uint32_t)c->kv.block_tokens,
-                                       .numerics = set->numerics};
+    g->here = g->there = (struct gw_prompts){.tok = s->tok,
+                                             .enc = s->enc[0],
+                                             .bos_id = s->m->cfg->bos_id,
+                                             .vocab = s->m->cfg->vocab_size,
+                                             .block_tokens = c->kv.block_tokens,
+                                             .identity = {.revision = set->revision,
+                                                          .format = KV_FORMAT_ROWS,
+                                                          .block_tokens = (uint32_t)c->kv.block_tokens,
+                                                          .numerics = set->numerics}};
+    g->there.enc = s->enc[1];
     g->block_tokens = c->kv.block_tokens;
     g->page_bytes = s->engine.layout.block_bytes;
     g->metrics.decoder.places = s->engine.limits.draft;

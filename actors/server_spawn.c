@@ -85,6 +85,12 @@ static int spawn_router(struct act_server *s, struct cfg_error *err)
     return act_runtime_spawn(s->rt, &spec, &s->engine.router, err);
 }
 
+static int spawn_helper(struct act_server *s, struct cfg_error *err)
+{
+    const struct act_spawn spec = {.worker = SERVER_WORKER_HELPER, .policy = ACT_POLICY_RESTART};
+    return act_executor_spawn(s->rt, &spec, &s->gateway.helper, err);
+}
+
 static int spawn_gateway(struct act_server *s, struct cfg_error *err)
 {
     const struct act_spawn spec = {
@@ -110,6 +116,7 @@ int server_spawn(struct act_server *s, struct cfg_error *err)
         {CFG_ROLE_DECODE, spawn_decode},
         {CFG_ROLE_PREFILL, spawn_prefill},
         {CFG_ROLE_GATEWAY, spawn_router},
+        {CFG_ROLE_GATEWAY, spawn_helper},
         {CFG_ROLE_GATEWAY, spawn_gateway},
     };
     int r = 0;

@@ -8,11 +8,9 @@
 #include <strings.h>
 
 #include "actors/gateway/bytes.h"
-#include "actors/gateway/reply.h"
 #include "actors/gateway/status_page.h"
 #include "actors/runtime/stats.h"
 #include "config/version.h"
-#include "model/chat.h"
 
 enum { TAG_CLOSING = 1, CLOSING_NS = 10000000 };
 
@@ -59,114 +57,6 @@ static void refuse(struct gw_context *g, struct gw_exchange *x, enum gw_protocol
     snprintf(err.message, sizeof err.message, "%s", message);
     g->metrics.refused[why]++;
     gw_answer_error(g, x, protocol, &err);
-}
-
-/* ---- prompts ---- */
-
-static bool prompt_failed(const struct cfg_error *e, struct gw_error *err)
-{
-    *err = (struct gw_error){.status = 400};
-    snprintf(err->type, sizeof err->type, "invalid_request_error");
-    snprintf(err->message, sizeof err->message, "%.500s", e->msg);
-    return false;
-}
-
-/* A marker of the chat form as its id. */
-static int add_marker(struct gw_context *g, const char *name, struct mdl_ids *out)
-{
-    int32_t id = mdl_tokenizer_added_id(g->tok, name);
-    return id < 0 ? -EINVAL : mdl_ids_add(out, id);
-}
-
-/* A tool call that must come: its beginning is put behind the prompt, so that the model goes on inside it. Reasoning,
- * if the prompt has begun any, ends before it. */
-static int force_call(struct gw_context *g, struct gw_request *r, struct mdl_ids *out, struct cfg_error *e)
-{
-    char name[160] = "";
-    struct gw_bytes text = {0};
-    if (r->tool_choice == GW_TOOLS_NAMED)
-        snprintf(name, sizeof name, "%s\">\n", r->tool_name);
-    char last[192];
-    snprintf(last, sizeof last, " invoke name=\"%s", name);
-    const char *const parts[] = {
-        r->thinking ? MDL_CHAT_END_THINK : NULL, "\n\n<", MDL_CHAT_DSML, " calls>\n<", MDL_CHAT_DSML, last};
-    int status = 0;
-    for (int i = 0; i < 6 && !status; i++) {
-        if (!parts[i])
-            continue;
-        bool marker = i % 2 == 0;
-        status = marker ? add_marker(g, parts[i], out) : mdl_tok_encode(g->enc, parts[i], strlen(parts[i]), 0, out, e);
-        if (status && marker)
-            cfg_error_set(e, EINVAL, "tool_choice: this model's tokenizer has no token %s, so calls cannot be forced",
-                          parts[i]);
-        gw_bytes_puts(&text, parts[i]);
-    }
-    if (!status && text.failed)
-        status = cfg_error_set(e, ENOMEM, "out of memory");
-    if (status)
-        gw_bytes_free(&text);
-    else
-        r->forced = text.p;
-    return status;
-}
-
-/* Tools that must not be called: the markup's own token cannot come. */
-static int forbid_calls(struct gw_context *g, struct gw_request *r, struct cfg_error *e)
-{
-    int32_t id = mdl_tokenizer_added_id(g->tok, MDL_CHAT_DSML);
-    struct gw_logit_bias *more = id < 0 ? NULL : realloc(r->bias, ((size_t)r->n_bias + 1) * sizeof *more);
-    if (id < 0)
-        return 0;
-    if (!more)
-        return cfg_error_set(e, ENOMEM, "out of memory");
-    r->bias = more;
-    for (int i = 0; i < r->n_bias; i++)
-        if (more[i].id == id) {
-            more[i].bias = -100;
-            return 0;
-        }
-    more[r->n_bias++] = (struct gw_logit_bias){id, -100};
-    return 0;
-}
-
-/* The text of a prompt that came as ids, for a reply that repeats it. */
-static int echo_text(struct gw_context *g, struct gw_request *r)
-{
-    struct mdl_text text = {0};
-    int status = mdl_tok_decode(g->tok, r->prompt_ids, (size_t)r->n_prompt_ids, 0, &text);
-    free(r->prompt);
-    r->prompt = text.s;
-    r->prompt_len = text.n;
-    return status;
-}
-
-bool gw_prompt_ids(struct gw_context *g, struct gw_request *r, struct mdl_ids *out, struct gw_error *err)
-{
-    struct cfg_error e;
-    if (r->protocol == GW_COMPLETIONS && r->prompt_ids) {
-        for (int i = 0; i < r->n_prompt_ids; i++)
-            if (mdl_ids_add(out, r->prompt_ids[i]))
-                return prompt_failed(&(struct cfg_error){"out of memory"}, err);
-        return !r->echo || !echo_text(g, r) || prompt_failed(&(struct cfg_error){"out of memory"}, err);
-    }
-    if (r->protocol == GW_COMPLETIONS) {
-        bool ok = (g->model->bos_id < 0 || !mdl_ids_add(out, g->model->bos_id)) &&
-                  !mdl_tok_encode(g->enc, r->prompt, r->prompt_len, 0, out, &e);
-        return ok || prompt_failed(&e, err);
-    }
-    struct mdl_chat_prompt p = {0};
-    const struct mdl_chat_options options = {.chat_mode = true};
-    int status = mdl_chat_render(r->conversation, &options, &p, &e);
-    if (!status)
-        status = mdl_chat_encode(g->tok, g->enc, &p, out, &e);
-    r->thinking = p.thinking;
-    r->open_text = p.open_text;
-    mdl_chat_prompt_free(&p);
-    if (!status && r->has_tools && (r->tool_choice == GW_TOOLS_REQUIRED || r->tool_choice == GW_TOOLS_NAMED))
-        status = force_call(g, r, out, &e);
-    if (!status && r->has_tools && r->tool_choice == GW_TOOLS_NONE)
-        status = forbid_calls(g, r, &e);
-    return !status || prompt_failed(&e, err);
 }
 
 /* ---- who asks ---- */
@@ -252,62 +142,6 @@ static void read_certificate(struct gw_context *g)
 
 /* ---- endpoints ---- */
 
-static void start_generation(struct gw_context *g, struct gw_exchange *x, enum gw_protocol protocol)
-{
-    const struct gw_http_request *h = gw_exchange_request(x);
-    struct gw_error err;
-    if (g->draining) {
-        refuse(g, x, protocol, GW_REF_DRAINING, 503, "server_error", "draining", "the server is shutting down");
-        return;
-    }
-    struct gw_key *key;
-    if (!gw_admit(g, x, protocol, &key))
-        return;
-    if (g->requests >= g->settings.max_requests) {
-        refuse(g, x, protocol, GW_REF_BUSY, 429, "rate_limit_error", "busy", "too many requests at a time; try again");
-        return;
-    }
-    struct gw_job *job = calloc(1, sizeof *job);
-    if (!job) {
-        refuse(g, x, protocol, GW_REF_BUSY, 503, "server_error", "out_of_memory", "the server is out of memory");
-        return;
-    }
-    bool fine = gw_request_parse(protocol, h->body, h->len, &job->request, &err);
-    if (!fine || !gw_request_check_ids(&job->request, g->model->vocab_size, &err)) {
-        if (fine)
-            gw_request_free(&job->request);
-        free(job);
-        g->metrics.refused[GW_REF_BAD_REQUEST]++;
-        gw_answer_error(g, x, protocol, &err);
-        return;
-    }
-    job->g = g;
-    job->x = x;
-    job->id = act_random(g->self) | 1;
-    job->trace = g->settings.debug && h->loopback && gw_exchange_header(x, "x-weft-trace");
-    public_id(x, job->id, job->public_id);
-    if (key && !gw_key_enter(key)) {
-        gw_request_free(&job->request);
-        free(job);
-        refuse(g, x, protocol, GW_REF_BUSY, 429, "rate_limit_error", "key_busy",
-               "this API key has as many requests at a time as it may have; try again");
-        return;
-    }
-    job->key = key;
-    struct act_addr addr;
-    struct cfg_error e;
-    const struct act_spawn spec = {.behaviour = &gw_request_behaviour, .arg = job, .outbox = 16};
-    gw_exchange_set_user(x, job);
-    if (act_spawn(g->self, &spec, &addr, &e)) {
-        gw_exchange_set_user(x, NULL);
-        if (key)
-            gw_key_leave(&g->keys, key);
-        gw_request_free(&job->request);
-        free(job);
-        refuse(g, x, protocol, GW_REF_BUSY, 429, "rate_limit_error", "busy", "too many requests at a time; try again");
-    }
-}
-
 static void list_models(struct gw_context *g, struct gw_exchange *x)
 {
     json_t *model =
@@ -376,72 +210,136 @@ static void show_metrics(struct gw_context *g, struct gw_exchange *x)
     gw_bytes_free(&b);
 }
 
-static bool detokenize(struct gw_context *g, const json_t *list, struct mdl_text *out)
+void gw_text_answer(struct gw_context *g, struct gw_exchange *x, struct gw_text_job *j)
 {
-    struct mdl_tok_stream s;
-    size_t i;
-    json_t *v;
-    mdl_tok_stream_init(&s, g->tok, 0);
-    json_array_foreach (list, i, v) {
-        json_int_t id = json_integer_value(v);
-        if (!json_is_integer(v) || id < 0 || id >= mdl_tokenizer_vocab_size(g->tok) ||
-            mdl_tok_stream_push(&s, (int32_t)id, out))
-            return false;
-    }
-    return !mdl_tok_stream_end(&s, out);
-}
-
-static void tokenize(struct gw_context *g, struct gw_exchange *x, bool back)
-{
-    const struct gw_http_request *h = gw_exchange_request(x);
-    json_error_t je;
-    struct cfg_error e;
-    json_t *j = json_loadb(h->body, h->len, JSON_REJECT_DUPLICATES, &je);
-    json_t *in = json_object_get(j, back ? "tokens" : "prompt"), *list = json_array();
-    if (!back && json_is_string(in)) {
-        struct mdl_ids ids = {0};
-        if (mdl_tok_encode(g->enc, json_string_value(in), json_string_length(in), 0, &ids, &e))
-            refuse(g, x, GW_CHAT, GW_REF_BAD_REQUEST, 400, "invalid_request_error", "", e.msg);
-        else {
-            for (size_t i = 0; i < ids.n; i++)
-                json_array_append_new(list, json_integer(ids.v[i]));
-            answer_json(g, x, 200, json_pack("{s:O,s:i}", "tokens", list, "count", (int)ids.n));
-        }
-        mdl_ids_free(&ids);
-    } else if (back && json_is_array(in)) {
-        struct mdl_text text = {0};
-        if (detokenize(g, in, &text))
-            answer_json(g, x, 200, json_pack("{s:o}", "prompt", json_stringn(text.s ? text.s : "", text.n)));
-        else
-            refuse(g, x, GW_CHAT, GW_REF_BAD_REQUEST, 400, "invalid_request_error", "",
-                   "tokens: must be ids of this model's tokenizer");
-        mdl_text_free(&text);
-    } else {
-        refuse(g, x, GW_CHAT, GW_REF_BAD_REQUEST, 400, "invalid_request_error", "",
-               back ? "tokens: give a list of token ids" : "prompt: give a text");
-    }
-    json_decref(list);
-    json_decref(j);
-}
-
-static void count_tokens(struct gw_context *g, struct gw_exchange *x)
-{
-    const struct gw_http_request *h = gw_exchange_request(x);
-    struct gw_request r;
-    struct gw_error err;
-    struct mdl_ids ids = {0};
-    if (!gw_request_parse_count(h->body, h->len, &r, &err)) {
-        gw_answer_error(g, x, GW_MESSAGES, &err);
+    char id[GW_REQUEST_ID];
+    gw_request_id(g, x, id);
+    if (j->done) {
+        gw_exchange_reply(x, 200, "application/json", &(struct gw_header){"X-Request-Id", id}, 1, j->out.p, j->out.n);
         return;
     }
-    struct gw_bytes b = {0};
-    if (gw_prompt_ids(g, &r, &ids, &err) && !gw_reply_count((int)ids.n, &b))
-        gw_exchange_reply(x, 200, "application/json", NULL, 0, b.p, b.n);
-    else
-        gw_answer_error(g, x, GW_MESSAGES, &err);
-    gw_bytes_free(&b);
-    mdl_ids_free(&ids);
-    gw_request_free(&r);
+    g->metrics.refused[GW_REF_BAD_REQUEST]++;
+    gw_answer_error(g, x, j->what == GW_TEXT_COUNT ? GW_MESSAGES : GW_CHAT, &j->err);
+}
+
+static void refuse_busy(struct gw_context *g, struct gw_exchange *x, enum gw_protocol protocol)
+{
+    refuse(g, x, protocol, GW_REF_BUSY, 429, "rate_limit_error", "busy", "too many requests at a time; try again");
+}
+
+static void refuse_memory(struct gw_context *g, struct gw_exchange *x, enum gw_protocol protocol)
+{
+    refuse(g, x, protocol, GW_REF_BUSY, 503, "server_error", "out_of_memory", "the server is out of memory");
+}
+
+static struct gw_job *new_job(struct gw_context *g, struct gw_exchange *x, enum gw_protocol protocol)
+{
+    struct gw_job *job = calloc(1, sizeof *job);
+    if (!job)
+        return NULL;
+    job->g = g;
+    job->x = x;
+    job->protocol = protocol;
+    job->id = act_random(g->self) | 1;
+    public_id(x, job->id, job->public_id);
+    return job;
+}
+
+/* An actor for a job. False: refused, the job is still the caller's. */
+static bool spawn_job(struct gw_context *g, struct gw_job *job, const struct act_behaviour *behaviour)
+{
+    struct act_addr addr;
+    struct cfg_error e;
+    const struct act_spawn spec = {.behaviour = behaviour, .arg = job, .outbox = 16};
+    gw_exchange_set_user(job->x, job);
+    if (act_spawn(g->self, &spec, &addr, &e) == 0)
+        return true;
+    gw_exchange_set_user(job->x, NULL);
+    refuse_busy(g, job->x, job->protocol);
+    return false;
+}
+
+static void start_text(struct gw_context *g, struct gw_exchange *x, enum gw_text what)
+{
+    enum gw_protocol protocol = what == GW_TEXT_COUNT ? GW_MESSAGES : GW_CHAT;
+    size_t len;
+    char *body = gw_exchange_take_body(x, &len);
+    bool brief = len <= GW_SHORT_BODY;
+    struct gw_text_job *text = body ? gw_text_job_new(brief ? &g->here : &g->there, what, body, len) : NULL;
+    struct gw_job *job = text && !brief ? new_job(g, x, protocol) : NULL;
+    if (text && brief) {
+        gw_text_job_run(text);
+        gw_text_answer(g, x, text);
+    } else if (!job) {
+        refuse_memory(g, x, protocol);
+    } else {
+        job->text = text;
+        if (spawn_job(g, job, &gw_text_behaviour))
+            return;
+        free(job);
+    }
+    gw_text_job_free(text);
+}
+
+/* Parses a short body; a long one is left to the helper. False: refused. */
+static bool read_body(struct gw_context *g, struct gw_job *job)
+{
+    struct gw_error err;
+    size_t len;
+    const struct gw_http_request *h = gw_exchange_request(job->x);
+    if (h->len > GW_SHORT_BODY) {
+        char *body = gw_exchange_take_body(job->x, &len);
+        job->unread = body ? gw_prompt_job_new(&g->there, job->protocol, body, len) : NULL;
+        if (!job->unread)
+            refuse_memory(g, job->x, job->protocol);
+        return job->unread != NULL;
+    }
+    bool parsed = gw_request_parse(job->protocol, h->body, h->len, &job->request, &err);
+    if (parsed && gw_request_check_ids(&job->request, g->model->vocab_size, &err))
+        return true;
+    if (parsed)
+        gw_request_free(&job->request);
+    g->metrics.refused[GW_REF_BAD_REQUEST]++;
+    gw_answer_error(g, job->x, job->protocol, &err);
+    return false;
+}
+
+static void start_generation(struct gw_context *g, struct gw_exchange *x, enum gw_protocol protocol)
+{
+    struct gw_key *key;
+    if (g->draining) {
+        refuse(g, x, protocol, GW_REF_DRAINING, 503, "server_error", "draining", "the server is shutting down");
+        return;
+    }
+    if (!gw_admit(g, x, protocol, &key))
+        return;
+    if (g->requests >= g->settings.max_requests) {
+        refuse_busy(g, x, protocol);
+        return;
+    }
+    struct gw_job *job = new_job(g, x, protocol);
+    if (!job) {
+        refuse_memory(g, x, protocol);
+        return;
+    }
+    job->trace = g->settings.debug && gw_exchange_request(x)->loopback && gw_exchange_header(x, "x-weft-trace");
+    if (!read_body(g, job)) {
+        free(job);
+        return;
+    }
+    job->key = key;
+    if (key && !gw_key_enter(key)) {
+        refuse(g, x, protocol, GW_REF_BUSY, 429, "rate_limit_error", "key_busy",
+               "this API key has as many requests at a time as it may have; try again");
+        job->key = NULL;
+    } else if (spawn_job(g, job, &gw_request_behaviour)) {
+        return;
+    }
+    if (job->key)
+        gw_key_leave(&g->keys, job->key);
+    gw_prompt_job_free(job->unread);
+    gw_request_free(&job->request);
+    free(job);
 }
 
 /* ---- routes ---- */
@@ -533,11 +431,13 @@ static void answer(struct gw_context *g, struct gw_exchange *x, enum route route
         start_generation(g, x, GW_MESSAGES);
         break;
     case ROUTE_COUNT:
-        count_tokens(g, x);
+        start_text(g, x, GW_TEXT_COUNT);
         break;
     case ROUTE_TOKENIZE:
+        start_text(g, x, GW_TEXT_TOKENIZE);
+        break;
     case ROUTE_DETOKENIZE:
-        tokenize(g, x, route == ROUTE_DETOKENIZE);
+        start_text(g, x, GW_TEXT_DETOKENIZE);
         break;
     case ROUTE_MODELS:
         list_models(g, x);

@@ -7,10 +7,11 @@
 
 #include "actors/gateway/http.h"
 #include "actors/gateway/keys.h"
+#include "actors/gateway/prompt.h"
 #include "actors/gateway/request.h"
+#include "actors/gateway/text.h"
 #include "actors/runtime/log.h"
 #include "actors/runtime/runtime.h"
-#include "kvtiers/key.h"
 #include "model/config.h"
 #include "model/sampler.h"
 #include "model/tokenizer.h"
@@ -77,11 +78,10 @@ struct gw_context {
     struct gw_settings settings;
     const struct mdl_config *model;
     const struct mdl_tokenizer *tok;
-    struct mdl_tok_encoder *enc;
-    struct kv_identity identity; /* without the tenant's salt */
+    struct gw_prompts here, there; /* for this thread, and for the helper's */
     int block_tokens;
     size_t page_bytes;
-    struct act_addr router, tier;
+    struct act_addr router, tier, helper; /* helper: runs jobs */
     struct act_log *log;
     const char *keys_file;          /* NULL: no key is asked for */
     struct gw_keys keys;            /* freed by whoever made the context, after the Request actors */
@@ -112,7 +112,10 @@ extern const struct act_behaviour gw_request_behaviour;
 struct gw_job {
     struct gw_context *g;
     struct gw_exchange *x;
-    struct gw_request request;
+    enum gw_protocol protocol;
+    struct gw_request request;    /* parsed already, unless it is unread or there is text only */
+    struct gw_prompt_job *unread; /* a long body, not parsed yet; or NULL */
+    struct gw_text_job *text;     /* no generation, but a long text; or NULL */
     uint64_t id;
     char public_id[GW_REQUEST_ID]; /* what the client calls the request, else the id in hexadecimal digits */
     struct gw_key *key;            /* NULL: none was asked for */
@@ -136,7 +139,7 @@ bool gw_admit(struct gw_context *g, struct gw_exchange *x, enum gw_protocol prot
 /* Answers with an error in the protocol's shape. */
 void gw_answer_error(struct gw_context *g, struct gw_exchange *x, enum gw_protocol protocol,
                      const struct gw_error *err);
-/* The prompt of a request as ids (appended). False: err says what is wrong with it. */
-bool gw_prompt_ids(struct gw_context *g, struct gw_request *r, struct mdl_ids *out, struct gw_error *err);
+/* Answers with what the job came to. */
+void gw_text_answer(struct gw_context *g, struct gw_exchange *x, struct gw_text_job *j);
 
 #endif

@@ -93,6 +93,8 @@ void gw_http_set_tls(struct gw_http *h, struct ssl_ctx_st *tls);
 void gw_http_tls_until(struct ssl_ctx_st *tls, char out[32]);
 
 const struct gw_http_request *gw_exchange_request(const struct gw_exchange *x);
+/* The body, NUL-terminated; the caller frees it with free(), and the request has none any more. NULL: out of memory. */
+char *gw_exchange_take_body(struct gw_exchange *x, size_t *len);
 /* Case-insensitive; NULL when absent. */
 const char *gw_exchange_header(const struct gw_exchange *x, const char *name);
 /* The handler's own pointer. */

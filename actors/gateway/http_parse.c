@@ -439,6 +439,17 @@ void gw_parser_free(struct gw_parser *p)
     free(p->body);
 }
 
+char *gw_parser_take_body(struct gw_parser *p, size_t *len)
+{
+    char *body = p->body_len ? p->body : NULL;
+    *len = p->body_len;
+    if (body) {
+        p->body = NULL;
+        p->body_len = p->body_cap = 0;
+    }
+    return body;
+}
+
 bool gw_parser_begun(const struct gw_parser *p)
 {
     return p->head_bytes > 0;

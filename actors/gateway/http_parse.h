@@ -69,6 +69,8 @@ void gw_parser_init(struct gw_parser *p, const struct gw_http_limits *limits);
 /* Ready for the connection's next request; the last one's texts are gone. */
 void gw_parser_next(struct gw_parser *p);
 void gw_parser_free(struct gw_parser *p);
+/* The body of a complete request for the caller to free; NULL and 0 when it is empty or was taken before. */
+char *gw_parser_take_body(struct gw_parser *p, size_t *len);
 /* Takes bytes until something is to be said; *used counts them. Not to be called again after REQUEST or BAD. */
 enum gw_parse gw_parser_feed(struct gw_parser *p, const char *data, size_t len, size_t *used);
 /* Whether a request has begun; blank lines between requests do not begin one. */

@@ -1,6 +1,7 @@
 /* Exchanges of the HTTP server: what a handler reads of its request and how it answers. Interface: http.h. */
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <time.h>
@@ -23,6 +24,14 @@ const char *gw_http_reason(int status)
 const struct gw_http_request *gw_exchange_request(const struct gw_exchange *x)
 {
     return &x->request;
+}
+
+char *gw_exchange_take_body(struct gw_exchange *x, size_t *len)
+{
+    char *body = gw_parser_take_body(&x->conn->parser, len);
+    x->request.body = "";
+    x->request.len = 0;
+    return body ? body : calloc(1, 1);
 }
 
 const char *gw_exchange_header(const struct gw_exchange *x, const char *name)

@@ -20,10 +20,8 @@ struct request {
     struct act_self *self;
     bool begun, ended, timed; /* timed: the client knows how long it queued and its prefill took */
     struct act_place place;
-    struct mdl_ids ids; /* prompt, then output */
+    struct gw_prompt prompt; /* prompt, then output */
     int n_prompt;
-    struct kv_key *chain; /* of ids, from the root on */
-    int n_chain;
     uint64_t seed;
     struct gw_output *output;
     struct gw_reply *reply;
@@ -122,7 +120,7 @@ static void count_end(struct request *r, enum gw_outcome outcome)
         r->g->log, ACT_LOG_INFO, "request", r->job->id, "request_end",
         "id=%s protocol=%s stream=%d outcome=%s status=%d prompt=%d cached=%d output=%d drafted=%u accepted=%u "
         "replaced=%d queue=%.6f prefill=%.6f first_token=%.6f decode=%.6f total=%.6f%s%s",
-        r->job->public_id, protocols[r->job->request.protocol], r->job->request.stream, outcomes[outcome], r->status,
+        r->job->public_id, protocols[r->job->protocol], r->job->request.stream, outcomes[outcome], r->status,
         r->usage.prompt_tokens, r->usage.cached_tokens, r->usage.completion_tokens, r->drafted_before + r->drafted,
         r->accepted_before + r->accepted, r->place.replaced, seconds(computing - r->started),
         between(r->computing, ready), between(r->prefilled, r->first), between(r->first, now),
@@ -154,7 +152,7 @@ static void fail(struct request *r, const struct gw_error *err)
         flush(r);
         gw_exchange_end(r->job->x);
     } else if (!r->job->gone) {
-        gw_answer_error(r->g, r->job->x, r->job->request.protocol, err);
+        gw_answer_error(r->g, r->job->x, r->job->protocol, err);
     }
     r->job->gone = true;
     finish_actor(r, GW_OUT_ERROR);
@@ -163,7 +161,7 @@ static void fail(struct request *r, const struct gw_error *err)
 static void fail_text(struct request *r, int status, const char *code, const char *message)
 {
     struct gw_error err;
-    gw_error_set(&err, r->job->request.protocol, status, NULL, "%s", message);
+    gw_error_set(&err, r->job->protocol, status, NULL, "%s", message);
     snprintf(err.code, sizeof err.code, "%s", code);
     err.retry_after = status == 429;
     fail(r, &err);
@@ -209,30 +207,10 @@ static void finish(struct request *r, enum act_finish how)
 static int tokens_left(const struct request *r)
 {
     const struct gw_request *in = &r->job->request;
-    int room = r->g->settings.context - (int)r->ids.n;
+    int room = r->g->settings.context - (int)r->prompt.ids.n;
     int wanted = in->max_tokens ? in->max_tokens : r->g->settings.default_max_tokens;
-    int left = wanted - ((int)r->ids.n - r->n_prompt);
+    int left = wanted - ((int)r->prompt.ids.n - r->n_prompt);
     return wanted && left < room ? left : room;
-}
-
-/* The names of the full blocks of all ids so far. */
-static int extend_chain(struct request *r)
-{
-    int per = r->g->block_tokens, n = 1 + (int)r->ids.n / per;
-    struct kv_key *more = realloc(r->chain, (size_t)n * sizeof *more);
-    if (!more)
-        return -ENOMEM;
-    r->chain = more;
-    if (!r->n_chain) {
-        struct kv_identity identity = r->g->identity;
-        identity.salt = r->job->request.cache_salt;
-        identity.salt_len = strlen(identity.salt);
-        kv_key_root(&identity, &more[0]);
-        r->n_chain = 1;
-    }
-    for (; r->n_chain < n; r->n_chain++)
-        kv_key_extend(&more[r->n_chain - 1], r->ids.v + (r->n_chain - 1) * per, per, &more[r->n_chain]);
-    return 0;
 }
 
 static int ask_for_place(struct request *r)
@@ -240,26 +218,26 @@ static int ask_for_place(struct request *r)
     r->drafted_before += r->drafted;
     r->accepted_before += r->accepted;
     r->drafted = r->accepted = 0;
-    int status = extend_chain(r);
-    return status
-               ? status
-               : act_place_ask(&r->place, (int)r->ids.n, tokens_left(r), (const struct act_key *)r->chain, r->n_chain);
+    int status = gw_prompt_chain(&r->g->here, r->job->request.cache_salt, &r->prompt);
+    return status ? status
+                  : act_place_ask(&r->place, (int)r->prompt.ids.n, tokens_left(r),
+                                  (const struct act_key *)r->prompt.chain, r->prompt.n_chain);
 }
 
 static int send_prefill(struct request *r)
 {
     const struct gw_request *in = &r->job->request;
-    int n = (int)r->ids.n;
+    int n = (int)r->prompt.ids.n;
     struct act_msg m;
     size_t bytes;
-    int status = act_msg_new(ACT_PREFILL, r->place.prefill, act_recipe_tail(n, r->n_chain, in->n_bias, 0), &m);
+    int status = act_msg_new(ACT_PREFILL, r->place.prefill, act_recipe_tail(n, r->prompt.n_chain, in->n_bias, 0), &m);
     if (status)
         return status;
     const struct mdl_sampling *d = &r->g->settings.sampling;
     m.request = r->job->id;
     m.attempt = r->place.attempt;
     *act_p_prefill(&m) =
-        (struct act_p_prefill){.ids = (uint32_t)n, .blocks = (uint32_t)r->n_chain, .decode = r->place.decode};
+        (struct act_p_prefill){.ids = (uint32_t)n, .blocks = (uint32_t)r->prompt.n_chain, .decode = r->place.decode};
     *act_b_prefill(&m) = (struct act_b_prefill){
         .requester = act_self_addr(r->self),
         .seed = r->seed,
@@ -274,13 +252,13 @@ static int send_prefill(struct request *r)
         .repetition = (float)(in->repetition_penalty > 0 ? in->repetition_penalty : 1.0),
         .top_logprobs = (uint32_t)in->top_logprobs,
         .biases = (uint32_t)in->n_bias,
-        .chain = (uint32_t)r->n_chain,
+        .chain = (uint32_t)r->prompt.n_chain,
         .flags = (in->ignore_eos ? ACT_RECIPE_IGNORE_EOS : 0u) | (in->logprobs ? ACT_RECIPE_LOGPROBS : 0u)};
     uint8_t *at = act_msg_tail(&m, &bytes);
-    memcpy(at, r->ids.v, (size_t)n * sizeof(int32_t));
+    memcpy(at, r->prompt.ids.v, (size_t)n * sizeof(int32_t));
     at += (size_t)n * sizeof(int32_t);
-    memcpy(at, r->chain, (size_t)r->n_chain * sizeof *r->chain);
-    at += (size_t)r->n_chain * sizeof *r->chain;
+    memcpy(at, r->prompt.chain, (size_t)r->prompt.n_chain * sizeof *r->prompt.chain);
+    at += (size_t)r->prompt.n_chain * sizeof *r->prompt.chain;
     for (int i = 0; i < in->n_bias; i++, at += sizeof(struct mdl_logit_bias))
         memcpy(at, &(struct mdl_logit_bias){in->bias[i].id, in->bias[i].bias}, sizeof(struct mdl_logit_bias));
     status = act_send(r->self, &m);
@@ -289,21 +267,17 @@ static int send_prefill(struct request *r)
     return status;
 }
 
+/* The prompt is there. */
 static void start_work(struct request *r)
 {
     struct gw_request *in = &r->job->request;
-    struct gw_error err = {0};
     char id[32];
     const char *stop[GW_MAX_STOPS];
     size_t stop_len[GW_MAX_STOPS];
-    if (!gw_prompt_ids(r->g, in, &r->ids, &err)) {
-        fail(r, &err);
-        return;
-    }
-    if ((int)r->ids.n >= r->g->settings.context) {
+    if ((int)r->prompt.ids.n >= r->g->settings.context) {
         char text[200];
         snprintf(text, sizeof text, "the prompt has %zu tokens; this model's context is %d tokens, output included",
-                 r->ids.n, r->g->settings.context);
+                 r->prompt.ids.n, r->g->settings.context);
         r->g->metrics.refused[GW_REF_TOO_LONG]++;
         fail_text(r, 400, "context_length_exceeded", text);
         return;
@@ -312,7 +286,7 @@ static void start_work(struct request *r)
         stop[i] = in->stop[i].text;
         stop_len[i] = in->stop[i].len;
     }
-    r->usage.prompt_tokens = r->n_prompt = (int)r->ids.n;
+    r->usage.prompt_tokens = r->n_prompt = (int)r->prompt.ids.n;
     r->seed = in->has_seed ? in->seed : act_random(r->self);
     snprintf(id, sizeof id, "%016llx", (unsigned long long)r->job->id);
     r->reply = gw_reply_new(in, id, r->g->settings.model_name, act_wall(r->self) / 1000000000);
@@ -334,6 +308,53 @@ static void start_work(struct request *r)
         return;
     }
     act_timer_after(r->self, &r->keepalive, (int64_t)r->g->settings.keepalive_ms * 1000000, TAG_KEEPALIVE);
+}
+
+/* The client asked for what there is not: no generation has begun, so none ends. */
+static void refuse(struct request *r, const struct gw_error *err)
+{
+    r->ended = true;
+    r->g->metrics.waiting--;
+    r->g->metrics.refused[GW_REF_BAD_REQUEST]++;
+    gw_answer_error(r->g, r->job->x, r->job->protocol, err);
+    r->job->gone = true;
+    act_stop(r->self, 0);
+}
+
+/* A short body is parsed already; a long one is read elsewhere, so that the streams of this worker go on. */
+static void prepare(struct request *r)
+{
+    struct gw_error err = {0};
+    struct gw_prompt_job *j = r->job->unread;
+    if (!j) {
+        if (gw_prompt_make(&r->g->here, &r->job->request, &r->prompt, &err))
+            start_work(r);
+        else
+            fail(r, &err);
+        return;
+    }
+    if (act_job_submit(r->self, r->g->helper, r->job->id, &j->job) == 0)
+        r->job->unread = NULL;
+    else
+        fail_text(r, 503, "overloaded", "the server takes no long prompts at this moment");
+}
+
+static void take_prompt(struct request *r, struct act_msg *m)
+{
+    struct gw_prompt_job *j = (struct gw_prompt_job *)(void *)act_job_take(m);
+    if (!j)
+        return;
+    r->job->request = j->request;
+    r->prompt = j->prompt;
+    j->request = (struct gw_request){0};
+    j->prompt = (struct gw_prompt){0};
+    if (!j->parsed)
+        refuse(r, &j->err);
+    else if (!j->made)
+        fail(r, &j->err);
+    else
+        start_work(r);
+    gw_prompt_job_free(j);
 }
 
 /* ---- messages ---- */
@@ -426,7 +447,7 @@ static void take_tokens(struct request *r, struct act_msg *m)
     int64_t made_at = act_b_tokens(m) ? act_b_tokens(m)->made_at : 0;
     r->received += p->count;
     for (int i = 0; i < p->count; i++)
-        if (mdl_ids_add(&r->ids, ids[i]))
+        if (mdl_ids_add(&r->prompt.ids, ids[i]))
             r->failed = -ENOMEM;
     act_place_progress(&r->place, true);
     r->drafted = p->drafted;
@@ -570,13 +591,17 @@ static int request_receive(struct act_self *self, void *state, struct act_msg *m
         give_up(r, -ECONNRESET);
         finish_actor(r, GW_OUT_CANCELLED);
     } else if (first) {
-        start_work(r);
+        prepare(r);
     }
     for (int i = 0; i < count && !r->ended; i++) {
-        if (!take_placement(r, &m[i]))
+        if (m[i].type == ACT_UNDELIVERABLE && act_msg_returned_type(&m[i]) == ACT_JOB)
+            fail_text(r, 503, "unavailable", "the part of the server that reads long prompts is not there");
+        else if (!take_placement(r, &m[i]))
             continue;
-        if (m[i].type == ACT_TOKENS)
+        else if (m[i].type == ACT_TOKENS)
             take_tokens(r, &m[i]);
+        else if (m[i].type == ACT_JOB_DONE)
+            take_prompt(r, &m[i]);
         else if (m[i].type == ACT_PREFILLING)
             take_prefilling(r);
         else if (m[i].type == ACT_PREFILLED)
@@ -610,7 +635,7 @@ static void request_stop(struct act_self *self, void *state, int reason)
         if (!r->job->gone && gw_exchange_begun(r->job->x))
             gw_exchange_abort(r->job->x);
         else if (!r->job->gone)
-            gw_answer_error(r->g, r->job->x, r->job->request.protocol,
+            gw_answer_error(r->g, r->job->x, r->job->protocol,
                             &(struct gw_error){.status = r->status = 503,
                                                .type = "server_error",
                                                .code = "shutting_down",
@@ -620,8 +645,8 @@ static void request_stop(struct act_self *self, void *state, int reason)
     (void)reason;
     if (r->started)
         act_place_end(&r->place);
-    free(r->chain);
-    mdl_ids_free(&r->ids);
+    gw_prompt_free(&r->prompt);
+    gw_prompt_job_free(r->job->unread);
     mdl_text_free(&r->piece);
     gw_output_free(r->output);
     gw_reply_free(r->reply);

@@ -2,15 +2,12 @@
  */
 #include "tests/harness.h"
 
-#include <dirent.h>
 #include <jansson.h>
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ptrace.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -361,27 +358,6 @@ Test(operate, debug_is_not_there_otherwise)
 
 /* ---- health ---- */
 
-/* The thread of the server with this name; 0: none. */
-static pid_t thread_named(const char *name)
-{
-    char path[64];
-    pid_t found = 0;
-    snprintf(path, sizeof path, "/proc/%d/task", (int)server.pid);
-    DIR *d = opendir(path);
-    for (struct dirent *e; d && !found && (e = readdir(d));) {
-        char *comm = NULL, *text = NULL;
-        if (asprintf(&comm, "%s/%.20s/comm", path, e->d_name) > 0)
-            text = ts_read_file(comm, NULL);
-        if (text && !strncmp(text, name, strlen(name)))
-            found = (pid_t)atoi(e->d_name);
-        free(comm);
-        free(text);
-    }
-    if (d)
-        closedir(d);
-    return found;
-}
-
 static bool ready_says(const char *status, int code)
 {
     struct ts_reply r = ts_get(&server, "/health/ready");
@@ -404,23 +380,21 @@ static void until_ready_says(const char *status, int code)
 Test(operate, a_stuck_engine_is_live_and_not_ready)
 {
     ts_server_start(&server, NULL, "limits = { stuck = \"300ms\"; };");
-    pid_t engine = thread_named("engine");
-    cr_assert_gt(engine, 0);
     cr_expect(ready_says("\"ok\"", 200));
     int fd = ts_connect(server.port);
     cr_assert(ts_send_request(fd, "POST", "/v1/completions",
                               "{\"prompt\":\"a\",\"max_tokens\":1000,\"ignore_eos\":true,\"stream\":true}"));
     cr_assert(ts_read_until(fd, "data: "));
-    if (ptrace(PTRACE_SEIZE, engine, 0, 0) || ptrace(PTRACE_INTERRUPT, engine, 0, 0)) {
+    pid_t engine = ts_server_hold(&server, "engine");
+    if (!engine) {
         close(fd);
         cr_skip_test("a thread cannot be held here: ptrace is not allowed");
     }
-    cr_assert_eq(waitpid(engine, NULL, __WALL), engine);
     until_ready_says("\"stuck\"", 503);
     cr_expect_gt(ts_metric(&server, "weft_worker_progress_age_seconds{worker=\"engine\"}"), 0.3);
     cr_expect_float_eq(ts_metric(&server, "weft_worker_progress_age_seconds{worker=\"io\"}"), 0, 0);
     cr_expect_eq(status_of("GET", "/health/live", "", ""), 200);
-    cr_expect_eq(ptrace(PTRACE_DETACH, engine, 0, 0), 0);
+    cr_expect(ts_server_let_go(engine));
     until_ready_says("\"ok\"", 200);
     close(fd);
     ts_until_metric(&server, "weft_num_requests_running", 0);

@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -443,4 +444,41 @@ void ts_flow_close(struct ts_flow *f)
         close(f->fd);
     free(f->data);
     *f = (struct ts_flow){.fd = -1, .ended = true};
+}
+
+/* ---- threads ---- */
+
+static pid_t thread_named(const struct ts_server *s, const char *name)
+{
+    char path[64];
+    pid_t found = 0;
+    snprintf(path, sizeof path, "/proc/%d/task", (int)s->pid);
+    DIR *d = opendir(path);
+    for (struct dirent *e; d && !found && (e = readdir(d));) {
+        char *comm = NULL, *text = NULL;
+        if (asprintf(&comm, "%s/%.20s/comm", path, e->d_name) > 0)
+            text = ts_read_file(comm, NULL);
+        if (text && !strncmp(text, name, strlen(name)))
+            found = (pid_t)atoi(e->d_name);
+        free(comm);
+        free(text);
+    }
+    if (d)
+        closedir(d);
+    return found;
+}
+
+pid_t ts_server_hold(const struct ts_server *s, const char *name)
+{
+    pid_t thread = thread_named(s, name);
+    cr_assert_gt(thread, 0, "the server has no thread %s", name);
+    if (ptrace(PTRACE_SEIZE, thread, 0, 0) || ptrace(PTRACE_INTERRUPT, thread, 0, 0))
+        return 0;
+    cr_assert_eq(waitpid(thread, NULL, __WALL), thread);
+    return thread;
+}
+
+bool ts_server_let_go(pid_t thread)
+{
+    return ptrace(PTRACE_DETACH, thread, 0, 0) == 0;
 }

@@ -30,6 +30,11 @@ void ts_server_free(struct ts_server *s);
 /* What it has written to standard error; freed by the caller. */
 char *ts_server_log(const struct ts_server *s);
 
+/* Stops the server's thread of this name where it is, and lets it go on. The thread, 0: not allowed here (the caller
+ * skips its test). No thread of this name ends the test. */
+pid_t ts_server_hold(const struct ts_server *s, const char *name);
+bool ts_server_let_go(pid_t thread);
+
 /* An answer, as far as it was read. body is zero-terminated, chunks are put together. */
 struct ts_reply {
     int status; /* 0: no head came */
