@@ -23,6 +23,7 @@ static void stream_clear(struct dec_stream *s)
     act_buf_free(s->recipe_buf);
     free(s->pages);
     free(s->aside);
+    free(s->draft_weights);
     free(s->ids);
     free(s->logprobs);
     *s = (struct dec_stream){.owner = s->owner, .generation = s->generation + 1};
@@ -127,7 +128,7 @@ static int take_sequence(struct decode *d, struct dec_stream *s, struct act_msg 
     memcpy(s->ids, s->recipe.ids, (size_t)s->recipe.n_ids * sizeof *s->ids);
     s->n_ids = s->recipe.n_ids;
     s->run = (struct mdl_stream){.seq = s->seq, .pick = dec_pick, .pick_ctx = s};
-    s->spec.choice = s->recipe.sampling.temperature > 0 ? MDL_CHOICE_MATCH : MDL_CHOICE_GREEDY;
+    s->spec.choice = dec_spec_choice(d, s);
     int32_t id = dec_pick(s, s->n_ids, logits, false);
     s->run.next = id;
     return id < 0 ? id : 0;

@@ -29,7 +29,8 @@ struct dec_stream {
     struct mdl_seq *seq;
     struct mdl_stream run;
     struct act_spec_stream spec;
-    uint32_t *pages; /* [seq->n_blocks] */
+    float *draft_weights; /* [limits.draft][vocab], with rejection sampling: what the drafts were drawn from */
+    uint32_t *pages;      /* [seq->n_blocks] */
     int n_pages;
     uint8_t *aside; /* parked: the bytes of the pages */
     int32_t *ids;   /* prompt and output */
@@ -55,6 +56,7 @@ struct decode {
     struct mdl_stream **round; /* [limits.streams] */
     int n_round;
     struct act_speculation spec;
+    float *weights;                          /* [vocab], with rejection sampling */
     struct act_spec_stream **round_spec;     /* [limits.streams] */
     int64_t verify_began;                    /* ns */
     bool disturbed;                          /* the round shares the machine with a prompt, or was run twice */
@@ -94,6 +96,7 @@ void dec_unpark(struct decode *d);
 /* ---- decode_spec.c: planning of rounds ---- */
 
 int dec_spec_start(struct decode *d);
+enum mdl_choice dec_spec_choice(const struct decode *d, const struct dec_stream *s);
 void dec_spec_stop(struct decode *d);
 /* Before mdl_decoder_begin: how far each sequence of the round drafts. */
 void dec_spec_round_begins(struct decode *d);

@@ -15,7 +15,9 @@ int dec_spec_start(struct decode *d)
 {
     const struct act_engine *e = d->e;
     d->round_spec = calloc((size_t)e->limits.streams, sizeof(struct act_spec_stream *));
-    if (!d->round_spec)
+    if (e->rejection)
+        d->weights = malloc((size_t)e->vocab * sizeof *d->weights);
+    if (!d->round_spec || (e->rejection && !d->weights))
         return -ENOMEM;
     int r = act_speculation_init(&d->spec, &e->plan, e->limits.draft, e->limits.streams,
                                  e->plan.mode == ACT_PLAN_DYNAMIC ? &e->steptime : NULL, &e->calibration);
@@ -23,10 +25,18 @@ int dec_spec_start(struct decode *d)
     return r;
 }
 
+enum mdl_choice dec_spec_choice(const struct decode *d, const struct dec_stream *s)
+{
+    if (!(s->recipe.sampling.temperature > 0))
+        return MDL_CHOICE_GREEDY;
+    return d->e->rejection ? MDL_CHOICE_REJECT : MDL_CHOICE_MATCH;
+}
+
 void dec_spec_stop(struct decode *d)
 {
     act_speculation_free(&d->spec);
     free(d->round_spec);
+    free(d->weights);
 }
 
 void dec_spec_round_begins(struct decode *d)

@@ -1,7 +1,9 @@
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "actors/decode_impl.h"
+#include "model/reject.h"
 
 static bool is_stop(const struct dec_stream *s, int32_t id)
 {
@@ -13,6 +15,35 @@ static bool is_stop(const struct dec_stream *s, int32_t id)
     return false;
 }
 
+/* Rejection sampling keeps what each draft was drawn from until its row has been picked. */
+static float *draft_weights(struct dec_stream *s, int place)
+{
+    size_t vocab = (size_t)s->owner->e->vocab;
+    if (!s->draft_weights)
+        s->draft_weights = malloc((size_t)s->owner->e->limits.draft * vocab * sizeof *s->draft_weights);
+    return s->draft_weights ? s->draft_weights + (size_t)place * vocab : NULL;
+}
+
+static int pick_by_rejection(struct dec_stream *s, int pos, const float *logits, bool draft, int32_t *id,
+                             struct mdl_logprobs *lp)
+{
+    struct decode *d = s->owner;
+    const struct mdl_sampling *recipe = &s->recipe.sampling;
+    int place = pos - s->seq->len - 1, vocab = d->e->vocab;
+    float *p = draft ? draft_weights(s, place) : d->weights;
+    if (!p)
+        return -ENOMEM;
+    int r =
+        mdl_sampler_distribution(d->sampler, recipe, logits, vocab, s->ids, s->n_ids, s->recipe.n_prompt, p, &d->err);
+    if (r)
+        return r;
+    bool offered = !draft && place >= 0 && place < s->run.offer;
+    *id = draft ? mdl_reject_draft(p, vocab, recipe->seed, pos)
+                : mdl_reject_choose(p, offered ? draft_weights(s, place) : NULL, offered ? s->run.guess.ids[place] : 0,
+                                    vocab, recipe->seed, pos);
+    return lp ? mdl_sampler_logprobs(d->sampler, logits, vocab, *id, recipe->top_logprobs, lp, &d->err) : 0;
+}
+
 /* A final pick joins the ids at once, because the next pick's penalties count it. */
 int32_t dec_pick(void *ctx, int pos, float *logits, bool draft)
 {
@@ -20,8 +51,10 @@ int32_t dec_pick(void *ctx, int pos, float *logits, bool draft)
     struct decode *d = s->owner;
     struct mdl_logprobs *lp = !draft && s->logprobs ? &s->logprobs[s->n_logprobs] : NULL;
     int32_t id;
-    int r = mdl_sampler_sample(d->sampler, &s->recipe.sampling, logits, d->e->vocab, s->ids, s->n_ids,
-                               s->recipe.n_prompt, pos, &id, lp, &d->err);
+    int r = s->spec.choice == MDL_CHOICE_REJECT
+                ? pick_by_rejection(s, pos, logits, draft, &id, lp)
+                : mdl_sampler_sample(d->sampler, &s->recipe.sampling, logits, d->e->vocab, s->ids, s->n_ids,
+                                     s->recipe.n_prompt, pos, &id, lp, &d->err);
     if (r)
         return r;
     if (draft)

@@ -32,6 +32,7 @@ struct act_engine {
     struct act_plan_options plan; /* of decoding rounds */
     struct act_steptime steptime; /* for dynamic plans */
     struct mdl_calibration calibration;
+    bool rejection; /* sampled drafts are judged by rejection instead of sample-and-match */
     struct mdl_kv_layout layout;
     struct kv_device *device; /* owned by the tier actor alone; others use only the bytes of pages that they hold */
     bool snapshots;           /* sequences keep the window rows that snapshots need */

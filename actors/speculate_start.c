@@ -74,6 +74,7 @@ int act_speculation_prepare(const struct cfg_config *c, struct act_log *log, boo
                                         .probe_share = c->speculation.probe_share};
     mdl_calibration_identity(&e->calibration, block);
     act_steptime_init(&e->steptime, e->limits.draft);
+    e->rejection = !off && c->speculation.acceptance == CFG_ACCEPTANCE_REJECTION;
     int r = 0;
     if (!decodes)
         return 0;
@@ -82,8 +83,8 @@ int act_speculation_prepare(const struct cfg_config *c, struct act_log *log, boo
     if (e->plan.mode == ACT_PLAN_DYNAMIC)
         r = make_table(c, log, e, err);
     if (!r)
-        act_log_event(log, ACT_LOG_INFO, "serve", 0, "speculation", "mode=%s length=%d calibrated=%s",
-                      mode_name[e->plan.mode], e->limits.draft,
+        act_log_event(log, ACT_LOG_INFO, "serve", 0, "speculation", "mode=%s length=%d acceptance=%s calibrated=%s",
+                      mode_name[e->plan.mode], e->limits.draft, e->rejection ? "rejection" : "match",
                       e->calibration.fitted[MDL_CHOICE_GREEDY] || e->calibration.fitted[MDL_CHOICE_MATCH] ? "yes"
                                                                                                           : "no");
     return r;

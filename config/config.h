@@ -28,6 +28,7 @@ enum cfg_cpu { CFG_CPU_AUTO, CFG_CPU_SCALAR, CFG_CPU_AVX2, CFG_CPU_AVX512 };
 enum cfg_bridge_window { CFG_BRIDGE_TRUNCATE, CFG_BRIDGE_FULL };
 enum cfg_routing { CFG_ROUTING_AUTO, CFG_ROUTING_LOAD, CFG_ROUTING_PREFIX };
 enum cfg_speculation { CFG_SPECULATION_OFF, CFG_SPECULATION_FIXED, CFG_SPECULATION_DYNAMIC };
+enum cfg_acceptance { CFG_ACCEPTANCE_MATCH, CFG_ACCEPTANCE_REJECTION };
 enum cfg_budget { CFG_BUDGET_LAGGED, CFG_BUDGET_EARLY_STOP };
 enum cfg_log_level { CFG_LOG_ERROR, CFG_LOG_WARNING, CFG_LOG_INFO, CFG_LOG_DEBUG };
 enum cfg_log_format { CFG_LOG_TEXT, CFG_LOG_JSON };
@@ -76,6 +77,7 @@ struct cfg_config {
     struct {
         int mode;         /* enum cfg_speculation */
         int draft_length; /* 0: off */
+        int acceptance;   /* enum cfg_acceptance */
         int budget;       /* enum cfg_budget */
         double min_gain, probe_share;
         char table_file[CFG_PATH_TEXT]; /* "": step times are measured at every start */

@@ -15,6 +15,7 @@ static const char *const cpu_values[] = {"auto", "scalar", "avx2", "avx512", NUL
 static const char *const bridge_values[] = {"truncate", "full", NULL};
 static const char *const routing_values[] = {"auto", "load", "prefix", NULL};
 static const char *const speculation_values[] = {"off", "fixed", "dynamic", NULL};
+static const char *const acceptance_values[] = {"match", "rejection", NULL};
 static const char *const budget_values[] = {"lagged", "early_stop", NULL};
 static const char *const level_values[] = {"error", "warning", "info", "debug", NULL};
 static const char *const format_values[] = {"text", "json", NULL};
@@ -62,9 +63,14 @@ const struct cfg_key cfg_keys[] = {
     {"speculation.mode", CFG_ENUM, .values = speculation_values, AT(speculation.mode), .fallback = "fixed",
      .help =
          "off drafts nothing; fixed drafts and verifies the same number of tokens in every step; dynamic plans each "
-         "step from confidences and measured step times, down to no draft at all. The text does not depend on it."},
+         "step from confidences and measured step times, down to no draft at all. The text does not depend on it, "
+         "unless acceptance is rejection."},
     {"speculation.draft_length", CFG_INT, "tokens", 0, 32, AT(speculation.draft_length), .fallback = "3",
      .help = "Tokens that are drafted per step and sequence; in dynamic mode at most that many. 0: no speculation."},
+    {"speculation.acceptance", CFG_ENUM, .values = acceptance_values, AT(speculation.acceptance), .fallback = "match",
+     .help = "When temperature is above 0: match keeps a draft that is the token plain decoding would draw, so that a "
+             "seed always gives the same text; rejection keeps more drafts and has the same distribution, but the text "
+             "of a seed then depends on which drafts were verified, and so on the load."},
     {"speculation.budget", CFG_ENUM, .values = budget_values, AT(speculation.budget), .fallback = "lagged",
      .help = "Dynamic mode: lagged takes the best number of drafts in view of earlier confidences; early_stop takes "
              "drafts by present confidence until one does not pay."},

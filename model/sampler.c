@@ -302,8 +302,9 @@ static size_t cut_top_p(struct mdl_sampler *b, size_t n, double top_p)
     return n;
 }
 
-/* Steps 5 to 8 by falling probability; top_k or top_p is in force. */
-static int32_t draw_sorted(struct mdl_sampler *b, const struct mdl_sampling *s, int vocab, double u)
+/* Steps 5 to 7 by falling probability; top_k or top_p is in force. Returns how many stay, at the front of key, and
+ * their mass. */
+static size_t keep_sorted(struct mdl_sampler *b, const struct mdl_sampling *s, int vocab, double *mass)
 {
     size_t n = (size_t)vocab;
     for (int i = 0; i < vocab; i++)
@@ -315,10 +316,17 @@ static int32_t draw_sorted(struct mdl_sampler *b, const struct mdl_sampling *s, 
     }
     if (s->top_p < 1)
         n = cut_top_p(b, n, s->top_p);
-    double total = 0, sum = 0;
     size_t kept = 0;
+    *mass = 0;
     for (; kept < n && (kept == 0 || b->weight[id_of(b->key[kept])] >= s->min_p); kept++)
-        total += b->weight[id_of(b->key[kept])];
+        *mass += b->weight[id_of(b->key[kept])];
+    return kept;
+}
+
+static int32_t draw_sorted(struct mdl_sampler *b, const struct mdl_sampling *s, int vocab, double u)
+{
+    double total, sum = 0;
+    size_t kept = keep_sorted(b, s, vocab, &total);
     for (size_t i = 0; i < kept; i++) {
         sum += b->weight[id_of(b->key[i])];
         if (sum > u * total)
@@ -327,15 +335,22 @@ static int32_t draw_sorted(struct mdl_sampler *b, const struct mdl_sampling *s, 
     return id_of(b->key[0]);
 }
 
-/* Steps 7 and 8 by rising id. */
-static int32_t draw_plain(struct mdl_sampler *b, const struct mdl_sampling *s, int vocab, int32_t best, double u)
+/* Step 7; returns the mass. */
+static double keep_plain(struct mdl_sampler *b, const struct mdl_sampling *s, int vocab)
 {
-    double total = 0, sum = 0;
+    double total = 0;
     for (int i = 0; i < vocab; i++) {
         if (b->weight[i] < s->min_p)
             b->weight[i] = 0;
         total += b->weight[i];
     }
+    return total;
+}
+
+/* Step 8 by rising id. */
+static int32_t draw_plain(struct mdl_sampler *b, const struct mdl_sampling *s, int vocab, int32_t best, double u)
+{
+    double total = keep_plain(b, s, vocab), sum = 0;
     for (int i = 0; i < vocab; i++) {
         sum += b->weight[i];
         if (sum > u * total)
@@ -370,14 +385,14 @@ static void fill_logprobs(struct mdl_sampler *b, const float *logit, int vocab, 
     }
 }
 
-int mdl_sampler_sample(struct mdl_sampler *b, const struct mdl_sampling *s, const float *logits, int vocab,
-                       const int32_t *history, int n_history, int n_prompt, int64_t position, int32_t *id,
-                       struct mdl_logprobs *lp, struct cfg_error *err)
+/* Steps 1 to 3 into b->logit. The best of them, or -EINVAL, -EDOM; *raw_best: the best of the logits as given. */
+static int32_t prepare(struct mdl_sampler *b, const struct mdl_sampling *s, const float *logits, int vocab,
+                       const int32_t *history, int n_history, int n_prompt, int32_t *raw_best, struct cfg_error *err)
 {
     if (vocab < 1 || vocab > b->cap)
         return cfg_error_set(err, EINVAL, "a vocabulary of %d ids; this sampler was made for 1 to %d", vocab, b->cap);
-    int32_t raw_best = best_of(logits, vocab, err);
-    if (raw_best < 0)
+    *raw_best = best_of(logits, vocab, err);
+    if (*raw_best < 0)
         return -EDOM;
     memcpy(b->logit, logits, (size_t)vocab * sizeof *logits);
     bool penalised = s->repetition_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0;
@@ -385,14 +400,60 @@ int mdl_sampler_sample(struct mdl_sampler *b, const struct mdl_sampling *s, cons
         apply_penalties(b, s, vocab, history, n_history, n_prompt);
     for (int i = 0; i < s->n_bias; i++)
         b->logit[s->bias[i].id] += s->bias[i].bias;
-    int32_t best = penalised || s->n_bias ? best_of(b->logit, vocab, err) : raw_best;
+    int32_t best = penalised || s->n_bias ? best_of(b->logit, vocab, err) : *raw_best;
+    return best < 0 ? -EDOM : best;
+}
+
+/* Step 4 to 7 begin with these. */
+static bool weigh_for_draw(struct mdl_sampler *b, const struct mdl_sampling *s, int vocab, int32_t best)
+{
+    weigh(b->logit, vocab, b->logit[best], s->temperature, b->weight);
+    return s->top_p < 1 || (s->top_k > 0 && s->top_k < vocab);
+}
+
+int mdl_sampler_distribution(struct mdl_sampler *b, const struct mdl_sampling *s, const float *logits, int vocab,
+                             const int32_t *history, int n_history, int n_prompt, float *weight, struct cfg_error *err)
+{
+    int32_t raw_best, best = prepare(b, s, logits, vocab, history, n_history, n_prompt, &raw_best, err);
     if (best < 0)
+        return best;
+    memset(weight, 0, (size_t)vocab * sizeof *weight);
+    if (s->temperature <= 0) {
+        weight[best] = 1;
+    } else if (weigh_for_draw(b, s, vocab, best)) {
+        double mass;
+        size_t kept = keep_sorted(b, s, vocab, &mass);
+        for (size_t i = 0; i < kept; i++)
+            weight[id_of(b->key[i])] = (float)b->weight[id_of(b->key[i])];
+    } else {
+        keep_plain(b, s, vocab);
+        for (int i = 0; i < vocab; i++)
+            weight[i] = (float)b->weight[i];
+    }
+    return 0;
+}
+
+int mdl_sampler_logprobs(struct mdl_sampler *b, const float *logits, int vocab, int32_t id, int n_top,
+                         struct mdl_logprobs *lp, struct cfg_error *err)
+{
+    int32_t best = vocab < 1 || vocab > b->cap ? -1 : best_of(logits, vocab, err);
+    if (best < 0 || id < 0 || id >= vocab)
         return -EDOM;
+    fill_logprobs(b, logits, vocab, best, id, n_top < vocab ? n_top : vocab, lp);
+    return 0;
+}
+
+int mdl_sampler_sample(struct mdl_sampler *b, const struct mdl_sampling *s, const float *logits, int vocab,
+                       const int32_t *history, int n_history, int n_prompt, int64_t position, int32_t *id,
+                       struct mdl_logprobs *lp, struct cfg_error *err)
+{
+    int32_t raw_best, best = prepare(b, s, logits, vocab, history, n_history, n_prompt, &raw_best, err);
+    if (best < 0)
+        return best;
     int32_t chosen = best;
     if (s->temperature > 0) {
         double u = mdl_random_unit(s->seed, (uint64_t)position, 0);
-        weigh(b->logit, vocab, b->logit[best], s->temperature, b->weight);
-        bool sorted = s->top_p < 1 || (s->top_k > 0 && s->top_k < vocab);
+        bool sorted = weigh_for_draw(b, s, vocab, best);
         chosen = sorted ? draw_sorted(b, s, vocab, u) : draw_plain(b, s, vocab, best, u);
     }
     *id = chosen;

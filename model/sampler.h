@@ -79,8 +79,16 @@ int mdl_sampler_sample(struct mdl_sampler *scratch, const struct mdl_sampling *s
                        const int32_t *history, int n_history, int n_prompt, int64_t position, int32_t *id,
                        struct mdl_logprobs *lp, struct cfg_error *err);
 
-/* The generator: Philox 4x32, ten rounds, on counter (position, stream) under the key seed. Stream 0 is the sampler's.
- * Equal arguments give equal numbers; different ones independent numbers. */
+/* Steps 1 to 7 without the draw: weight [vocab], of which the token is to be drawn in proportion; 0 for what the recipe
+ * excludes, a single 1 at temperature 0. Errors as above. */
+int mdl_sampler_distribution(struct mdl_sampler *scratch, const struct mdl_sampling *s, const float *logits, int vocab,
+                             const int32_t *history, int n_history, int n_prompt, float *weight, struct cfg_error *err);
+/* Log-probabilities of a token that was chosen elsewhere, from the logits as given. -EDOM as above. */
+int mdl_sampler_logprobs(struct mdl_sampler *scratch, const float *logits, int vocab, int32_t id, int n_top,
+                         struct mdl_logprobs *lp, struct cfg_error *err);
+
+/* The generator: Philox 4x32, ten rounds, on counter (position, stream) under the key seed. Stream 0 is the sampler's,
+ * 1 to 3 are those of reject.h. Equal arguments give equal numbers; different ones independent numbers. */
 void mdl_random(uint64_t seed, uint64_t position, uint32_t stream, uint32_t out[4]);
 /* A number in [0, 1) with 53 random bits. */
 double mdl_random_unit(uint64_t seed, uint64_t position, uint32_t stream);

@@ -78,6 +78,7 @@ struct spec {
     int fail_at;       /* pick that fails, 0: none; counted from 1 */
     int draft_fail_at; /* position whose guess fails, 0: none */
     int finish_at;     /* pick that ends the stream, 0: none */
+    int wrong_at;      /* position whose guess is made wrong, 0: none */
     int emitted;       /* tokens taken over by take_round */
 };
 
@@ -92,6 +93,8 @@ static int32_t pick(void *ctx, int pos, float *logits, bool draft)
             return -EDOM;
         if (s->luck < 0)
             return pick_token(s->plain, pos, logits, s->seq->len + 1);
+        if (pos == s->wrong_at)
+            return (right[pos] + 1) % vocab;
         bool lucky = (int)ts_random(&s->random, 100) < s->luck;
         return lucky ? right[pos] : (right[pos] + 1 + (int32_t)ts_random(&s->random, 3)) % vocab;
     }
@@ -313,6 +316,154 @@ Test(decode, streams_with_different_drafts)
             plain_free(&p[i]);
         }
         mdl_decoder_free(d);
+        mdl_step_free(step);
+        mdl_model_close(m);
+    }
+}
+
+/* ---- any plan ---- */
+
+struct scheme {
+    uint64_t random;
+    int trimmed; /* drafts that were not offered */
+};
+
+static void random_plan(void *ctx, struct mdl_stream *const *streams, int n)
+{
+    struct scheme *c = ctx;
+    for (int i = 0; i < n; i++) {
+        cr_assert_eq(streams[i]->offer, streams[i]->guess.n, "all is offered unless the plan says less");
+        streams[i]->offer = (int)ts_random(&c->random, (uint32_t)streams[i]->guess.n + 1);
+        c->trimmed += streams[i]->guess.n - streams[i]->offer;
+    }
+}
+
+/* Streams draft any number of tokens in every round, and any part of these is verified. */
+Test(decode, any_plan_gives_the_plain_run)
+{
+    enum { STREAMS = 4 };
+    for (int seed = 1; seed <= 8; seed++) {
+        struct mdl_model *m = ts_model(folders[seed % 2], 1);
+        struct mdl_step *step = ts_step(m, LENGTH, LENGTH);
+        struct mdl_decoder *d = new_decoder(m, STREAMS, m->cfg->draft_block);
+        struct scheme scheme = {.random = (uint64_t)seed};
+        struct plain p[STREAMS];
+        struct spec s[STREAMS];
+        mdl_decoder_set_plan(d, random_plan, &scheme);
+        for (int i = 0; i < STREAMS; i++) {
+            p[i] = plain_run(m, step, (uint64_t)(seed * 10 + i), i % 2, 0);
+            s[i] = spec_new(&p[i], step, 0, i == 0 ? -1 : 40 + 20 * i, LENGTH);
+            spec_ready(&s[i]);
+        }
+        for (;;) {
+            struct mdl_stream *streams[STREAMS];
+            struct cfg_error err;
+            int n = 0;
+            for (int i = 0; i < STREAMS; i++) {
+                s[i].stream.limit = OUTPUT - s[i].emitted;
+                s[i].stream.draft = (int)ts_random(&scheme.random, (uint32_t)m->cfg->draft_block + 1);
+                if (s[i].stream.limit)
+                    streams[n++] = &s[i].stream;
+            }
+            if (!n)
+                break;
+            cr_assert_eq(mdl_decoder_round(d, streams, n, &err), 0);
+            for (int i = 0; i < n; i++)
+                take_round(streams[i]->pick_ctx, "any plan");
+        }
+        cr_assert_gt(scheme.trimmed, 0);
+        for (int i = 0; i < STREAMS; i++) {
+            ts_same_state(p[i].run.seq, s[i].seq, (struct ts_scope){0}, "any plan");
+            check_counters(&s[i], "any plan");
+            mdl_seq_free(s[i].seq);
+            plain_free(&p[i]);
+        }
+        mdl_decoder_free(d);
+        mdl_step_free(step);
+        mdl_model_close(m);
+    }
+}
+
+/* A plan may not offer what is not there. */
+static void greedy_plan(void *ctx, struct mdl_stream *const *streams, int n)
+{
+    (void)ctx;
+    for (int i = 0; i < n; i++)
+        streams[i]->offer = i % 2 ? 99 : -3;
+}
+
+Test(decode, a_plan_is_held_to_what_was_drafted)
+{
+    struct mdl_model *m = ts_model(TS_MINI8, 1);
+    struct mdl_step *step = ts_step(m, LENGTH, LENGTH);
+    struct mdl_decoder *d = new_decoder(m, 2, 5);
+    struct plain p = plain_run(m, step, 41, 0, 0);
+    struct spec a = spec_new(&p, step, 4, 100, LENGTH), b = spec_new(&p, step, 4, 100, LENGTH);
+    struct mdl_stream *streams[] = {&a.stream, &b.stream};
+    struct cfg_error err;
+    spec_ready(&a);
+    spec_ready(&b);
+    mdl_decoder_set_plan(d, greedy_plan, NULL);
+    cr_assert_eq(mdl_decoder_round(d, streams, 2, &err), 0);
+    take_round(&a, "none");
+    take_round(&b, "all");
+    cr_assert_eq(a.stream.n_emitted, 1);
+    cr_assert_eq(b.stream.n_emitted, 5);
+    cr_assert_eq(a.stream.counters.drafted, 4);
+    cr_assert_eq(a.stream.counters.offered, 0);
+    mdl_seq_free(a.seq);
+    mdl_seq_free(b.seq);
+    mdl_decoder_free(d);
+    plain_free(&p);
+    mdl_step_free(step);
+    mdl_model_close(m);
+}
+
+/* Every number of kept and of rejected drafts from every place around a turn of the rings and every phase of a
+ * compressor's group, against a twin that never drafted. Then a second round, over what the rejected rows left. */
+Test(decode, rejected_drafts_leave_no_trace_at_any_phase)
+{
+    for (size_t f = 0; f < 2; f++) {
+        struct mdl_model *m = ts_model(folders[f], 1);
+        struct mdl_step *step = ts_step(m, LENGTH, LENGTH);
+        int block = m->cfg->draft_block;
+        struct mdl_decoder *d = new_decoder(m, 1, block);
+        struct plain p = plain_run(m, step, 77, 0, 0);
+        for (int from = PROMPT; from + block + 3 < LENGTH; from++) {
+            struct ts_run base = ts_run_new(m, (struct mdl_seq_params){0}, 0, LENGTH);
+            memcpy(base.ids, p.run.ids, LENGTH * sizeof *base.ids);
+            start_prompt(&base, step, 0);
+            ts_run_decode(&base, step, from, 1);
+            for (int offer = 0; offer <= block; offer++)
+                for (int right = 0; right <= offer; right++) {
+                    char what[96];
+                    snprintf(what, sizeof what, "%s, position %d, %d of %d", folders[f], from, right, offer);
+                    struct spec s = {
+                        .plain = &p, .seq = ts_seq_clone(base.seq), .luck = 100, .wrong_at = from + 1 + right};
+                    s.stream =
+                        (struct mdl_stream){.seq = s.seq, .next = p.run.ids[from], .draft = offer, .limit = block + 1};
+                    spec_ready(&s);
+                    struct mdl_stream *list = &s.stream;
+                    struct cfg_error err;
+                    cr_assert_eq(mdl_decoder_round(d, &list, 1, &err), 0);
+                    cr_assert_eq(s.stream.n_emitted, right + 1, "%s", what);
+                    struct ts_run twin = ts_run_new(m, (struct mdl_seq_params){0}, 0, LENGTH);
+                    memcpy(twin.ids, p.run.ids, LENGTH * sizeof *twin.ids);
+                    mdl_seq_free(twin.seq);
+                    twin.seq = ts_seq_clone(base.seq);
+                    ts_run_decode(&twin, step, from + right + 1, 1);
+                    ts_same_state(twin.seq, s.seq, (struct ts_scope){0}, what);
+                    s.stream.draft = 0;
+                    cr_assert_eq(mdl_decoder_round(d, &list, 1, &err), 0);
+                    ts_run_decode(&twin, step, from + right + 2, 1);
+                    ts_same_state(twin.seq, s.seq, (struct ts_scope){0}, what);
+                    ts_run_free(&twin);
+                    mdl_seq_free(s.seq);
+                }
+            ts_run_free(&base);
+        }
+        mdl_decoder_free(d);
+        plain_free(&p);
         mdl_step_free(step);
         mdl_model_close(m);
     }

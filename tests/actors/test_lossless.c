@@ -1,0 +1,187 @@
+/* Speculation changes no text: the planner in the counterexample of the DSpark paper (arXiv 2607.05147, appendix A),
+ * and the engine's actors under changing plans, through parking, cancels, restarts of steps. */
+#include "tests/harness.h"
+
+#include "actors/plan.h"
+#include "model/reject.h"
+#include "tests/support/engine_world.h"
+
+/* ---- appendix A: two tokens A and B, target .7/.3, drafter .5/.5. Steps of 1, 2 and 3 rows run at speeds 1, .5 and
+ * .45. The first draft survives with .8; the second with .72 behind A and not at all behind B. ---- */
+
+enum { ROUNDS = 40000 };
+
+enum decider { DECIDE_LAGGED, DECIDE_EARLY_STOP, DECIDE_IN_HINDSIGHT };
+
+static double share_of_a(enum decider how)
+{
+    const float p[] = {0.7f, 0.3f}, q[] = {0.5f, 0.5f};
+    struct act_steptime t;
+    act_steptime_init(&t, 2);
+    t.padded = true;
+    for (int rows = 1; rows <= 3; rows++) {
+        const double speed[] = {1, 0.5, 0.45};
+        act_steptime_add(&t.plain, rows, 1 / speed[rows - 1]);
+        act_steptime_add(&t.full, rows, 1 / speed[rows - 1]);
+    }
+    act_steptime_add(&t.draft, 1, 1e-9);
+    struct act_plan_options o = {.mode = ACT_PLAN_DYNAMIC,
+                                 .length = 2,
+                                 .budget = how == DECIDE_EARLY_STOP ? ACT_PLAN_EARLY_STOP : ACT_PLAN_LAGGED,
+                                 .probe_share = 0.05};
+    struct act_plan plan;
+    struct act_plan_memory memory = {0};
+    int a = 0, offered = 0;
+    cr_assert_eq(act_plan_init(&plan, &o, 2, 1, &t), 0);
+    for (int round = 0; round < ROUNDS; round++) {
+        struct act_plan_request r = {.memory = &memory, .cap = 2};
+        int32_t draft = mdl_reject_draft(q, 2, 1, round);
+        act_plan_draft(&plan, &r, 1, 0);
+        r.drafted = r.draft;
+        r.confidence[0] = 0.8f;
+        r.confidence[1] = draft == 0 ? 0.9f : 0;
+        act_plan_split(&plan, &r, 1);
+        int offer = r.offer;
+        if (how == DECIDE_IN_HINDSIGHT) {
+            const float survival[] = {0.8f, 0.8f * r.confidence[1]};
+            offer = act_plan_best(&plan, survival, &(int){2}, 1, 0).budget;
+        }
+        a += mdl_reject_choose(p, offer > 0 ? q : NULL, draft, 2, 1, round) == 0;
+        offered += offer > 0;
+    }
+    act_plan_free(&plan);
+    if (how != DECIDE_EARLY_STOP)
+        cr_assert(offered > ROUNDS / 100 && offered < ROUNDS, "%d of %d rounds offered a draft", offered, ROUNDS);
+    return (double)a / ROUNDS;
+}
+
+Test(lossless, a_budget_from_earlier_blocks_keeps_the_distribution)
+{
+    cr_assert_float_eq(share_of_a(DECIDE_LAGGED), 0.7, 0.01);
+}
+
+Test(lossless, early_stop_keeps_the_distribution)
+{
+    cr_assert_float_eq(share_of_a(DECIDE_EARLY_STOP), 0.7, 0.01);
+}
+
+/* The barrier removed on purpose: the budget is the best in view of this very block. */
+Test(lossless, a_budget_from_the_block_itself_would_not)
+{
+    cr_assert_float_eq(share_of_a(DECIDE_IN_HINDSIGHT), 0.85, 0.01);
+}
+
+/* ---- the engine under changing plans ---- */
+
+/* Tables in which every number of drafts is best at some confidence; so the plan changes from step to step. */
+static void plan_dynamically(struct ts_world *w, uint64_t seed)
+{
+    struct act_engine *e = &w->e;
+    uint32_t u[4];
+    mdl_random(seed, 1, 0, u);
+    e->limits.draft = e->m->cfg->draft_block;
+    e->plan = (struct act_plan_options){.mode = ACT_PLAN_DYNAMIC,
+                                        .length = e->limits.draft,
+                                        .budget = seed % 3 == 2 ? ACT_PLAN_EARLY_STOP : ACT_PLAN_LAGGED,
+                                        .probe_share = 0.05};
+    act_steptime_init(&e->steptime, e->limits.draft);
+    for (int n = 1; n <= 24; n++) {
+        act_steptime_add(&e->steptime.plain, n, 1000 + (100 + u[0] % 400) * n);
+        act_steptime_add(&e->steptime.full, n, 1000 + (100 + u[1] % 400) * n);
+    }
+    act_steptime_add(&e->steptime.draft, 1, 10 + u[2] % 300);
+    e->steptime.pick_ns = u[3] % 40;
+    e->steptime.padded = seed % 2;
+}
+
+Test(lossless, changing_plans_change_no_text)
+{
+    for (uint64_t seed = 1; seed <= 6; seed++) {
+        struct ts_world w;
+        ts_world_open(&w, 64, 3);
+        plan_dynamically(&w, seed);
+        ts_world_requests(&w, 10, (unsigned)seed);
+        ts_world_run(&w, seed);
+        for (int i = 0; i < w.n; i++)
+            ts_world_check_same(&w, i);
+        ts_world_check_baseline(&w);
+        ts_world_close(&w);
+    }
+}
+
+/* Little memory: sequences are parked between rounds and drafts give way to a page that is not there. */
+Test(lossless, changing_plans_in_little_memory)
+{
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        struct ts_world w;
+        ts_world_open(&w, 14, 2);
+        plan_dynamically(&w, seed);
+        w.e.limits.lease = 1;
+        ts_world_requests(&w, 12, (unsigned)seed);
+        for (int i = 0; i < w.n; i++)
+            w.wanted[i].max_new = TS_WORLD_NEW;
+        ts_world_run(&w, seed);
+        for (int i = 0; i < w.n; i++)
+            ts_world_check_same(&w, i);
+        ts_world_check_baseline(&w);
+        ts_world_close(&w);
+    }
+}
+
+/* Requests go away in the middle of a block, while others beside them draft. */
+Test(lossless, changing_plans_beside_cancels)
+{
+    for (uint64_t seed = 1; seed <= 6; seed++) {
+        struct ts_world w;
+        ts_world_open(&w, 40, 2);
+        plan_dynamically(&w, seed);
+        ts_world_requests(&w, 12, (unsigned)seed);
+        for (int i = 0; i < w.n; i += 2)
+            w.wanted[i].cancel = w.wanted[i].start + rand() % 4000000;
+        ts_world_run(&w, seed);
+        for (int i = 1; i < w.n; i += 2)
+            ts_world_check_same(&w, i);
+        ts_world_check_baseline(&w);
+        ts_world_close(&w);
+    }
+}
+
+/* A Decode actor dies in the middle of its blocks; its requests go on with the next one, with the tokens they have. */
+Test(lossless, changing_plans_through_the_death_of_a_decoder)
+{
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        struct ts_world w;
+        ts_world_open(&w, 64, 2);
+        plan_dynamically(&w, seed);
+        w.decodes = 2;
+        w.restart = true;
+        ts_world_requests(&w, 8, (unsigned)seed);
+        for (int i = 0; i < w.n; i++)
+            w.wanted[i].max_new = TS_WORLD_NEW;
+        w.kill[w.n_kills++] = (struct ts_kill){.at = 2000000 + (int64_t)(seed * 300000), .role = CFG_ROLE_DECODE};
+        ts_world_run(&w, seed);
+        for (int i = 0; i < w.n; i++)
+            ts_world_check_same(&w, i);
+        ts_world_close(&w);
+    }
+}
+
+/* By rejection a seed's text depends on the plan; greedy requests beside it do not, and everyone gets all his tokens.
+ */
+Test(lossless, rejection_beside_greedy)
+{
+    struct ts_world w;
+    ts_world_open(&w, 64, 2);
+    plan_dynamically(&w, 1);
+    w.e.rejection = true;
+    ts_world_requests(&w, 12, 3);
+    ts_world_run(&w, 5);
+    for (int i = 0; i < w.n; i++) {
+        cr_assert_eq(w.got[i].terminal, 1);
+        cr_assert_eq(w.got[i].n, w.wanted[i].max_new);
+        if (w.wanted[i].temperature <= 0)
+            ts_world_check_same(&w, i);
+    }
+    ts_world_check_baseline(&w);
+    ts_world_close(&w);
+}
