@@ -233,8 +233,10 @@ static void take_messages(struct decode *d, struct act_msg *m, int count)
                 d->tier_empty = false;
             else if (act_p_timer(&m[i])->tag == TAG_LOAD)
                 report_load(d);
-            else
+            else if (act_p_timer(&m[i])->tag == TAG_REPORT)
                 report(d);
+            else
+                d->waiting &= !act_exchange_message(&d->exchange, &m[i]);
             break;
         case ACT_UNDELIVERABLE:
             take_returned(d, &m[i]);
@@ -278,22 +280,26 @@ static void begin_round(struct decode *d)
         return;
     dec_stats_round_began(d);
     dec_spec_round_begins(d);
+    act_exchange_begin(&d->exchange);
     d->running = mdl_decoder_begin(d->decoder, d->round, d->n_round, &d->exchange.providers, &d->err) == 0;
     d->waiting = false;
-    if (!d->running)
-        for (int i = 0; i < d->n_round; i++) {
-            struct dec_stream *s = d->round[i]->pick_ctx;
-            s->in_round = false;
-            s->finish = ACT_FINISH_ERROR;
-            s->error = -EIO;
-            dec_tokens_send(d, s);
-            stream_end(d, s);
-        }
+    if (d->running)
+        return;
+    act_exchange_end(&d->exchange);
+    for (int i = 0; i < d->n_round; i++) {
+        struct dec_stream *s = d->round[i]->pick_ctx;
+        s->in_round = false;
+        s->finish = ACT_FINISH_ERROR;
+        s->error = -EIO;
+        dec_tokens_send(d, s);
+        stream_end(d, s);
+    }
 }
 
 static void end_round(struct decode *d, int status)
 {
     d->running = false;
+    act_exchange_end(&d->exchange);
     dec_stats_round_ended(d);
     dec_spec_round_ended(d, status);
     /* Before the last tokens of a request, so that whoever has its answer finds it in the figures. */
@@ -328,7 +334,7 @@ static void end_round(struct decode *d, int status)
 static void advance_round(struct decode *d)
 {
     if (d->exchange.lost) {
-        act_exchange_abandon(&d->exchange);
+        act_exchange_begin(&d->exchange);
         d->disturbed = true;
         if (mdl_decoder_begin(d->decoder, d->round, d->n_round, &d->exchange.providers, &d->err)) {
             end_round(d, -EIO);
@@ -377,7 +383,7 @@ static void decode_stop(struct act_self *self, void *state, int reason)
     }
     if (d->lease)
         dec_pages_return(d, d->lease, d->n_lease);
-    act_exchange_abandon(&d->exchange);
+    act_exchange_free(&d->exchange);
     mdl_decoder_free(d->decoder);
     dec_spec_stop(d);
     mdl_sampler_free(d->sampler);
@@ -400,6 +406,8 @@ static int decode_start(struct act_self *self, void *state, const void *arg)
     d->sampler = mdl_sampler_new(e->vocab);
     int r = d->stream && d->round && d->lease && d->sampler ? 0 : -ENOMEM;
     if (!r)
+        r = act_exchange_init(&d->exchange, self, e->m, 0, &e->experts);
+    if (!r)
         r = mdl_decoder_new(e->m, l->streams, l->draft, l->context, &d->decoder, &d->err);
     if (!r)
         r = dec_spec_start(d);
@@ -409,7 +417,6 @@ static int decode_start(struct act_self *self, void *state, const void *arg)
     }
     for (int i = 0; i < l->streams; i++)
         d->stream[i].owner = d;
-    act_exchange_init(&d->exchange, self, e->m, 0, e->shard, e->n_shards);
     act_timer_after(self, &d->report, REPORT_NS, TAG_REPORT);
     act_timer_after(self, &d->load, 0, TAG_LOAD);
     return 0;

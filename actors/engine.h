@@ -37,8 +37,7 @@ struct act_engine {
     struct kv_device *device; /* owned by the tier actor alone; others use only the bytes of pages that they hold */
     bool snapshots;           /* sequences keep the window rows that snapshots need */
     int vocab;                /* ids that may be picked */
-    struct act_shard shard[ACT_SHARDS_MAX];
-    int n_shards;
+    struct act_experts experts;
     /* Set before start. */
     struct act_addr tier, prefill[ACT_INSTANCES_MAX], decode[ACT_INSTANCES_MAX];
     int n_prefill, n_decode;

@@ -1,50 +1,79 @@
 #include "actors/exchange.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "actors/exchange_wire.h"
 
+enum {
+    MS = 1000000,
+    OUT_NS = 100 * MS, /* out of service after the first failure; doubled by each further one, up to: */
+    OUT_DOUBLINGS = 6,
+    STALL_NS = 20 * MS, /* between two looks for shards that are back */
+    WAVES_MAX = 256,
+};
+
 static bool is_local(const struct act_exchange *e, const struct mdl_exchange *x)
 {
-    return x->layer >= e->m->cfg->n_layers || !e->n_shards;
+    return x->layer >= e->m->cfg->n_layers || !e->experts->n;
 }
 
-static bool on_shard(const struct act_shard *s, int32_t expert)
+/* ---- what is sent ---- */
+
+static int wave_rows(const struct act_exchange *e, int rows)
 {
-    return expert >= s->first && expert < s->first + s->count;
+    int limit = e->experts->limits.rows ? e->experts->limits.rows : ACT_EXCHANGE_ROWS;
+    int least = (rows + WAVES_MAX - 1) / WAVES_MAX;
+    return limit > least ? limit : least;
 }
 
-static int make_dispatch(struct act_exchange *e, const struct mdl_exchange *x, const struct act_shard *s,
-                         struct act_msg *out)
+/* Gives every pair its wave: of the rows that a shard gets, the first so many, the next so many, .. */
+static void cut_waves(struct act_exchange *e, const struct mdl_exchange *x)
+{
+    int rows[ACT_SHARDS_MAX] = {0}, most = wave_rows(e, x->rows);
+    for (int r = 0; r < x->rows; r++) {
+        const int16_t *shard = e->shard + r * x->k;
+        for (int k = 0; k < x->k; k++) {
+            bool again = false;
+            for (int j = 0; j < k; j++)
+                again |= shard[j] == shard[k];
+            rows[shard[k]] += !again;
+        }
+        for (int k = 0; k < x->k; k++)
+            e->wave[r * x->k + k] = (uint8_t)((rows[shard[k]] - 1) / most);
+    }
+    for (int s = 0; s < e->experts->n; s++)
+        e->peer[s].waves = (rows[s] + most - 1) / most;
+}
+
+static bool in_wave(const struct act_exchange *e, int pair, int shard, int wave)
+{
+    return e->shard[pair] == shard && e->wave[pair] == wave;
+}
+
+static struct act_dispatch_size size_of(const struct act_exchange *e, const struct mdl_exchange *x, int shard, int wave)
 {
     struct act_dispatch_size size = {.hidden = (uint32_t)e->m->cfg->hidden};
     for (int r = 0; r < x->rows; r++) {
         uint32_t n = 0;
         for (int k = 0; k < x->k; k++)
-            n += on_shard(s, x->expert[r * x->k + k]);
+            n += in_wave(e, r * x->k + k, shard, wave);
         size.rows += n > 0;
         size.pairs += n;
     }
-    if (!size.rows)
-        return 0;
-    int status = act_msg_new(ACT_EXPERT_DISPATCH, s->addr, act_dispatch_bytes(&size), out);
-    if (status)
-        return status;
-    struct act_p_expert_dispatch *p = act_p_expert_dispatch(out);
-    *p = (struct act_p_expert_dispatch){.sequence = e->sequence,
-                                        .map = e->map,
-                                        .stream = e->stream,
-                                        .layer = (uint16_t)x->layer,
-                                        .rows = (uint16_t)size.rows};
-    size_t bytes, hidden = size.hidden;
-    struct act_dispatch d;
-    act_dispatch_place(&size, act_msg_tail(out, &bytes), &d);
+    return size;
+}
+
+static void fill_dispatch(const struct act_exchange *e, const struct mdl_exchange *x, int shard, int wave,
+                          struct act_dispatch d)
+{
+    size_t hidden = (size_t)e->m->cfg->hidden;
     for (int r = 0; r < x->rows; r++) {
         uint32_t n = 0;
         for (int k = 0; k < x->k; k++) {
             int at = r * x->k + k;
-            if (on_shard(s, x->expert[at])) {
+            if (in_wave(e, at, shard, wave)) {
                 *d.pair++ = (struct act_dispatch_pair){(uint32_t)x->expert[at], x->weight[at]};
                 n++;
             }
@@ -57,24 +86,144 @@ static int make_dispatch(struct act_exchange *e, const struct mdl_exchange *x, c
         d.codes += hidden;
         d.scales += hidden / 32;
     }
-    return 1;
 }
 
-static void send_unsent(struct act_exchange *e)
+static int make_dispatch(struct act_exchange *e, int shard, int wave, struct act_msg *out)
 {
-    int left = 0;
-    for (int i = 0; i < e->n_unsent; i++) {
-        if (act_request(e->self, &e->unsent[i]) == 0)
+    const struct mdl_exchange *x = e->current;
+    struct act_dispatch_size size = size_of(e, x, shard, wave);
+    int status = act_msg_new(ACT_EXPERT_DISPATCH, e->peer[shard].addr, act_dispatch_bytes(&size), out);
+    if (status)
+        return status;
+    *act_p_expert_dispatch(out) = (struct act_p_expert_dispatch){.sequence = e->sequence,
+                                                                 .map = e->map->version,
+                                                                 .stream = e->stream,
+                                                                 .layer = (uint16_t)x->layer,
+                                                                 .rows = (uint16_t)size.rows,
+                                                                 .set = (uint8_t)(e->sequence & 1),
+                                                                 .wave = (uint8_t)wave};
+    size_t bytes;
+    struct act_dispatch d;
+    act_dispatch_place(&size, act_msg_tail(out, &bytes), &d);
+    fill_dispatch(e, x, shard, wave, d);
+    return 0;
+}
+
+/* Sends what may be sent. Without room the rest follows on ROOM. */
+static int push(struct act_exchange *e)
+{
+    for (int s = 0; s < e->experts->n && e->current; s++) {
+        struct act_exchange_peer *p = &e->peer[s];
+        while (p->sent < p->waves && p->sent - p->answered < ACT_EXCHANGE_WAVES) {
+            struct act_msg m;
+            int r = make_dispatch(e, s, p->sent, &m);
+            if (r)
+                return r;
+            r = act_request(e->self, &m);
+            if (r) {
+                act_msg_drop(&m);
+                return r == -EAGAIN ? 0 : r;
+            }
+            p->sent++;
             e->counters.dispatched++;
-        else
-            e->unsent[left++] = e->unsent[i];
+        }
     }
-    e->n_unsent = left;
+    return 0;
+}
+
+/* ---- shards that come and go ---- */
+
+static void out_of_service(struct act_exchange *e, int shard)
+{
+    struct act_exchange_peer *p = &e->peer[shard];
+    int doublings = p->fails < OUT_DOUBLINGS ? p->fails : OUT_DOUBLINGS;
+    p->fails++;
+    p->out_until = act_now(e->self) + ((int64_t)OUT_NS << doublings);
+    act_shard_add(&e->out, shard);
+}
+
+/* A shard that was restarted lives on under its next generation; one whose time is over is tried again. */
+static void look_at_peers(struct act_exchange *e)
+{
+    int64_t now = act_now(e->self);
+    for (int s = 0; s < e->experts->n; s++) {
+        struct act_exchange_peer *p = &e->peer[s];
+        struct act_addr present = act_current(act_self_runtime(e->self), p->addr);
+        if (!act_addr_is_nobody(present) && !act_addr_equal(present, p->addr)) {
+            p->addr = present;
+            act_shard_remove(&e->out, s);
+        }
+        if (act_addr_is_nobody(p->addr))
+            act_shard_add(&e->out, s);
+        else if (p->out_until <= now)
+            act_shard_remove(&e->out, s);
+        p->waves = p->sent = p->answered = 0;
+        memset(p->have, 0, sizeof p->have);
+    }
+}
+
+static int peer_of(const struct act_exchange *e, struct act_addr src)
+{
+    for (int s = 0; s < e->experts->n; s++)
+        if (act_addr_equal(e->peer[s].addr, src))
+            return s;
+    return -1;
+}
+
+static void lose(struct act_exchange *e)
+{
+    if (!e->lost)
+        e->losses++;
+    e->lost = true;
+}
+
+/* ---- an exchange ---- */
+
+static int grow(struct act_exchange *e, int pairs)
+{
+    if (pairs <= e->capacity)
+        return 0;
+    free(e->shard);
+    free(e->wave);
+    e->shard = malloc((size_t)pairs * sizeof *e->shard);
+    e->wave = malloc((size_t)pairs);
+    e->capacity = e->shard && e->wave ? pairs : 0;
+    return e->capacity ? 0 : -ENOMEM;
+}
+
+static void set_timer(struct act_exchange *e, int64_t ns)
+{
+    act_timer_after(e->self, &e->timer, ns, ACT_EXCHANGE_TAG | e->stream);
+}
+
+/* Nobody can compute some of the experts: the step waits and looks again, up to a limit. */
+static int stall(struct act_exchange *e)
+{
+    int64_t now = act_now(e->self), most = e->experts->limits.patience_ns;
+    if (!e->stalled_since)
+        e->stalled_since = now;
+    if (now - e->stalled_since > (most ? most : INT64_C(30000) * MS))
+        return -EHOSTDOWN;
+    e->stalled = true;
+    e->counters.stalled++;
+    set_timer(e, STALL_NS);
+    return 0;
+}
+
+static void count_pairs(struct act_exchange *e, const struct mdl_exchange *x)
+{
+    for (int i = 0; i < x->rows * x->k; i++) {
+        e->counters.taken_over += !act_map_holds(e->map, x->layer, e->shard[i], x->expert[i]);
+        if (e->counts)
+            e->counts[(size_t)x->layer * (size_t)e->map->experts + (size_t)x->expert[i]]++;
+    }
+    e->counters.pairs += (uint64_t)(x->rows * x->k);
 }
 
 static int dispatch(void *ctx, struct mdl_step *step, struct mdl_exchange *x)
 {
     struct act_exchange *e = ctx;
+    const struct act_exchange_limits *l = &e->experts->limits;
     (void)step;
     if (is_local(e, x))
         return mdl_experts_compute(e->m, x, 0,
@@ -82,93 +231,264 @@ static int dispatch(void *ctx, struct mdl_step *step, struct mdl_exchange *x)
     act_exchange_abandon(e);
     if (e->losses > ACT_EXCHANGE_LOSSES)
         return -EHOSTDOWN;
+    int r = grow(e, x->rows * x->k);
+    if (r)
+        return r;
     e->current = x;
-    for (int i = 0; i < e->n_shards; i++) {
-        /* A shard that was restarted lives on under its next generation. */
-        struct act_addr now = act_current(act_self_runtime(e->self), e->shard[i].addr);
-        e->shard[i].addr = act_addr_is_nobody(now) ? e->shard[i].addr : now;
-        int r = make_dispatch(e, x, &e->shard[i], &e->unsent[e->n_unsent]);
-        if (r < 0)
-            return r;
-        e->n_unsent += r;
-    }
-    send_unsent(e);
-    return 0;
+    e->counters.exchanges++;
+    look_at_peers(e);
+    /* Sources begin their turns at different shards. */
+    uint32_t turn = e->sequence + (uint32_t)act_addr_number(act_self_addr(e->self)) * 7u + e->stream;
+    if (act_map_choose(e->map, x->layer, x->expert, x->rows, x->k, &e->out, !l->no_takeover, turn, e->shard))
+        return stall(e);
+    e->stalled_since = 0;
+    cut_waves(e, x);
+    count_pairs(e, x);
+    set_timer(e, l->deadline_ns ? l->deadline_ns : INT64_C(5000) * MS);
+    return push(e);
 }
 
 void act_exchange_abandon(struct act_exchange *e)
 {
-    for (int i = 0; i < e->n_unsent; i++)
-        act_msg_drop(&e->unsent[i]);
-    e->n_unsent = 0;
     e->current = NULL;
-    e->lost = false;
+    e->lost = e->stalled = false;
     e->sequence++;
+    if (e->self)
+        act_timer_cancel(e->self, &e->timer);
 }
 
-void act_exchange_init(struct act_exchange *e, struct act_self *self, struct mdl_model *m, uint16_t stream,
-                       const struct act_shard *shard, int n_shards)
+/* ---- maps ---- */
+
+static void report(struct act_exchange *e)
 {
-    *e = (struct act_exchange){.self = self, .m = m, .stream = stream, .n_shards = n_shards, .map = 1};
-    memcpy(e->shard, shard, (size_t)n_shards * sizeof *shard);
-    e->providers = (struct mdl_providers){e, dispatch, mdl_providers_local.engram, mdl_providers_local.kv};
+    size_t n = (size_t)e->map->layers * (size_t)e->map->experts * sizeof *e->counts, bytes;
+    struct act_msg m;
+    if (!e->counts || act_msg_new(ACT_EXPERT_COUNTS, e->experts->balancer, n, &m))
+        return;
+    *act_p_expert_counts(&m) = (struct act_p_expert_counts){
+        .map = e->map->version, .layers = (uint16_t)e->map->layers, .experts = (uint16_t)e->map->experts};
+    memcpy(act_msg_tail(&m, &bytes), e->counts, n);
+    if (act_send(e->self, &m)) {
+        act_msg_drop(&m);
+        return;
+    }
+    memset(e->counts, 0, n);
+    e->reported = act_now(e->self);
 }
 
-static const struct act_shard *shard_of(const struct act_exchange *e, struct act_addr src)
+static void apply_switch(struct act_exchange *e)
 {
-    for (int i = 0; i < e->n_shards; i++)
-        if (act_addr_equal(e->shard[i].addr, src))
-            return &e->shard[i];
-    return NULL;
+    if (!e->next)
+        return;
+    act_map_free(e->own);
+    e->map = e->own = e->next;
+    e->next = NULL;
+    e->counters.switches++;
+    struct act_msg r = act_msg_make(ACT_EXPERT_SWITCHED, ACT_NOBODY);
+    act_p_expert_switched(&r)->map = e->map->version;
+    if (act_reply(e->self, &e->promise, &r))
+        act_msg_drop(&r);
 }
+
+/* The newest map counts; an older one is answered as switched, since this source will never use it. */
+static bool take_switch(struct act_exchange *e, struct act_msg *m)
+{
+    struct act_promise p = act_promise_of(m);
+    struct act_map *map;
+    size_t bytes;
+    const void *tail = act_msg_tail(m, &bytes);
+    const struct act_map *newest = e->next ? e->next : e->map;
+    if (act_map_read(tail, bytes, &map) || map->layers != e->map->layers || map->experts != e->map->experts ||
+        map->shards != e->experts->n) {
+        act_return(e->self, m);
+        return false;
+    }
+    bool newer = map->version > newest->version;
+    if (newer && e->next) { /* the one that waited is never used */
+        struct act_msg r = act_msg_make(ACT_EXPERT_SWITCHED, ACT_NOBODY);
+        act_p_expert_switched(&r)->map = e->next->version;
+        if (act_reply(e->self, &e->promise, &r))
+            act_msg_drop(&r);
+        act_map_free(e->next);
+    }
+    if (newer) {
+        e->next = map;
+        e->promise = p;
+        if (!e->in_step)
+            apply_switch(e);
+        return false;
+    }
+    act_map_free(map);
+    struct act_msg r = act_msg_make(ACT_EXPERT_SWITCHED, ACT_NOBODY);
+    act_p_expert_switched(&r)->map = e->map->version;
+    if (act_reply(e->self, &p, &r))
+        act_msg_drop(&r);
+    return false;
+}
+
+void act_exchange_begin(struct act_exchange *e)
+{
+    act_exchange_abandon(e);
+    apply_switch(e);
+    e->in_step = true;
+}
+
+void act_exchange_end(struct act_exchange *e)
+{
+    act_exchange_abandon(e);
+    e->in_step = false;
+    e->losses = 0;
+    apply_switch(e);
+    if (e->counts && act_now(e->self) - e->reported >= e->experts->report_ns)
+        report(e);
+}
+
+/* ---- messages ---- */
 
 static bool take_result(struct act_exchange *e, struct act_msg *m)
 {
     const struct act_p_expert_result *p = act_p_expert_result(m);
-    const struct act_shard *s = shard_of(e, m->src);
     struct mdl_exchange *x = e->current;
-    if (!s || !x || p->sequence != e->sequence || p->layer != x->layer || p->stream != e->stream || p->map != e->map) {
+    int s = peer_of(e, m->src);
+    struct act_exchange_peer *peer = s >= 0 ? &e->peer[s] : NULL;
+    if (peer && act_shard_in(&e->out, s)) { /* slow, but alive */
+        peer->out_until = act_now(e->self);
+        peer->fails = 0;
+    }
+    if (!peer || !x || p->sequence != e->sequence || p->layer != x->layer || p->wave >= peer->sent ||
+        peer->have[p->wave / 64] >> (p->wave % 64) & 1) {
         e->counters.late++;
         return false;
     }
     size_t bytes, hidden = (size_t)e->m->cfg->hidden, row = hidden * sizeof(uint16_t), want = 0;
     const uint8_t *at = act_msg_tail(m, &bytes);
     for (int i = 0; i < x->rows * x->k; i++)
-        want += on_shard(s, x->expert[i]) ? row : 0;
+        want += in_wave(e, i, s, p->wave) ? row : 0;
     if (bytes < want) {
-        e->lost = true; /* a short answer is no answer */
+        lose(e); /* a short answer is no answer */
         return true;
     }
     e->counters.results++;
-    e->losses = 0;
+    e->losses = peer->fails = 0;
     e->shard_rows = e->shard_rows_of == e->sequence && e->shard_rows > p->rows ? e->shard_rows : p->rows;
     e->shard_rows_of = e->sequence;
+    peer->have[p->wave / 64] |= UINT64_C(1) << (p->wave % 64);
+    peer->answered++;
     for (int i = 0; i < x->rows * x->k; i++)
-        if (on_shard(s, x->expert[i])) {
+        if (in_wave(e, i, s, p->wave)) {
             mdl_exchange_deliver(x, i / x->k, i % x->k, (int)hidden, (const uint16_t *)(const void *)at);
             at += row;
         }
-    return x->pending == 0;
+    if (x->pending == 0) {
+        act_timer_cancel(e->self, &e->timer);
+        return true;
+    }
+    if (push(e))
+        lose(e);
+    return e->lost;
+}
+
+/* An actor of this process that refuses is alive: the step is run again, as after its restart. */
+static bool take_returned(struct act_exchange *e, struct act_msg *m)
+{
+    int s = peer_of(e, m->src);
+    bool told = !(m->flags & ACT_MSG_ABANDONED); /* which exchange it was */
+    e->counters.returned++;
+    if (s < 0 || (told && act_p_expert_dispatch(m)->sequence != e->sequence))
+        return false;
+    if (act_addr_is_nobody(act_current(act_self_runtime(e->self), e->peer[s].addr)))
+        out_of_service(e, s);
+    if (e->current)
+        lose(e);
+    return e->lost;
+}
+
+/* A shard was found, or is known to be gone (nobody). */
+static bool take_shard(struct act_exchange *e, const struct act_p_expert_shard *p)
+{
+    if (p->index >= (uint32_t)e->experts->n)
+        return false;
+    struct act_exchange_peer *peer = &e->peer[p->index];
+    bool same = act_addr_equal(peer->addr, p->shard), owes = e->current && peer->answered < peer->waves;
+    peer->addr = p->shard;
+    peer->fails = 0;
+    peer->out_until = 0;
+    if (owes && !same)
+        lose(e);
+    return e->lost;
+}
+
+static bool take_timer(struct act_exchange *e)
+{
+    if (!e->current || e->lost)
+        return false;
+    if (!e->stalled) {
+        e->counters.expired++;
+        for (int s = 0; s < e->experts->n; s++)
+            if (e->peer[s].answered < e->peer[s].sent)
+                out_of_service(e, s);
+        e->losses++;
+    }
+    e->lost = true;
+    return true;
 }
 
 bool act_exchange_message(struct act_exchange *e, struct act_msg *m)
 {
     switch (m->type) {
     case ACT_EXPERT_RESULT:
-        return take_result(e, m);
+        return act_p_expert_result(m)->stream == e->stream && take_result(e, m);
+    case ACT_EXPERT_SWITCH:
+        return take_switch(e, m);
+    case ACT_EXPERT_SHARD:
+        return take_shard(e, act_p_expert_shard(m));
     case ACT_ROOM:
-        send_unsent(e);
-        return false;
+        if (e->current && !e->lost && !e->stalled && push(e))
+            lose(e);
+        return e->lost;
+    case ACT_TIMER:
+        return act_p_timer(m)->tag == (ACT_EXCHANGE_TAG | e->stream) && take_timer(e);
     case ACT_UNDELIVERABLE:
         if (act_msg_returned_type(m) != ACT_EXPERT_DISPATCH)
             return false;
-        e->counters.returned++;
-        if (e->current && shard_of(e, m->src) && !e->lost) {
-            e->lost = true;
-            e->losses++;
-        }
-        return e->lost;
+        if (!(m->flags & ACT_MSG_ABANDONED) && act_p_expert_dispatch(m)->stream != e->stream)
+            return false;
+        return take_returned(e, m);
     default:
         return false;
     }
+}
+
+/* ---- life ---- */
+
+int act_exchange_init(struct act_exchange *e, struct act_self *self, struct mdl_model *m, uint16_t stream,
+                      const struct act_experts *experts)
+{
+    *e = (struct act_exchange){.self = self, .m = m, .stream = stream, .experts = experts, .map = experts->map};
+    e->providers = (struct mdl_providers){e, dispatch, mdl_providers_local.engram, mdl_providers_local.kv};
+    for (int s = 0; s < experts->n; s++)
+        e->peer[s].addr = experts->shard[s];
+    if (!experts->n || act_addr_is_nobody(experts->balancer))
+        return 0;
+    e->counts = calloc((size_t)e->map->layers * (size_t)e->map->experts, sizeof *e->counts);
+    if (!e->counts)
+        return -ENOMEM;
+    report(e);
+    return 0;
+}
+
+void act_exchange_free(struct act_exchange *e)
+{
+    act_exchange_abandon(e);
+    act_map_free(e->own);
+    act_map_free(e->next);
+    free(e->counts);
+    free(e->shard);
+    free(e->wave);
+    e->own = e->next = NULL;
+    e->map = NULL;
+    e->counts = NULL;
+    e->shard = NULL;
+    e->wave = NULL;
+    e->capacity = 0;
 }

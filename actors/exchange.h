@@ -1,15 +1,19 @@
-/* The expert exchange, seen from a source: an exchange of the model's step becomes one message per shard, and results
- * become deliveries.
+/* The expert exchange, seen from a source: an exchange of the model's step becomes messages to the shards that hold its
+ * experts, and results become deliveries.
  *
- * An exchange is named by (source, stream, sequence, layer, map version). One row goes to a shard once, with the list
- * of its local experts; the shard answers one bf16 row per (row, expert) in the same order, so the answer needs no
- * list. Results of an exchange that is not the current one are late: counted and dropped.
+ * An exchange is named by (source, stream, sequence, layer, map version). A stream is one micro-batch of one actor and
+ * has at most one exchange under way. One row goes to a shard once, with the list of its experts there; more rows than
+ * a shard's slots go in waves, of which two are under way at a time. The shard answers one bf16 row per (row, expert)
+ * in the same order. Results are summed at home by ascending expert, so the bits depend neither on who holds an expert
+ * nor on which replica was chosen. docs/FORMATS.md has the bytes.
  *
- *   dispatch tail   u32 row_count, u32 pair_count, u32 hidden, u32 zero
- *                   u32 pairs[row_count]                 experts of each row on this shard
- *                   {u32 expert, f32 weight}[pair_count] ascending per row
- *                   u8 codes[row_count][hidden], u8 scales[row_count][hidden/32]
- *   result tail     u16 bf16[pair_count][hidden]
+ * A shard waits for nobody, and a source waits for a shard no longer than the deadline: then, or when a dispatch comes
+ * back, the exchange is lost and the actor runs its step again from the start (nothing was committed, so the bits are
+ * the same). A shard that could not be reached, or was too slow, is out of service for a while; its experts are
+ * computed by their other owners, or taken over by a shard that reads them from its mapped checkpoint, or, where the
+ * configuration forbids that, waited for. Answers to an exchange that is over are late: counted and dropped.
+ *
+ * The map of experts changes between steps only (act_exchange_begin), when the balancer sends another one.
  *
  * Part of the state of the actor that runs steps (Prefill, Decode); that actor alone calls it. */
 #ifndef WEFT_ACTORS_EXCHANGE_H
@@ -19,45 +23,95 @@
 #include "actors/runtime/runtime.h"
 #include "model/step.h"
 
-enum { ACT_EXCHANGE_LOSSES = 64 };
+enum {
+    ACT_EXCHANGE_LOSSES = 64, /* in a row; more fail the step */
+    ACT_EXCHANGE_WAVES = 2,   /* under way to one shard */
+    ACT_EXCHANGE_ROWS = 512,  /* of a wave, where the limits do not say */
+};
 
 /* Streams of a source. The bit tells a shard that the step is a prompt's and gives way to running streams. */
 enum { ACT_STREAM_BULK = 0x8000 };
 
-/* Where the experts of the backbone layers live: shard i owns experts first .. first+count-1 of every layer. */
-struct act_shard {
-    struct act_addr addr;
-    int first, count;
+/* Timers of exchanges carry this tag and their stream; the actor hands such TIMERs to act_exchange_message. */
+#define ACT_EXCHANGE_TAG UINT64_C(0x45584348000000)
+
+struct act_exchange_limits {
+    int rows;            /* of one wave; 0: ACT_EXCHANGE_ROWS */
+    int64_t deadline_ns; /* an answer that takes longer is lost; 0: 5 s */
+    int64_t patience_ns; /* a step that no shard can serve waits so long, then fails; 0: 30 s */
+    bool no_takeover;    /* experts whose owners are all gone are waited for */
+};
+
+/* Who the sources and the shards of a deployment are to each other; the same for every source, immutable after start.
+ */
+struct act_experts {
+    int n;                                 /* shards; 0: experts are computed on the spot */
+    struct act_addr shard[ACT_SHARDS_MAX]; /* in the map's order */
+    const struct act_map *map;             /* to begin with */
+    struct act_exchange_limits limits;
+    struct act_addr balancer; /* gets EXPERT_COUNTS; nobody: none */
+    int64_t report_ns;        /* between two of them */
 };
 
 struct act_exchange_counters {
-    uint64_t dispatched, results, late, returned;
+    uint64_t exchanges, dispatched, results;
+    uint64_t late;              /* results of exchanges that were over */
+    uint64_t returned;          /* dispatches that came back */
+    uint64_t expired;           /* deadlines that passed */
+    uint64_t stalled;           /* times that experts had to be waited for */
+    uint64_t pairs, taken_over; /* (row, expert); of these, computed by a shard that does not own the expert */
+    uint64_t switches;          /* maps taken */
+};
+
+/* A shard, as one stream sees it. */
+struct act_exchange_peer {
+    struct act_addr addr;
+    int waves, sent, answered; /* of the current exchange */
+    uint64_t have[4];          /* waves answered, a bit each */
+    int fails;                 /* in a row */
+    int64_t out_until;         /* out of service: tried again then */
 };
 
 struct act_exchange {
     struct act_self *self;
     struct mdl_model *m;
-    struct act_shard shard[ACT_SHARDS_MAX];
-    int n_shards;
-    uint32_t map; /* version of the placement */
+    const struct act_experts *experts;
+    struct act_exchange_peer peer[ACT_SHARDS_MAX];
+    struct act_shard_set out; /* of service */
+    const struct act_map *map;
+    struct act_map *own, *next; /* maps that the balancer sent: the present one, and one for the next step */
+    struct act_promise promise; /* SWITCHED is owed for `next` */
     uint16_t stream;
-    uint32_t sequence;                     /* of the current exchange */
-    struct mdl_exchange *current;          /* NULL: none */
-    struct act_msg unsent[ACT_SHARDS_MAX]; /* waiting for room */
-    int n_unsent;
-    bool lost;              /* a shard of the current exchange is gone: the step must be run again */
+    uint32_t sequence;            /* of the current exchange */
+    struct mdl_exchange *current; /* NULL: none */
+    int16_t *shard;               /* [pairs] of the current exchange: who computes it */
+    uint8_t *wave;                /* [pairs] in which wave it goes */
+    int capacity;                 /* pairs */
+    bool in_step;
+    bool lost;              /* the step must be run again */
+    int losses;             /* exchanges lost in a row */
     int shard_rows;         /* rows that the busiest shard worked on when it last answered; 0: unknown */
     uint32_t shard_rows_of; /* the exchange of shard_rows */
-    int losses;             /* exchanges lost in a row; too many fail the step */
+    bool stalled;
+    int64_t stalled_since;
+    struct act_timer timer;
+    uint32_t *counts; /* [layers][experts] pairs since the last report; NULL without a balancer */
+    int64_t reported;
     struct act_exchange_counters counters;
     struct mdl_providers providers; /* to hand to the step */
 };
 
-void act_exchange_init(struct act_exchange *e, struct act_self *self, struct mdl_model *m, uint16_t stream,
-                       const struct act_shard *shard, int n_shards);
-/* Frees what was not sent; results still on the way are late from now on. Also to abandon a step. */
+/* -ENOMEM. Tells the balancer, if any, that this source exists. */
+int act_exchange_init(struct act_exchange *e, struct act_self *self, struct mdl_model *m, uint16_t stream,
+                      const struct act_experts *experts);
+void act_exchange_free(struct act_exchange *e);
+/* A step begins (also: again), and has ended or was given up. Between them the map stays. */
+void act_exchange_begin(struct act_exchange *e);
+void act_exchange_end(struct act_exchange *e);
+/* Forgets the current exchange; results still on the way are late from now on. */
 void act_exchange_abandon(struct act_exchange *e);
-/* EXPERT_RESULT, UNDELIVERABLE of a dispatch, or ROOM. True when the step may have something to go on with. */
+/* Takes EXPERT_RESULT, UNDELIVERABLE of a dispatch, EXPERT_SWITCH, EXPERT_SHARD, ROOM or TIMER that is this stream's.
+ * True when the step may have something to go on with, which includes that it is lost. */
 bool act_exchange_message(struct act_exchange *e, struct act_msg *m);
 
 #endif

@@ -6,7 +6,10 @@
 
 #include "actors/exchange.h"
 #include "actors/exchange_wire.h"
+#include "model/residency.h"
 #include "model/step.h"
+
+enum { URGENT, BULK, QUEUES, AGE_NS = 20000000, GROUP_ROWS = 1024 };
 
 /* One dispatch that waits or is worked on. */
 struct work {
@@ -14,23 +17,29 @@ struct work {
     struct act_promise promise;
     struct act_p_expert_dispatch head;
     struct act_buf *buf;
-    uint32_t rows, pairs;
-    struct mdl_exchange x; /* k is the most experts that any row has here */
-    void *memory;
-    int next_expert;
-    int64_t since; /* when it came, or was last worked on */
+    struct act_dispatch d; /* in buf */
+    int rows, pairs;
 };
 
 /* In order of arrival. */
 struct queue {
     struct work *first, **last;
+    /* Dispatches for one layer that are worked on together, taken out of the list above. */
+    struct work *group;
+    struct mdl_exchange x; /* of all their rows; k is the most experts that any row has here */
+    void *memory;
+    int next_expert;
+    int64_t since; /* when the oldest came, or was last worked on */
 };
-
-enum { URGENT, BULK, QUEUES, AGE_NS = 20000000 };
 
 struct shard {
     const struct act_expert_arg *arg;
     struct queue queue[QUEUES];
+    const struct act_map *map; /* what it owns: the newest that it was told to keep */
+    struct act_map *own, *next;
+    struct act_promise ready;  /* owed for `next` */
+    int load_layer, load_slot; /* of `next`: loaded up to here */
+    bool loading;
 };
 
 static int shard_start(struct act_self *self, void *state, const void *arg)
@@ -38,25 +47,26 @@ static int shard_start(struct act_self *self, void *state, const void *arg)
     struct shard *s = state;
     (void)self;
     s->arg = arg;
+    s->map = s->arg->map;
     for (int q = 0; q < QUEUES; q++)
         s->queue[q].last = &s->queue[q].first;
     return 0;
 }
 
-static void work_free(struct work *w)
+static struct work *drop_work(struct work *w)
 {
+    struct work *next = w->next;
     act_buf_free(w->buf);
-    free(w->memory);
     free(w);
+    return next;
 }
 
-static void drop_first(struct queue *q)
+static void drop_group(struct queue *q)
 {
-    struct work *w = q->first;
-    q->first = w->next;
-    if (!q->first)
-        q->last = &q->first;
-    work_free(w);
+    while (q->group)
+        q->group = drop_work(q->group);
+    free(q->memory);
+    q->memory = NULL;
 }
 
 static void shard_stop(struct act_self *self, void *state, int reason)
@@ -64,58 +74,25 @@ static void shard_stop(struct act_self *self, void *state, int reason)
     struct shard *s = state;
     (void)self;
     (void)reason;
-    for (int q = 0; q < QUEUES; q++)
+    for (int q = 0; q < QUEUES; q++) {
+        drop_group(&s->queue[q]);
         while (s->queue[q].first)
-            drop_first(&s->queue[q]);
+            s->queue[q].first = drop_work(s->queue[q].first);
+    }
+    act_map_free(s->own);
+    act_map_free(s->next);
 }
 
-/* The exchange as mdl_experts_compute wants it: rows padded to the same number of experts; padding counts as delivered.
- */
-static int unpack(struct work *w, const struct act_dispatch *d, const struct shard *s)
-{
-    struct mdl_exchange *x = &w->x;
-    size_t hidden = (size_t)s->arg->m->cfg->hidden;
-    x->layer = w->head.layer;
-    x->rows = (int)w->rows;
-    for (uint32_t r = 0; r < w->rows; r++)
-        x->k = (int)d->pairs[r] > x->k ? (int)d->pairs[r] : x->k;
-    size_t n = (size_t)x->rows * (size_t)x->k;
-    w->memory = malloc(n * (hidden * sizeof(uint16_t) + sizeof(int32_t) + sizeof(float) + 1));
-    if (!w->memory)
-        return -ENOMEM;
-    int32_t *expert = w->memory;
-    float *weight = (float *)(expert + n);
-    x->expert = expert;
-    x->weight = weight;
-    x->result = (uint16_t *)(weight + n);
-    x->have = (uint8_t *)(x->result + n * hidden);
-    x->codes = d->codes;
-    x->scales = d->scales;
-    const struct act_dispatch_pair *p = d->pair;
-    for (size_t r = 0; r < w->rows; r++)
-        for (int k = 0; k < x->k; k++) {
-            size_t at = r * (size_t)x->k + (size_t)k;
-            bool real = k < (int)d->pairs[r];
-            expert[at] = real ? (int32_t)p->expert : -1;
-            weight[at] = real ? p->weight : 0.0f;
-            x->have[at] = !real;
-            x->pending += real;
-            p += real;
-        }
-    return 0;
-}
+/* ---- dispatches ---- */
 
 /* Everything that a foreign process could have got wrong. */
 static const char *check(const struct shard *s, const struct act_p_expert_dispatch *head,
-                         const struct act_dispatch_size *size, size_t bytes, const struct act_dispatch *d)
+                         const struct act_dispatch_size *size, const struct act_dispatch *d)
 {
     const struct mdl_config *cfg = s->arg->m->cfg;
     uint64_t pairs = 0;
     if (head->layer >= cfg->n_layers)
         return "no such layer";
-    if (size->hidden != (uint32_t)cfg->hidden || !size->rows || size->rows > UINT16_MAX ||
-        size->pairs > size->rows * MDL_MAX_TOPK || act_dispatch_bytes(size) > bytes)
-        return "sizes do not fit";
     for (uint32_t r = 0; r < size->rows; r++) {
         if (!d->pairs[r] || d->pairs[r] > MDL_MAX_TOPK)
             return "a row without experts";
@@ -123,11 +100,25 @@ static const char *check(const struct shard *s, const struct act_p_expert_dispat
     }
     if (pairs != size->pairs)
         return "counts do not add up";
-    for (uint32_t i = 0; i < size->pairs; i++)
-        if (d->pair[i].expert < (uint32_t)s->arg->first ||
-            d->pair[i].expert >= (uint32_t)(s->arg->first + s->arg->count))
-            return "an expert that is not here";
+    const struct act_dispatch_pair *p = d->pair;
+    for (uint32_t r = 0; r < size->rows; r++, p += d->pairs[r - 1])
+        for (uint32_t k = 0; k < d->pairs[r]; k++)
+            if (p[k].expert >= (uint32_t)cfg->n_experts || (k && p[k].expert <= p[k - 1].expert))
+                return "experts that are not ascending, or do not exist";
     return NULL;
+}
+
+static bool place(const struct shard *s, void *tail, size_t bytes, struct act_dispatch_size *size,
+                  struct act_dispatch *d)
+{
+    if (bytes < sizeof *size)
+        return false;
+    memcpy(size, tail, sizeof *size);
+    if (size->hidden != (uint32_t)s->arg->m->cfg->hidden || !size->rows || size->rows > UINT16_MAX ||
+        size->pairs > size->rows * MDL_MAX_TOPK || act_dispatch_bytes(size) > bytes)
+        return false;
+    act_dispatch_place(size, tail, d);
+    return true;
 }
 
 /* A dispatch that cannot be worked on goes back as undeliverable: its source runs the step again or gives up. */
@@ -137,35 +128,95 @@ static void take_dispatch(struct act_self *self, struct shard *s, struct act_msg
     void *tail = act_msg_tail(m, &bytes);
     struct act_dispatch_size size;
     struct act_dispatch d;
-    if (bytes < sizeof size) {
+    struct work *w = NULL;
+    if (place(s, tail, bytes, &size, &d) && !check(s, act_p_expert_dispatch(m), &size, &d))
+        w = malloc(sizeof *w);
+    if (!w) {
         act_return(self, m);
         return;
     }
-    memcpy(&size, tail, sizeof size);
-    bool fits = size.rows <= UINT16_MAX && size.pairs <= size.rows * MDL_MAX_TOPK && act_dispatch_bytes(&size) <= bytes;
-    if (fits)
-        act_dispatch_place(&size, tail, &d);
-    struct work *w = fits && !check(s, act_p_expert_dispatch(m), &size, bytes, &d) ? calloc(1, sizeof *w) : NULL;
-    if (w) {
-        w->head = *act_p_expert_dispatch(m);
-        w->rows = size.rows;
-        w->pairs = size.pairs;
-    }
-    if (!w || unpack(w, &d, s)) {
-        free(w);
-        act_return(self, m);
-        return;
-    }
-    w->promise = act_promise_of(m);
+    *w = (struct work){.promise = act_promise_of(m),
+                       .head = *act_p_expert_dispatch(m),
+                       .d = d,
+                       .rows = (int)size.rows,
+                       .pairs = (int)size.pairs};
     w->buf = act_msg_take(m);
-    w->next_expert = s->arg->first;
-    w->since = act_now(self);
     struct queue *q = &s->queue[w->head.stream & ACT_STREAM_BULK ? BULK : URGENT];
+    if (!q->first && !q->group)
+        q->since = act_now(self);
     *q->last = w;
     q->last = &w->next;
 }
 
-static int answer(struct act_self *self, const struct shard *s, struct work *w)
+/* ---- work ---- */
+
+/* Takes the oldest dispatch, and all others for its layer that fit, out of the list. */
+static int take_group(struct queue *q)
+{
+    struct work **at = &q->first, **to = &q->group;
+    int layer = q->first->head.layer, rows = 0;
+    while (*at) {
+        struct work *w = *at;
+        if (w->head.layer != layer || (rows && rows + w->rows > GROUP_ROWS)) {
+            at = &w->next;
+            continue;
+        }
+        rows += w->rows;
+        *at = w->next;
+        w->next = NULL;
+        *to = w;
+        to = &w->next;
+    }
+    q->last = at;
+    return rows;
+}
+
+static void add_rows(struct mdl_exchange *x, const struct work *w, int first, size_t hidden)
+{
+    memcpy((uint8_t *)(uintptr_t)x->codes + (size_t)first * hidden, w->d.codes, (size_t)w->rows * hidden);
+    memcpy((uint8_t *)(uintptr_t)x->scales + (size_t)first * hidden / 32, w->d.scales, (size_t)w->rows * hidden / 32);
+    const struct act_dispatch_pair *p = w->d.pair;
+    for (int r = 0; r < w->rows; r++)
+        for (int k = 0; k < x->k; k++) {
+            size_t at = (size_t)(first + r) * (size_t)x->k + (size_t)k;
+            bool real = k < (int)w->d.pairs[r];
+            ((int32_t *)(uintptr_t)x->expert)[at] = real ? (int32_t)p->expert : -1;
+            ((float *)(uintptr_t)x->weight)[at] = real ? p->weight : 0.0f;
+            x->have[at] = !real;
+            x->pending += real;
+            p += real;
+        }
+}
+
+/* The exchange as mdl_experts_compute wants it: rows padded to the same number of experts; padding counts as delivered.
+ */
+static int begin_group(struct queue *q, const struct shard *s)
+{
+    size_t hidden = (size_t)s->arg->m->cfg->hidden, rows = (size_t)take_group(q);
+    struct mdl_exchange *x = &q->x;
+    *x = (struct mdl_exchange){.layer = q->group->head.layer, .rows = (int)rows};
+    for (const struct work *w = q->group; w; w = w->next)
+        for (int r = 0; r < w->rows; r++)
+            x->k = (int)w->d.pairs[r] > x->k ? (int)w->d.pairs[r] : x->k;
+    size_t n = rows * (size_t)x->k;
+    q->memory =
+        malloc(n * (hidden * sizeof(uint16_t) + sizeof(int32_t) + sizeof(float) + 1) + rows * (hidden + hidden / 32));
+    if (!q->memory)
+        return -ENOMEM;
+    x->expert = q->memory;
+    x->weight = (const float *)(x->expert + n);
+    x->result = (uint16_t *)(uintptr_t)(x->weight + n);
+    x->codes = (const uint8_t *)(x->result + n * hidden);
+    x->scales = x->codes + rows * hidden;
+    x->have = (uint8_t *)(uintptr_t)(x->scales + rows * hidden / 32);
+    int first = 0;
+    for (const struct work *w = q->group; w; first += w->rows, w = w->next)
+        add_rows(x, w, first, hidden);
+    q->next_expert = 0;
+    return 0;
+}
+
+static int answer(struct act_self *self, const struct shard *s, const struct mdl_exchange *x, struct work *w, int first)
 {
     struct act_msg r;
     size_t hidden = (size_t)s->arg->m->cfg->hidden, bytes;
@@ -173,11 +224,11 @@ static int answer(struct act_self *self, const struct shard *s, struct work *w)
     if (status)
         return status;
     *act_p_expert_result(&r) = (struct act_p_expert_result){
-        w->head.sequence, w->head.map, w->head.stream, w->head.layer, w->head.rows, w->head.set, w->head.wave};
+        w->head.sequence, w->head.map, w->head.stream, w->head.layer, (uint16_t)x->rows, w->head.set, w->head.wave};
     uint8_t *to = act_msg_tail(&r, &bytes);
-    for (int i = 0; i < w->x.rows * w->x.k; i++)
-        if (w->x.expert[i] >= 0) {
-            memcpy(to, w->x.result + (size_t)i * hidden, hidden * sizeof(uint16_t));
+    for (int i = first * x->k; i < (first + w->rows) * x->k; i++)
+        if (x->expert[i] >= 0) {
+            memcpy(to, x->result + (size_t)i * hidden, hidden * sizeof(uint16_t));
             to += hidden * sizeof(uint16_t);
         }
     if (act_reply(self, &w->promise, &r))
@@ -189,44 +240,125 @@ static int answer(struct act_self *self, const struct shard *s, struct work *w)
 static struct queue *choose(struct act_self *self, struct shard *s)
 {
     struct queue *urgent = &s->queue[URGENT], *bulk = &s->queue[BULK];
-    if (!urgent->first)
-        return bulk->first ? bulk : NULL;
-    return bulk->first && act_now(self) - bulk->first->since > AGE_NS ? bulk : urgent;
+    bool any_urgent = urgent->first || urgent->group, any_bulk = bulk->first || bulk->group;
+    if (!any_urgent)
+        return any_bulk ? bulk : NULL;
+    return any_bulk && act_now(self) - bulk->since > AGE_NS ? bulk : urgent;
 }
 
-/* The next expert of one dispatch. */
+/* The next expert of one group. */
 static int work_on(struct act_self *self, struct shard *s, struct queue *q)
 {
-    struct work *w = q->first;
-    int end = s->arg->first + s->arg->count, status = 0;
-    bool done = false;
-    while (!done && w->next_expert < end && w->x.pending) {
-        int before = w->x.pending;
-        status = mdl_experts_compute(s->arg->m, &w->x, w->next_expert++, 1);
-        if (status)
-            return status;
-        done = w->x.pending != before;
-    }
-    w->since = act_now(self);
-    if (w->x.pending)
-        return 0;
-    status = answer(self, s, w);
-    drop_first(q);
+    int status = q->group ? 0 : begin_group(q, s), end = s->arg->m->cfg->n_experts;
+    for (int before = q->x.pending; !status && q->x.pending == before && q->next_expert < end;)
+        status = mdl_experts_compute(s->arg->m, &q->x, q->next_expert++, 1);
+    q->since = act_now(self);
+    if (status || q->x.pending)
+        return status;
+    int first = 0;
+    for (struct work *w = q->group; w && !status; first += w->rows, w = w->next)
+        status = answer(self, s, &q->x, w, first);
+    drop_group(q);
     return status;
+}
+
+/* ---- maps ---- */
+
+static void ready(struct act_self *self, struct act_promise *p, uint32_t version, int status)
+{
+    struct act_msg r = act_msg_make(ACT_EXPERT_READY, ACT_NOBODY);
+    *act_p_expert_ready(&r) = (struct act_p_expert_ready){.map = version, .status = status};
+    if (act_reply(self, p, &r))
+        act_msg_drop(&r);
+}
+
+static void take_plan(struct act_self *self, struct shard *s, struct act_msg *m)
+{
+    const struct mdl_config *cfg = s->arg->m->cfg;
+    struct act_promise p = act_promise_of(m);
+    struct act_map *map;
+    size_t bytes;
+    const void *tail = act_msg_tail(m, &bytes);
+    int r = act_map_read(tail, bytes, &map);
+    if (!r && (map->layers != cfg->n_layers || map->experts != cfg->n_experts || s->arg->index >= map->shards)) {
+        act_map_free(map);
+        r = -EBADMSG;
+    }
+    if (r) {
+        ready(self, &p, act_p_expert_plan(m)->map, r);
+        return;
+    }
+    if (s->next)
+        ready(self, &s->ready, s->next->version, -ESTALE); /* a newer plan has come */
+    act_map_free(s->next);
+    s->next = map;
+    s->ready = p;
+    s->load_layer = s->load_slot = 0;
+    s->loading = true;
+}
+
+/* One expert that the next map adds. */
+static void load_one(struct act_self *self, struct shard *s)
+{
+    const struct act_map *n = s->next;
+    while (s->load_layer < n->layers) {
+        int layer = s->load_layer, slot = s->load_slot;
+        s->load_slot = (slot + 1) % n->slots;
+        s->load_layer += s->load_slot == 0;
+        int expert = act_map_slots(n, layer, s->arg->index)[slot];
+        if (expert >= 0 && !act_map_holds(s->map, layer, s->arg->index, expert)) {
+            mdl_expert_load(s->arg->m, layer, expert);
+            return;
+        }
+    }
+    s->loading = false;
+    ready(self, &s->ready, n->version, 0);
+}
+
+static void release_others(const struct shard *s, const struct act_map *old)
+{
+    for (int l = 0; l < old->layers; l++) {
+        const int32_t *slot = act_map_slots(old, l, s->arg->index);
+        for (int i = 0; i < old->slots; i++)
+            if (slot[i] >= 0 && !act_map_holds(s->map, l, s->arg->index, slot[i]))
+                mdl_expert_release(s->arg->m, l, slot[i]);
+    }
+}
+
+/* Every source uses the map by now. */
+static void take_retire(struct shard *s, uint32_t version)
+{
+    if (!s->next || s->next->version != version)
+        return;
+    const struct act_map *old = s->map;
+    struct act_map *old_own = s->own;
+    s->map = s->own = s->next;
+    s->next = NULL;
+    s->loading = false;
+    if (s->arg->release)
+        release_others(s, old);
+    act_map_free(old_own);
 }
 
 static int shard_receive(struct act_self *self, void *state, struct act_msg *m, int count)
 {
     struct shard *s = state;
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < count; i++) {
         if (m[i].type == ACT_EXPERT_DISPATCH)
             take_dispatch(self, s, &m[i]);
+        else if (m[i].type == ACT_EXPERT_PLAN)
+            take_plan(self, s, &m[i]);
+        else if (m[i].type == ACT_EXPERT_RETIRE)
+            take_retire(s, act_p_expert_retire(&m[i])->map);
+    }
     struct queue *q = choose(self, s);
     int status = q ? work_on(self, s, q) : 0;
+    if (!q && s->loading)
+        load_one(self, s);
     bool more = choose(self, s) != NULL;
     act_working(self, more);
     act_progress(self);
-    if (more)
+    if (more || s->loading)
         act_yield(self);
     return status;
 }

@@ -453,6 +453,8 @@ static void build_step(struct prefill *p)
     }
     p->running = p->step->n_segments > 0;
     p->waiting = false;
+    if (p->running)
+        act_exchange_begin(&p->exchange);
 }
 
 static void report_prefilled(struct prefill *p, const struct job *j)
@@ -505,6 +507,7 @@ static void hand_off(struct prefill *p, struct job *j, const float *logits)
 static void end_step(struct prefill *p, int status)
 {
     p->running = false;
+    act_exchange_end(&p->exchange);
     for (struct job *j = p->first, *next; j; j = next) {
         next = j->next;
         if (j->segment < 0)
@@ -534,10 +537,11 @@ static void end_step(struct prefill *p, int status)
 /* The segments of a step that lost a shard, once more from its start. */
 static void rerun(struct prefill *p)
 {
-    act_exchange_abandon(&p->exchange);
     for (struct job *j = p->first; j; j = j->next)
         j->segment = -1;
     build_step(p);
+    if (!p->running)
+        act_exchange_end(&p->exchange);
 }
 
 static void advance(struct prefill *p)
@@ -598,6 +602,10 @@ static void take_messages(struct prefill *p, struct act_msg *m, int count)
                 report_load(p);
                 break;
             }
+            if (act_p_timer(&m[i])->tag != TAG_RETRY) {
+                p->waiting &= !act_exchange_message(&p->exchange, &m[i]);
+                break;
+            }
             for (struct job *j = p->first; j; j = j->next)
                 if (j->state == JOB_RESERVING || j->state == JOB_PAGES)
                     j->asked = false;
@@ -643,7 +651,7 @@ static void prefill_stop(struct act_self *self, void *state, int reason)
     while (p->first)
         job_fail(p, p->first, reason && reason != -ESHUTDOWN ? -EHOSTDOWN : -ESHUTDOWN, "the engine stops");
     tell_busy(p, false);
-    act_exchange_abandon(&p->exchange);
+    act_exchange_free(&p->exchange);
     mdl_step_free(p->step);
 }
 
@@ -654,8 +662,12 @@ static int prefill_start(struct act_self *self, void *state, const void *arg)
     p->e = arg;
     p->last = &p->first;
     act_timer_after(self, &p->report, 0, TAG_REPORT);
-    act_exchange_init(&p->exchange, self, p->e->m, ACT_STREAM_BULK, p->e->shard, p->e->n_shards);
-    return mdl_step_new(p->e->m, p->e->limits.chunk, p->e->limits.context, &p->step, &p->err);
+    int r = act_exchange_init(&p->exchange, self, p->e->m, ACT_STREAM_BULK, &p->e->experts);
+    if (!r)
+        r = mdl_step_new(p->e->m, p->e->limits.chunk, p->e->limits.context, &p->step, &p->err);
+    if (r)
+        act_exchange_free(&p->exchange);
+    return r;
 }
 
 const struct act_behaviour act_prefill_behaviour = {

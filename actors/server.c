@@ -164,6 +164,7 @@ void act_server_free(struct act_server *s)
     act_runtime_free(s->rt);
     gw_keys_free(&s->gateway.keys);
     gw_http_tls_free(s->gateway.tls);
+    act_map_free(s->map);
     kv_device_free(s->engine.device);
     mdl_tok_encoder_free(s->enc[0]);
     mdl_tok_encoder_free(s->enc[1]);

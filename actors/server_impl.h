@@ -26,6 +26,7 @@ struct act_server {
     struct act_runtime *rt;
     struct act_engine engine;
     struct act_expert_arg expert[ACT_SHARDS_MAX];
+    struct act_map *map; /* of the experts, to begin with */
     struct act_router_arg router;
     struct gw_context gateway;
     struct act_addr gateway_addr; /* nobody: the node has no such role */

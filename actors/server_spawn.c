@@ -1,5 +1,7 @@
 /* The actors of a node, by its roles. Each function makes the actors of one role and writes their addresses where the
  * others look for them; a role that the node has not leaves nobody there. */
+#include <errno.h>
+
 #include "actors/decode.h"
 #include "actors/prefill.h"
 #include "actors/server_impl.h"
@@ -17,19 +19,20 @@ static int spawn_experts(struct act_server *s, struct cfg_error *err)
     struct act_engine *e = &s->engine;
     int n = s->config->engine.expert_shards, experts = s->m->cfg->n_experts;
     n = n < experts ? n : experts;
+    if (act_map_even(1, s->m->cfg->n_layers, experts, n, &s->map))
+        return cfg_error_set(err, ENOMEM, "experts: no map of %d experts over %d shards", experts, n);
+    e->experts.map = s->map;
     for (int i = 0; i < n; i++) {
-        int first = experts * i / n, end = experts * (i + 1) / n;
-        s->expert[i] = (struct act_expert_arg){s->m, first, end - first};
-        e->shard[i] = (struct act_shard){.first = first, .count = end - first};
+        s->expert[i] = (struct act_expert_arg){.m = s->m, .map = s->map, .index = i};
         const struct act_spawn spec = {.behaviour = &act_expert_behaviour,
                                        .worker = SERVER_WORKER_ENGINE,
                                        .arg = &s->expert[i],
                                        .policy = ACT_POLICY_RESTART};
-        int r = act_runtime_spawn(s->rt, &spec, &e->shard[i].addr, err);
+        int r = act_runtime_spawn(s->rt, &spec, &e->experts.shard[i], err);
         if (r)
             return r;
     }
-    e->n_shards = n;
+    e->experts.n = n;
     return 0;
 }
 

@@ -2,7 +2,13 @@
  * every exchange of every layer, while answers to the lost one come late. */
 #include "tests/harness.h"
 
+#include <errno.h>
+
+#include "actors/eplb.h"
+#include "actors/exchange_wire.h"
+#include "actors/recipe.h"
 #include "tests/support/engine_world.h"
+#include "tests/support/model.h"
 
 enum { SHARDS = 2, LAYERS_MAX = 64, HELD_MAX = 4096 };
 
@@ -167,4 +173,298 @@ Test(exchange, a_step_that_lost_any_exchange_is_run_again_with_the_same_bits)
 Test(exchange, a_step_whose_shard_died_at_any_exchange_is_run_again_with_the_same_bits)
 {
     meddle_everywhere(MEDDLE_DIE, "death at dispatch");
+}
+
+/* ---- shards as processes: links, replicas, waves, deaths ---- */
+
+enum { MS = 1000000 };
+
+/* A map with replicas here and there, every expert somewhere. */
+static struct act_map *random_map(const struct ts_world *w, uint64_t seed, uint32_t version)
+{
+    const struct mdl_config *cfg = w->m->cfg;
+    int shards = w->e.experts.n, slots = (cfg->n_experts + shards - 1) / shards + (int)ts_random(&seed, 3);
+    float *load = malloc((size_t)cfg->n_layers * (size_t)cfg->n_experts * sizeof *load);
+    static const struct act_shard_set nobody;
+    struct act_map *map;
+    for (int i = 0; i < cfg->n_layers * cfg->n_experts; i++)
+        load[i] = (float)(1 + ts_random(&seed, 100));
+    cr_assert_eq(act_eplb_place(version, cfg->n_layers, cfg->n_experts, shards, slots, &nobody, load, NULL, &map), 0);
+    free(load);
+    return map;
+}
+
+static void open_apart(struct ts_world *w, int shards, uint64_t seed)
+{
+    ts_world_open(w, 40, shards);
+    act_map_free(w->map);
+    w->e.experts.map = w->map = random_map(w, seed, 1);
+    w->apart = true;
+    w->link = (struct act_sim_fault){.delay_min = 20000, .delay_max = 200000};
+    ts_world_requests(w, 6, (unsigned)seed);
+}
+
+static void check_all(struct ts_world *w, uint64_t seed)
+{
+    for (int i = 0; i < w->n; i++)
+        cr_assert_eq(w->got[i].terminal, 1, "seed %d: request %d had %d ends", (int)seed, i, w->got[i].terminal);
+    for (int i = 0; i < w->n; i++)
+        ts_world_check_same(w, i);
+    ts_world_check_baseline(w);
+}
+
+/* No message has more rows than a shard's slots. */
+static bool check_rows(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m,
+                       int *fail)
+{
+    int most = w->e.experts.limits.rows;
+    if (who->part == TS_PART_EXPERT && m->type == ACT_EXPERT_DISPATCH && most) {
+        cr_assert_le(act_p_expert_dispatch(m)->rows, most);
+        *(int *)w->before_ctx += act_p_expert_dispatch(m)->wave > 0;
+    }
+    return false;
+}
+
+Test(exchange, any_sharding_replication_and_size_of_waves_gives_the_same_bits)
+{
+    static const int shards[] = {1, 2, 3, 5, 8}, rows[] = {0, 1, 2, 7};
+    int later_waves = 0;
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        struct ts_world w;
+        open_apart(&w, shards[seed % 5], seed);
+        w.e.experts.limits.rows = rows[seed / 5 % 4];
+        w.link.copy = 20000;
+        w.before = check_rows;
+        w.before_ctx = &later_waves;
+        ts_world_run(&w, seed);
+        check_all(&w, seed);
+        ts_world_close(&w);
+    }
+    cr_assert_gt(later_waves, 0);
+}
+
+Test(exchange, lost_messages_cost_a_deadline_and_no_token)
+{
+    for (uint64_t seed = 1; seed <= 10; seed++) {
+        struct ts_world w;
+        open_apart(&w, 4, seed);
+        w.e.experts.limits = (struct act_exchange_limits){.rows = 4, .deadline_ns = 5 * MS};
+        w.link.lose = 2000;
+        ts_world_run(&w, seed);
+        check_all(&w, seed);
+        ts_world_close(&w);
+    }
+}
+
+/* A shard that is dead for good from its k-th dispatch on, or silent for some time. */
+struct ending {
+    int shard, at, seen;
+    bool silent;
+    int64_t until;        /* silent up to then */
+    int swallowed, after; /* dispatches that a silent shard did not hear, and heard again */
+};
+
+static bool end_shard(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m,
+                      int *fail)
+{
+    struct ending *d = w->before_ctx;
+    if (who->part != TS_PART_EXPERT || who->index != d->shard || m->type != ACT_EXPERT_DISPATCH)
+        return false;
+    if (d->seen++ < d->at)
+        return false;
+    if (!d->silent) {
+        *fail = -EIO;
+        return false;
+    }
+    if (!d->until)
+        d->until = act_now(self) + 300 * MS;
+    if (act_now(self) < d->until) {
+        d->swallowed++;
+        return true;
+    }
+    d->after++;
+    return false;
+}
+
+Test(exchange, a_dead_shard_is_taken_over_by_replicas_or_by_whoever_is_left)
+{
+    for (uint64_t seed = 1; seed <= 12; seed++) {
+        struct ts_world w;
+        open_apart(&w, 3, seed);
+        struct ending d = {.shard = (int)seed % 3, .at = (int)seed * 7};
+        w.mortal = true;
+        w.before = end_shard;
+        w.before_ctx = &d;
+        ts_world_run(&w, seed);
+        cr_assert_gt(d.seen, d.at, "the shard did not live long enough to die");
+        check_all(&w, seed);
+        ts_world_close(&w);
+    }
+}
+
+Test(exchange, without_takeover_and_replicas_requests_wait_then_fail_and_nothing_hangs)
+{
+    struct ts_world w;
+    open_apart(&w, 3, 1);
+    act_map_free(w.map);
+    cr_assert_eq(act_map_even(1, w.m->cfg->n_layers, w.m->cfg->n_experts, 3, &w.map), 0);
+    w.e.experts.map = w.map;
+    w.e.experts.limits = (struct act_exchange_limits){.no_takeover = true, .patience_ns = 500 * MS};
+    struct ending d = {.shard = 1, .at = 60};
+    w.mortal = true;
+    w.before = end_shard;
+    w.before_ctx = &d;
+    ts_world_run(&w, 1);
+    int failed = 0;
+    for (int i = 0; i < w.n; i++) {
+        cr_assert_eq(w.got[i].terminal, 1, "request %d", i);
+        failed += w.got[i].status == -EHOSTDOWN || w.got[i].finish == ACT_FINISH_ERROR;
+        cr_assert_gt(w.got[i].ended, 0);
+    }
+    cr_assert_gt(failed, 0);
+    ts_world_check_baseline(&w);
+    ts_world_close(&w);
+}
+
+Test(exchange, a_silent_shard_is_left_out_after_the_deadline_and_used_again_when_it_answers)
+{
+    for (uint64_t seed = 1; seed <= 6; seed++) {
+        struct ts_world w;
+        open_apart(&w, 3, seed);
+        w.e.experts.limits.deadline_ns = 10 * MS;
+        for (int i = 0; i < w.n; i++)
+            w.wanted[i].max_new = TS_WORLD_NEW;
+        w.wanted[w.n - 1].start = 2000 * (int64_t)MS;
+        struct ending d = {.shard = (int)seed % 3, .at = 40, .silent = true};
+        w.before = end_shard;
+        w.before_ctx = &d;
+        ts_world_run(&w, seed);
+        check_all(&w, seed);
+        cr_assert_gt(d.swallowed, 0);
+        cr_assert_lt(d.swallowed, 40, "%d dispatches went to a shard that does not answer", d.swallowed);
+        cr_assert_gt(d.after, 0, "the shard was never used again");
+        ts_world_close(&w);
+    }
+}
+
+/* ---- a shard alone ---- */
+
+/* Sends what the test has made, and notes in which order the answers come. */
+struct asker {
+    struct ts_world *w;
+    struct act_msg out[8];
+    int n, answers, order[8], returned;
+};
+
+static int asker_start(struct act_self *self, void *state, const void *arg)
+{
+    struct asker *a = *(struct asker **)state = (struct asker *)(uintptr_t)arg;
+    for (int i = 0; i < a->n; i++)
+        cr_assert_eq(act_request(self, &a->out[i]), 0);
+    return 0;
+}
+
+static int asker_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    struct asker *a = *(struct asker **)state;
+    (void)self;
+    for (int i = 0; i < count; i++) {
+        if (m[i].type == ACT_EXPERT_RESULT)
+            a->order[a->answers++] = (int)act_p_expert_result(&m[i])->sequence;
+        a->returned += m[i].type == ACT_UNDELIVERABLE;
+    }
+    return 0;
+}
+
+static const struct act_behaviour asker_behaviour = {
+    .name = "asker", .state_size = sizeof(struct asker *), .start = asker_start, .receive = asker_receive};
+
+/* rows rows, each with `each` experts from the first on. */
+static struct act_msg make_dispatch(struct asker *a, struct act_addr shard, uint16_t stream, uint16_t layer, int rows,
+                                    int each, struct act_dispatch *d)
+{
+    struct act_dispatch_size size = {(uint32_t)rows, (uint32_t)(rows * each), (uint32_t)a->w->m->cfg->hidden, 0};
+    struct act_msg m;
+    size_t bytes;
+    cr_assert_eq(act_msg_new(ACT_EXPERT_DISPATCH, shard, act_dispatch_bytes(&size), &m), 0);
+    memset(act_msg_tail(&m, &bytes), 0x30, act_dispatch_bytes(&size));
+    *act_p_expert_dispatch(&m) = (struct act_p_expert_dispatch){
+        .sequence = (uint32_t)a->n, .map = 1, .stream = stream, .layer = layer, .rows = (uint16_t)rows};
+    act_dispatch_place(&size, act_msg_tail(&m, &bytes), d);
+    for (int r = 0; r < rows; r++)
+        d->pairs[r] = (uint32_t)each;
+    for (int i = 0; i < rows * each; i++)
+        d->pair[i] = (struct act_dispatch_pair){(uint32_t)(i % each), 0.5f};
+    return m;
+}
+
+static void ask_alone(struct asker *a, struct ts_world *w)
+{
+    struct cfg_error err;
+    struct act_addr addr;
+    const struct act_spawn spec = {.behaviour = &asker_behaviour, .worker = 0, .arg = a};
+    cr_assert_eq(act_runtime_spawn(w->rt, &spec, &addr, &err), 0);
+    act_sim_run(w->sim, INT64_C(1000) * MS, 1000000);
+}
+
+static struct act_addr open_alone(struct ts_world *w, struct asker *a)
+{
+    struct cfg_error err;
+    struct act_addr shard;
+    ts_world_open(w, 4, 1);
+    *a = (struct asker){.w = w};
+    cr_assert_eq(act_sim_new(&(struct act_sim_config){.seed = 1, .in_turn = true}, &w->sim, &err), 0);
+    struct act_config c = {.epoch = 1, .workers = 1};
+    c.worker[0] = (struct act_worker_config){.name = "engine", .kind = ACT_WORKER_ENGINE, .cpu = -1};
+    cr_assert_eq(act_sim_add(w->sim, &c, &w->rt, &err), 0);
+    w->expert[0] = (struct act_expert_arg){.m = w->m, .map = w->map};
+    const struct act_spawn spec = {.behaviour = &act_expert_behaviour, .worker = 0, .arg = &w->expert[0]};
+    cr_assert_eq(act_runtime_spawn(w->rt, &spec, &shard, &err), 0);
+    return shard;
+}
+
+Test(exchange, a_running_stream_goes_before_prompts_that_came_earlier)
+{
+    struct ts_world w;
+    struct asker a;
+    struct act_dispatch d;
+    struct act_addr shard = open_alone(&w, &a);
+    int each = w.m->cfg->topk_experts;
+    for (uint16_t layer = 0; layer < 3; layer++, a.n++)
+        a.out[a.n] = make_dispatch(&a, shard, ACT_STREAM_BULK, layer, 20, each, &d);
+    a.out[a.n] = make_dispatch(&a, shard, 0, 0, 1, each, &d);
+    a.n++;
+    ask_alone(&a, &w);
+    cr_assert_eq(a.answers, 4);
+    cr_assert_eq(a.order[0], 3, "the stream's dispatch was answered after number %d", a.order[0]);
+    for (int i = 1; i < 4; i++)
+        cr_assert_eq(a.order[i], i - 1);
+    ts_world_close(&w);
+}
+
+/* Whatever a foreign process sends is answered or returned, and harms nobody. */
+Test(exchange, a_dispatch_that_makes_no_sense_is_returned)
+{
+    for (int k = 0; k < 9; k++) {
+        struct ts_world w;
+        struct asker a;
+        struct act_dispatch d;
+        size_t bytes;
+        struct act_addr shard = open_alone(&w, &a);
+        struct act_msg *m = &a.out[a.n];
+        *m = make_dispatch(&a, shard, 0, k == 0 ? 1000 : 0, 2, 2, &d);
+        a.n++;
+        struct act_dispatch_size *size = act_msg_tail(m, &bytes);
+        size->rows = k == 1 ? 0 : k == 2 ? UINT32_MAX : size->rows;
+        size->pairs = k == 3 ? 5 : k == 4 ? UINT32_MAX : size->pairs;
+        size->hidden = k == 5 ? 0 : size->hidden;
+        d.pairs[0] = k == 6 ? 0 : d.pairs[0];
+        d.pair[0].expert = k == 7 ? 100000 : k == 8 ? d.pair[1].expert : d.pair[0].expert;
+        a.out[a.n] = make_dispatch(&a, shard, 0, 0, 2, 2, &d);
+        a.n++;
+        ask_alone(&a, &w);
+        cr_assert_eq(a.returned, 1, "case %d", k);
+        cr_assert_eq(a.answers, 1, "case %d", k);
+        ts_world_close(&w);
+    }
 }

@@ -21,7 +21,9 @@ void ts_world_open(struct ts_world *w, int pages, int shards)
     mdl_calibration_identity(&w->e.calibration, w->m->cfg->draft_block);
     cr_assert_eq(mdl_kv_layout_init(w->m->cfg, TS_WORLD_BLOCK, &w->e.layout, &err), 0);
     cr_assert_eq(kv_device_new(pages, w->e.layout.block_bytes, 8 << 20, &w->e.device, &err), 0);
-    w->e.n_shards = shards;
+    w->e.experts.n = shards;
+    cr_assert_eq(act_map_even(1, w->m->cfg->n_layers, w->m->cfg->n_experts, shards, &w->map), 0);
+    w->e.experts.map = w->map;
     w->prefill_class = ACT_CLASS_BULK;
     w->router = (struct act_router_arg){.engine = &w->e, .block_tokens = TS_WORLD_BLOCK};
 }
@@ -70,13 +72,13 @@ static void spawn(struct ts_world *w, enum ts_part part, int index, const void *
                                             .start = outer_start,
                                             .receive = outer_receive,
                                             .stop = outer_stop};
-    const struct act_spawn spec = {.behaviour = &w->outer[part],
-                                   .worker = TS_WORLD_ENGINE,
-                                   .arg = in,
-                                   .outbox = 256,
-                                   .policy =
-                                       part == TS_PART_EXPERT || w->restart ? ACT_POLICY_RESTART : ACT_POLICY_STOP,
-                                   .run_class = part == TS_PART_PREFILL ? w->prefill_class : ACT_CLASS_URGENT};
+    const struct act_spawn spec = {
+        .behaviour = &w->outer[part],
+        .worker = part == TS_PART_EXPERT && w->apart ? TS_WORLD_APART + index : TS_WORLD_ENGINE,
+        .arg = in,
+        .outbox = 256,
+        .policy = (part == TS_PART_EXPERT && !w->mortal) || w->restart ? ACT_POLICY_RESTART : ACT_POLICY_STOP,
+        .run_class = part == TS_PART_PREFILL ? w->prefill_class : ACT_CLASS_URGENT};
     cr_assert_eq(act_runtime_spawn(w->rt, &spec, out, &err), 0, "%s", err.msg);
 }
 
@@ -91,17 +93,20 @@ uint64_t ts_world_run(struct ts_world *w, uint64_t seed)
 {
     struct cfg_error err;
     cr_assert_eq(act_sim_new(&(struct act_sim_config){.seed = seed, .in_turn = w->in_turn}, &w->sim, &err), 0);
-    struct act_config c = {.epoch = 1, .workers = 2};
+    struct act_config c = {.epoch = 1, .workers = TS_WORLD_APART + (w->apart ? w->e.experts.n : 0)};
     c.worker[TS_WORLD_ENGINE] = (struct act_worker_config){.name = "engine", .kind = ACT_WORKER_ENGINE, .cpu = -1};
     c.worker[TS_WORLD_CLIENT] = (struct act_worker_config){.name = "client", .kind = ACT_WORKER_ENGINE, .cpu = -1};
+    for (int i = TS_WORLD_APART; i < c.workers; i++)
+        c.worker[i] = (struct act_worker_config){.name = "shard", .kind = ACT_WORKER_ENGINE, .cpu = -1};
     cr_assert_eq(act_sim_add(w->sim, &c, &w->rt, &err), 0, "%s", err.msg);
-    int experts = w->m->cfg->n_experts;
+    for (int i = 0; i < w->e.experts.n && w->apart; i++) {
+        act_sim_link(w->sim, w->rt, TS_WORLD_ENGINE, TS_WORLD_APART + i, &w->link);
+        act_sim_link(w->sim, w->rt, TS_WORLD_APART + i, TS_WORLD_ENGINE, &w->link);
+    }
     spawn(w, TS_PART_TIER, 0, &w->e, &w->e.tier);
-    for (int i = 0; i < w->e.n_shards; i++) {
-        int first = experts * i / w->e.n_shards, end = experts * (i + 1) / w->e.n_shards;
-        w->expert[i] = (struct act_expert_arg){w->m, first, end - first};
-        w->e.shard[i] = (struct act_shard){.first = first, .count = end - first};
-        spawn(w, TS_PART_EXPERT, i, &w->expert[i], &w->e.shard[i].addr);
+    for (int i = 0; i < w->e.experts.n; i++) {
+        w->expert[i] = (struct act_expert_arg){.m = w->m, .map = w->map, .index = i};
+        spawn(w, TS_PART_EXPERT, i, &w->expert[i], &w->e.experts.shard[i]);
     }
     for (w->e.n_decode = 0; w->e.n_decode < (w->decodes ? w->decodes : 1); w->e.n_decode++)
         spawn(w, TS_PART_DECODE, w->e.n_decode, &w->e, &w->e.decode[w->e.n_decode]);
@@ -125,6 +130,7 @@ void ts_world_close(struct ts_world *w)
 {
     act_sim_free(w->sim);
     kv_device_free(w->e.device);
+    act_map_free(w->map);
     mdl_model_close(w->m);
 }
 

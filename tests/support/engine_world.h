@@ -13,6 +13,7 @@
 enum {
     TS_WORLD_ENGINE,
     TS_WORLD_CLIENT,
+    TS_WORLD_APART, /* the first shard's worker, when they are apart */
     TS_WORLD_REQUESTS = 256,
     TS_WORLD_SHARDS = 8,
     TS_WORLD_BLOCK = 16,
@@ -63,6 +64,7 @@ struct ts_world {
     struct act_runtime *rt;
     struct act_engine e;
     struct act_expert_arg expert[TS_WORLD_SHARDS];
+    struct act_map *map;
     struct act_addr client;
     struct ts_wanted wanted[TS_WORLD_REQUESTS];
     struct ts_outcome got[TS_WORLD_REQUESTS];
@@ -79,6 +81,10 @@ struct ts_world {
      * actor. */
     bool (*before)(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m, int *fail);
     void *before_ctx;
+    /* Each shard on a worker of its own, behind a link with these faults, as in a process of its own. */
+    bool apart;
+    bool mortal; /* shards that fail stay dead */
+    struct act_sim_fault link;
     int64_t cost[TS_PARTS]; /* virtual ns that a call of such an actor takes */
 
     struct ts_inner inner[TS_PARTS][TS_WORLD_SHARDS];
