@@ -21,7 +21,7 @@ PROMPT ?= Once upon a time
 CONFIG ?= config/single.conf
 LISTEN ?= 127.0.0.1:8000
 
-PKGS := libconfig jansson libpcre2-8 libsodium libxxhash libevent_core libevent_extra libevent_openssl openssl ck
+PKGS := liburing libconfig jansson libpcre2-8 libsodium libxxhash libevent_core libevent_extra libevent_openssl openssl ck
 # -ffp-contract=off: a fused multiply-add appears only where the source asks for one, so that a result does not depend
 # on the compiler. -fno-strict-aliasing: packed rows and mapped files are read through typed pointers.
 WEFT_CFLAGS := -std=gnu17 -D_GNU_SOURCE= -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wno-unused-parameter -Wno-missing-field-initializers \

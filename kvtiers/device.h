@@ -15,13 +15,7 @@
 #include <stdbool.h>
 
 #include "config/error.h"
-#include "kvtiers/key.h"
-
-/* What is known about a published block beside its bytes. */
-struct kv_block_info {
-    enum kv_taint taint;
-    int32_t hit; /* length of the replayed prefix hit behind which the rows were written; 0 when clean */
-};
+#include "kvtiers/tier.h"
 
 struct kv_device_stats {
     int pages, free, held, cached; /* held: count above zero; cached: published, count zero */

@@ -5,7 +5,7 @@ set -eu
 
 packages='build-essential clang libclang-rt-dev pkg-config
     libconfig-dev libjansson-dev libpcre2-dev libxxhash-dev libsodium-dev libck-dev
-    libevent-dev libhttp-parser-dev libssl-dev libibverbs-dev librdmacm-dev
+    libevent-dev libhttp-parser-dev libssl-dev libibverbs-dev librdmacm-dev liburing-dev
     libcriterion-dev gnuplot-nox curl openssl'
 with_node=yes
 if [ $# -gt 0 ]; then

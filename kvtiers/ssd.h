@@ -1,0 +1,36 @@
+/* The ssd tier: blocks in preallocated files of one folder, with an index that survives any crash.
+ *
+ * The room is divided into slabs of some tens of blocks. A slab is filled from its beginning, and emptied as a whole
+ * when room is wanted. Each slab has two index pages that are written in turn (docs/FORMATS.md has the bytes). What a
+ * lookup can see was made so in this order: extents written, data files flushed, index page written, index flushed.
+ * Before a slab is filled again, an empty page with a new generation is durable. Extents prove themselves by a checksum
+ * seeded with key, source and generation, so an index that is older than the data can only miss.
+ *
+ * A failed write or flush ends everything since the last good flush (nobody was told that it was kept), and the tier
+ * takes no blocks for a while; reads go on. Reads go before writes. After a restart the index is read while the tier
+ * already serves. One thread; a folder has one owner at a time (a lock). */
+#ifndef WEFT_KVTIERS_SSD_H
+#define WEFT_KVTIERS_SSD_H
+
+#include "kvtiers/storage.h"
+#include "kvtiers/tier.h"
+
+struct kv_ssd_params {
+    struct kv_storage *storage; /* of the folder; borrowed, outlives the tier */
+    const char *folder;         /* for messages */
+    struct kv_layout layout;
+    int64_t bytes;               /* room for blocks; rounded down */
+    int64_t reserve;             /* bytes of the file system that stay free for others */
+    int64_t ttl_s;               /* 0: none */
+    int64_t write_bytes_per_day; /* wear limit; 0: none */
+    bool direct;                 /* O_DIRECT; off only for file systems that cannot */
+    struct kv_clock clock;
+    /* One line for people, when the tier is opened or changes its state; may be NULL. */
+    void (*log)(void *ctx, bool warning, const char *text);
+    void *log_ctx;
+};
+
+/* Opens or makes the files; waits for the disk. -EWOULDBLOCK: another process owns the folder. */
+int kv_ssd_new(const struct kv_ssd_params *params, struct kv_tier **out, struct cfg_error *err);
+
+#endif

@@ -1,0 +1,144 @@
+/* Inside of the ssd tier, shared by ssd.c (verbs, reads, writes, commits) and ssd_index.c (pages, opening, rebuild). */
+#ifndef WEFT_KVTIERS_SSD_IMPL_H
+#define WEFT_KVTIERS_SSD_IMPL_H
+
+#include "kvtiers/ssd.h"
+
+enum {
+    SSD_NONE = -1,
+    SSD_RUN_MAX = 16,    /* blocks stored layer-major together */
+    SSD_BATCH_MAX = 48,  /* blocks, and slabs, of one commit */
+    SSD_SLAB_MAX = 48,   /* blocks of a slab */
+    SSD_FILES_MAX = 256, /* data files */
+    SSD_EXTENTS = 192,   /* requests for extents at a time */
+    SSD_WRITES = 24,     /* of these, writes */
+    SSD_NAME = 32,
+};
+
+enum ssd_entry_state {
+    ENTRY_EMPTY,
+    ENTRY_WRITING,    /* bytes on their way; batch filling */
+    ENTRY_COMMITTING, /* bytes there, index on its way */
+    ENTRY_VISIBLE,
+    ENTRY_DEAD, /* place used up */
+};
+
+/* One place for a block: number slab * slab_blocks + place. */
+struct ssd_entry {
+    uint8_t state;
+    uint16_t run_first, run_len, run_at; /* place of its run, blocks of the run, number in it */
+    struct kv_key key;
+    struct kv_block_info info;
+    int64_t stored_s;
+    int chain;
+};
+
+enum ssd_slab_state {
+    SLAB_UNKNOWN, /* its pages were not read yet */
+    SLAB_FREE,
+    SLAB_OPEN, /* being filled */
+    SLAB_FULL,
+    SLAB_RETIRING, /* invisible; its empty page is not durable yet */
+};
+
+struct ssd_slab {
+    uint8_t state;
+    uint8_t copy;  /* index page (0 or 1) that is durable; the other one is written next */
+    bool dirty;    /* its page must be written */
+    bool writing;  /* its page is in the running commit */
+    uint16_t used; /* places taken */
+    uint16_t busy; /* entries on their way */
+    int pins;      /* extents being read */
+    uint64_t generation, sequence;
+    double worth;
+    uint32_t uses;
+};
+
+struct ssd_batch {
+    struct kv_tier_op *ops;
+    int entry[SSD_BATCH_MAX];
+    int n;
+    int writes; /* extents not written yet */
+    int status; /* first error */
+    bool file[SSD_FILES_MAX];
+};
+
+enum ssd_phase { PHASE_IDLE, PHASE_DATA_SYNC, PHASE_INDEX_WRITE, PHASE_INDEX_SYNC };
+
+/* One extent on its way. */
+struct ssd_extent {
+    struct kv_io io;
+    struct ssd *t;
+    struct kv_tier_op *op; /* read */
+    int block, source, entry;
+    struct ssd_extent *next_free;
+};
+
+/* A read or store op that is being taken apart. */
+struct ssd_work {
+    struct ssd_work *next;
+    struct kv_tier_op *op;
+    int source, block; /* next extent */
+    int first, n;      /* store: blocks of the run */
+    int entry[];       /* by block of the op (read), of the run (store) */
+};
+
+struct ssd {
+    struct kv_tier base;
+    struct kv_ssd_params p;
+    int index_file, lock_file;
+    int data_file[SSD_FILES_MAX];
+    int n_files;
+    int n_slabs, slab_blocks, file_slabs;
+    size_t slab_bytes;
+    uint64_t layout_id, epoch, next_generation;
+    struct ssd_slab *slab;
+    struct ssd_entry *entry; /* [n_slabs * slab_blocks] */
+    uint64_t *sum;           /* [n_slabs * slab_blocks][n_sources] */
+    int *bucket, n_buckets;
+    int open_slab, n_free;
+    double floor;
+    /* work */
+    struct ssd_extent *extent, *free_extent;
+    int reads_running, writes_running;
+    struct ssd_work *reads, **reads_end, *writes, **writes_end;
+    struct kv_tier_op *stores, **stores_end; /* waiting for room or for a batch */
+    int store_block;                         /* next block of the first of them */
+    struct ssd_batch batch[2];
+    int filling; /* the other one commits */
+    enum ssd_phase phase;
+    int phase_left, phase_status;
+    struct kv_io sync_io[SSD_FILES_MAX], page_io[SSD_BATCH_MAX];
+    int page_slab[SSD_BATCH_MAX], n_pages;
+    uint8_t *page; /* [SSD_BATCH_MAX][KV_PAGE] */
+    /* rebuild */
+    int rebuild_at; /* next slab; n_slabs: done */
+    bool rebuild_running;
+    struct kv_io rebuild_io;
+    uint8_t *rebuild_page;
+    /* state */
+    bool read_only, pumping, pump_again;
+    int64_t retry_at, backoff, opened_at;
+    int in_flight; /* requests of any kind */
+    struct kv_tier_stats stats;
+};
+
+/* ---- ssd_index.c ---- */
+
+int ssd_open_files(struct ssd *t, struct cfg_error *err);
+/* Entries that fit a page. */
+int ssd_page_entries(const struct kv_layout *l);
+/* The page of a slab as it is now: visible and committing entries. */
+void ssd_page_make(const struct ssd *t, int slab, uint8_t *page);
+uint64_t ssd_page_offset(int slab, int copy);
+/* Reads the next part of the index, unless one is being read or all were. */
+void ssd_rebuild(struct ssd *t);
+
+/* ---- ssd.c ---- */
+
+int ssd_find(const struct ssd *t, const struct kv_key *key);
+void ssd_table_add(struct ssd *t, int entry);
+void ssd_pump(struct ssd *t);
+void ssd_say(const struct ssd *t, bool warning, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+
+#endif

@@ -1,0 +1,451 @@
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "kvtiers/ssd_impl.h"
+
+enum {
+    VERSION = 1,
+    HEADER_PAGES = 2,
+    PAGE_HEAD = 64,
+    PAGE_SUM = KV_PAGE - 8,
+    ENTRY_FIXED = 56,
+    REBUILD_SLABS = 64,
+    FILE_BYTES = 1 << 30,
+};
+
+static const char header_magic[8] = "WEFTKVIX", slab_magic[8] = "WEFTKVSL";
+static const char index_name[] = "weft-kv.index", new_name[] = "weft-kv.index.new", lock_name[] = "weft-kv.lock";
+
+/* ---- little-endian fields ---- */
+
+static void put(uint8_t *p, uint64_t v, int bytes)
+{
+    for (int i = 0; i < bytes; i++)
+        p[i] = (uint8_t)(v >> (8 * i));
+}
+
+static uint64_t get(const uint8_t *p, int bytes)
+{
+    uint64_t v = 0;
+    for (int i = 0; i < bytes; i++)
+        v |= (uint64_t)p[i] << (8 * i);
+    return v;
+}
+
+static void seal(uint8_t *page)
+{
+    put(page + PAGE_SUM, XXH3_64bits(page, PAGE_SUM), 8);
+}
+
+static bool sealed(const uint8_t *page, const char magic[8])
+{
+    return !memcmp(page, magic, 8) && get(page + PAGE_SUM, 8) == XXH3_64bits(page, PAGE_SUM);
+}
+
+/* ---- pages of slabs ---- */
+
+static size_t entry_bytes(const struct kv_layout *l)
+{
+    return ENTRY_FIXED + 8 * (size_t)l->n_sources;
+}
+
+int ssd_page_entries(const struct kv_layout *l)
+{
+    return (int)((PAGE_SUM - PAGE_HEAD) / entry_bytes(l));
+}
+
+uint64_t ssd_page_offset(int slab, int copy)
+{
+    return (uint64_t)(HEADER_PAGES + 2 * slab + copy) * KV_PAGE;
+}
+
+void ssd_page_make(const struct ssd *t, int slab, uint8_t *page)
+{
+    const struct ssd_slab *s = &t->slab[slab];
+    const struct kv_layout *l = &t->p.layout;
+    uint8_t *at = page + PAGE_HEAD;
+    int n = 0, used = 0;
+    memset(page, 0, KV_PAGE);
+    for (int i = 0; i < t->slab_blocks; i++) {
+        int id = slab * t->slab_blocks + i;
+        const struct ssd_entry *e = &t->entry[id];
+        if (e->state != ENTRY_VISIBLE && e->state != ENTRY_COMMITTING)
+            continue;
+        memcpy(at, e->key.b, KV_KEY_BYTES);
+        put(at + 32, (uint64_t)e->info.taint, 4);
+        put(at + 36, (uint64_t)(uint32_t)e->info.hit, 4);
+        put(at + 40, e->run_first, 2);
+        put(at + 42, e->run_len, 2);
+        put(at + 44, e->run_at, 2);
+        put(at + 48, (uint64_t)e->stored_s, 8);
+        for (int k = 0; k < l->n_sources; k++)
+            put(at + ENTRY_FIXED + 8 * k, t->sum[(size_t)id * (size_t)l->n_sources + (size_t)k], 8);
+        at += entry_bytes(l);
+        n++;
+        used = e->run_first + e->run_len > used ? e->run_first + e->run_len : used;
+    }
+    memcpy(page, slab_magic, 8);
+    put(page + 8, (uint64_t)slab, 8);
+    put(page + 16, s->sequence + 1, 8);
+    put(page + 24, s->generation, 8);
+    put(page + 32, t->layout_id, 8);
+    put(page + 40, (uint64_t)n, 4);
+    put(page + 44, (uint64_t)used, 4);
+    seal(page);
+}
+
+/* The entry at a place of a page; false: no sense in it. */
+static bool entry_read(const struct ssd *t, const uint8_t *at, struct ssd_entry *e)
+{
+    *e = (struct ssd_entry){.state = ENTRY_VISIBLE, .chain = SSD_NONE};
+    memcpy(e->key.b, at, KV_KEY_BYTES);
+    uint64_t taint = get(at + 32, 4);
+    e->info.taint = (enum kv_taint)taint;
+    e->info.hit = (int32_t)get(at + 36, 4);
+    e->run_first = (uint16_t)get(at + 40, 2);
+    e->run_len = (uint16_t)get(at + 42, 2);
+    e->run_at = (uint16_t)get(at + 44, 2);
+    e->stored_s = (int64_t)get(at + 48, 8);
+    return taint <= KV_TAINTED && e->run_at < e->run_len && e->run_first + e->run_len <= t->slab_blocks;
+}
+
+static void take_entries(struct ssd *t, int slab, const uint8_t *page)
+{
+    const struct kv_layout *l = &t->p.layout;
+    int n = (int)get(page + 40, 4), most = ssd_page_entries(l);
+    const uint8_t *at = page + PAGE_HEAD;
+    for (int i = 0; i < n && i < most; i++, at += entry_bytes(l)) {
+        struct ssd_entry e;
+        if (!entry_read(t, at, &e))
+            continue;
+        int id = slab * t->slab_blocks + e.run_first + e.run_at, old = ssd_find(t, &e.key);
+        if (t->entry[id].state != ENTRY_EMPTY)
+            continue;
+        if (old != SSD_NONE) { /* both are good: the one that was dropped last may have come back */
+            t->entry[id].state = ENTRY_DEAD;
+            continue;
+        }
+        t->entry[id] = e;
+        for (int k = 0; k < l->n_sources; k++)
+            t->sum[(size_t)id * (size_t)l->n_sources + (size_t)k] = get(at + ENTRY_FIXED + 8 * k, 8);
+        ssd_table_add(t, id);
+        t->stats.blocks++;
+        t->stats.bytes += l->block_bytes;
+    }
+}
+
+/* Which of the two copies holds, and what it says. */
+static void take_slab(struct ssd *t, int slab, const uint8_t *pages)
+{
+    struct ssd_slab *s = &t->slab[slab];
+    int best = -1;
+    for (int c = 0; c < 2; c++) {
+        const uint8_t *p = pages + (size_t)c * KV_PAGE;
+        if (sealed(p, slab_magic) && get(p + 8, 8) == (uint64_t)slab && get(p + 32, 8) == t->layout_id &&
+            (best < 0 || get(p + 16, 8) > s->sequence)) {
+            best = c;
+            s->sequence = get(p + 16, 8);
+        }
+    }
+    s->state = SLAB_FREE;
+    s->copy = best == 0 ? 0 : 1;
+    s->generation = t->epoch << 32 | t->next_generation++;
+    if (best >= 0) {
+        const uint8_t *p = pages + (size_t)best * KV_PAGE;
+        int used = (int)get(p + 44, 4);
+        s->generation = get(p + 24, 8);
+        s->used = (uint16_t)(used < t->slab_blocks ? used : t->slab_blocks);
+        take_entries(t, slab, p);
+        for (int i = 0; i < s->used; i++)
+            if (t->entry[slab * t->slab_blocks + i].state == ENTRY_EMPTY)
+                t->entry[slab * t->slab_blocks + i].state = ENTRY_DEAD;
+        if (s->used)
+            s->state = SLAB_FULL;
+        if (s->used && s->used < t->slab_blocks && t->open_slab == SSD_NONE) { /* goes on where it was */
+            s->state = SLAB_OPEN;
+            t->open_slab = slab;
+        }
+    }
+    s->worth = t->floor + 1;
+    t->n_free += s->state == SLAB_FREE;
+}
+
+static void rebuild_done(struct kv_io *io)
+{
+    struct ssd *t = io->ctx;
+    int n = t->n_slabs - t->rebuild_at < REBUILD_SLABS ? t->n_slabs - t->rebuild_at : (int)REBUILD_SLABS;
+    t->in_flight--;
+    t->rebuild_running = false;
+    if (io->result < (int64_t)((size_t)n * 2 * KV_PAGE)) { /* an unreadable index holds nothing */
+        size_t have = io->result > 0 ? (size_t)io->result : 0;
+        t->stats.errors++;
+        memset(t->rebuild_page + have, 0, (size_t)n * 2 * KV_PAGE - have);
+    }
+    for (int i = 0; i < n; i++)
+        take_slab(t, t->rebuild_at + i, t->rebuild_page + (size_t)i * 2 * KV_PAGE);
+    t->rebuild_at += n;
+    if (t->rebuild_at == t->n_slabs) {
+        free(t->rebuild_page);
+        t->rebuild_page = NULL;
+        ssd_say(t, false, "%s: index read, %llu blocks found", t->p.folder, (unsigned long long)t->stats.blocks);
+    }
+    ssd_pump(t);
+}
+
+void ssd_rebuild(struct ssd *t)
+{
+    if (t->rebuild_running || t->rebuild_at == t->n_slabs)
+        return;
+    if (!t->rebuild_page)
+        t->rebuild_page = aligned_alloc(KV_PAGE, (size_t)REBUILD_SLABS * 2 * KV_PAGE);
+    if (!t->rebuild_page)
+        return; /* the next tick tries again */
+    int n = t->n_slabs - t->rebuild_at < REBUILD_SLABS ? t->n_slabs - t->rebuild_at : (int)REBUILD_SLABS;
+    t->rebuild_io = (struct kv_io){.op = KV_IO_READ,
+                                   .file = t->index_file,
+                                   .flags = t->p.direct ? KV_OPEN_DIRECT : 0,
+                                   .bytes = t->rebuild_page,
+                                   .len = (size_t)n * 2 * KV_PAGE,
+                                   .offset = ssd_page_offset(t->rebuild_at, 0),
+                                   .done = rebuild_done,
+                                   .ctx = t};
+    t->rebuild_running = true;
+    t->in_flight++;
+    kv_io_start(t->p.storage, &t->rebuild_io);
+}
+
+/* ---- opening ---- */
+
+static int64_t run_io(struct ssd *t, struct kv_io io)
+{
+    return kv_io_run(t->p.storage, &io);
+}
+
+static int64_t open_file(struct ssd *t, const char *name, unsigned flags)
+{
+    return run_io(t, (struct kv_io){.op = KV_IO_OPEN, .path = name, .flags = flags});
+}
+
+static int64_t sync_folder(struct ssd *t)
+{
+    int64_t f = open_file(t, "", KV_OPEN_FOLDER);
+    if (f < 0)
+        return f;
+    int64_t r = run_io(t, (struct kv_io){.op = KV_IO_SYNC, .file = (int)f, .flags = KV_OPEN_FOLDER});
+    run_io(t, (struct kv_io){.op = KV_IO_CLOSE, .file = (int)f});
+    return r;
+}
+
+static unsigned data_flags(const struct ssd *t)
+{
+    return KV_OPEN_WRITE | (t->p.direct ? (unsigned)KV_OPEN_DIRECT : 0);
+}
+
+static void header_make(const struct ssd *t, uint64_t sequence, uint8_t *page)
+{
+    memset(page, 0, KV_PAGE);
+    memcpy(page, header_magic, 8);
+    put(page + 8, VERSION, 4);
+    put(page + 12, (uint64_t)t->slab_blocks, 4);
+    put(page + 16, (uint64_t)t->n_slabs, 8);
+    put(page + 24, t->layout_id, 8);
+    put(page + 32, t->epoch, 8);
+    put(page + 40, sequence, 8);
+    put(page + 48, (uint64_t)t->file_slabs, 8);
+    seal(page);
+}
+
+static int64_t header_write(struct ssd *t, int file, uint64_t sequence, uint8_t *page)
+{
+    header_make(t, sequence, page);
+    int64_t r = run_io(t, (struct kv_io){.op = KV_IO_WRITE,
+                                         .file = file,
+                                         .flags = data_flags(t),
+                                         .bytes = page,
+                                         .len = KV_PAGE,
+                                         .offset = (sequence & 1) * KV_PAGE});
+    return r < 0 ? r : run_io(t, (struct kv_io){.op = KV_IO_SYNC, .file = file});
+}
+
+/* A good header of this layout: its sequence; 0: none. */
+static uint64_t header_read(struct ssd *t, const uint8_t *pages, const char **why)
+{
+    uint64_t sequence = 0;
+    *why = "its header is damaged";
+    for (int c = 0; c < 2; c++) {
+        const uint8_t *p = pages + (size_t)c * KV_PAGE;
+        if (!sealed(p, header_magic))
+            continue;
+        if (get(p + 32, 8) >= t->epoch) /* also of a header that does not fit: never the same epoch twice */
+            t->epoch = get(p + 32, 8) + 1;
+        bool fits = get(p + 8, 4) == VERSION && get(p + 24, 8) == t->layout_id &&
+                    get(p + 12, 4) == (uint64_t)t->slab_blocks && get(p + 48, 8) == (uint64_t)t->file_slabs;
+        if (!fits)
+            *why = "it holds blocks of another layout";
+        else if (get(p + 40, 8) > sequence)
+            sequence = get(p + 40, 8);
+    }
+    return sequence;
+}
+
+static uint64_t index_bytes(const struct ssd *t)
+{
+    return ssd_page_offset(t->n_slabs, 0);
+}
+
+/* Every page of a new index exists and is zero, so that later writes need no room. */
+static int64_t index_fill(struct ssd *t, int file, uint64_t from)
+{
+    enum { CHUNK = 1 << 20 };
+    uint8_t *zero = aligned_alloc(KV_PAGE, CHUNK);
+    int64_t r = zero ? 0 : -ENOMEM;
+    if (zero)
+        memset(zero, 0, CHUNK);
+    for (uint64_t at = from, end = index_bytes(t); r >= 0 && at < end; at += CHUNK)
+        r = run_io(t, (struct kv_io){.op = KV_IO_WRITE,
+                                     .file = file,
+                                     .flags = data_flags(t),
+                                     .bytes = zero,
+                                     .len = end - at < CHUNK ? end - at : (size_t)CHUNK,
+                                     .offset = at});
+    free(zero);
+    return r;
+}
+
+static int64_t index_create(struct ssd *t, uint8_t *page)
+{
+    int64_t f = open_file(t, new_name, data_flags(t) | KV_OPEN_CREATE);
+    if (f < 0)
+        return f;
+    int64_t r = index_fill(t, (int)f, 0);
+    if (r >= 0)
+        r = header_write(t, (int)f, 1, page);
+    run_io(t, (struct kv_io){.op = KV_IO_CLOSE, .file = (int)f});
+    if (r >= 0)
+        r = run_io(t, (struct kv_io){.op = KV_IO_RENAME, .path = new_name, .path2 = index_name});
+    return r < 0 ? r : sync_folder(t);
+}
+
+static int fail(const struct ssd *t, struct cfg_error *err, int64_t r, const char *what)
+{
+    if (r == -EINVAL && t->p.direct)
+        return cfg_error_set(err, EINVAL,
+                             "%s: %s: the file system takes no direct I/O; use another one, or kv.ssd.direct = false",
+                             t->p.folder, what);
+    return cfg_error_set(err, (int)-r, "%s: %s: %s%s", t->p.folder, what, strerror((int)-r),
+                         r == -ENOSPC ? "; lower kv.ssd.size or make room" : "");
+}
+
+/* Opens the index if it is one of ours, or makes a new one. */
+static int open_index(struct ssd *t, struct cfg_error *err)
+{
+    uint8_t *page = aligned_alloc(KV_PAGE, 2 * KV_PAGE);
+    const char *why = NULL;
+    uint64_t sequence = 0;
+    if (!page)
+        return cfg_error_set(err, ENOMEM, "ssd tier: out of memory");
+    int64_t r = open_file(t, index_name, data_flags(t));
+    if (r >= 0) {
+        t->index_file = (int)r;
+        memset(page, 0, 2 * KV_PAGE);
+        int64_t n = run_io(
+            t, (struct kv_io){
+                   .op = KV_IO_READ, .file = t->index_file, .flags = data_flags(t), .bytes = page, .len = 2 * KV_PAGE});
+        sequence = n == 2 * KV_PAGE ? header_read(t, page, &why) : 0;
+        if (!sequence)
+            ssd_say(t, true, "%s: the index is not used: %s; the tier starts empty", t->p.folder,
+                    why ? why : "it cannot be read");
+    } else if (r != -ENOENT) {
+        free(page);
+        return fail(t, err, r, index_name);
+    }
+    if (!sequence) {
+        if (t->index_file >= 0)
+            run_io(t, (struct kv_io){.op = KV_IO_CLOSE, .file = t->index_file});
+        t->index_file = -1;
+        r = index_create(t, page);
+        if (r >= 0)
+            r = open_file(t, index_name, data_flags(t));
+        t->index_file = (int)r;
+    } else {
+        int64_t size = run_io(t, (struct kv_io){.op = KV_IO_SIZE, .file = t->index_file});
+        r = size >= 0 && (uint64_t)size < index_bytes(t)
+                ? index_fill(t, t->index_file, (uint64_t)size / KV_PAGE * KV_PAGE)
+                : size;
+        if (r >= 0)
+            r = header_write(t, t->index_file, sequence + 1, page);
+    }
+    free(page);
+    return r < 0 ? fail(t, err, r, index_name) : 0;
+}
+
+/* Data files as far as the file system has room; the tier is smaller when it has not. */
+static int open_data(struct ssd *t, struct cfg_error *err)
+{
+    int slabs = 0;
+    t->n_files = 0;
+    while (slabs < t->n_slabs) {
+        char name[SSD_NAME];
+        int n = t->n_slabs - slabs < t->file_slabs ? t->n_slabs - slabs : t->file_slabs;
+        size_t len = (size_t)n * t->slab_bytes;
+        snprintf(name, sizeof name, "weft-kv.%03d", t->n_files);
+        int64_t f = open_file(t, name, data_flags(t) | KV_OPEN_CREATE);
+        if (f < 0)
+            return fail(t, err, f, name);
+        int64_t have = run_io(t, (struct kv_io){.op = KV_IO_SIZE, .file = (int)f}),
+                space = run_io(t, (struct kv_io){.op = KV_IO_SPACE}), r = 0;
+        if (have >= 0 && (uint64_t)have < len) {
+            if (space >= 0 && space - (int64_t)(len - (size_t)have) < t->p.reserve)
+                r = -ENOSPC;
+            else
+                r = run_io(t, (struct kv_io){.op = KV_IO_ALLOC, .file = (int)f, .offset = 0, .len = len});
+            if (r == -EOPNOTSUPP)
+                r = 0; /* the file grows as it is written */
+        }
+        if (r < 0) {
+            run_io(t, (struct kv_io){.op = KV_IO_CLOSE, .file = (int)f});
+            if (slabs < 2)
+                return fail(t, err, r, name);
+            ssd_say(t, true, "%s: room for %d of %d slabs only (%s); kv.ssd.size is more than there is", t->p.folder,
+                    slabs, t->n_slabs, strerror((int)-r));
+            t->n_slabs = slabs;
+            return 0;
+        }
+        t->data_file[t->n_files++] = (int)f;
+        slabs += n;
+    }
+    return 0;
+}
+
+int ssd_open_files(struct ssd *t, struct cfg_error *err)
+{
+    const struct kv_layout *l = &t->p.layout;
+    int64_t blocks = t->p.bytes / (int64_t)l->block_bytes, most = ssd_page_entries(l);
+    most = most < SSD_SLAB_MAX ? most : (int64_t)SSD_SLAB_MAX;
+    /* At least eight slabs, so that filling one and emptying another leaves most of the blocks in place. */
+    int64_t per = blocks / 8 < most ? blocks / 8 : most;
+    if (blocks < 8)
+        return cfg_error_set(err, EINVAL, "%s: ssd tier of %lld bytes: give room for at least 8 blocks of %zu bytes",
+                             t->p.folder, (long long)t->p.bytes, l->block_bytes);
+    t->slab_blocks = (int)per;
+    t->slab_bytes = (size_t)per * l->block_bytes;
+    t->n_slabs = (int)(blocks / per < INT32_MAX / SSD_SLAB_MAX ? blocks / per : INT32_MAX / SSD_SLAB_MAX);
+    t->file_slabs = FILE_BYTES / t->slab_bytes ? (int)(FILE_BYTES / t->slab_bytes) : 1;
+    if ((t->n_slabs - 1) / t->file_slabs + 1 > SSD_FILES_MAX)
+        t->file_slabs = (t->n_slabs - 1) / SSD_FILES_MAX + 1;
+    t->layout_id = kv_layout_id(l);
+    t->epoch = (uint64_t)t->p.clock.wall(t->p.clock.ctx) & UINT32_MAX;
+    int64_t r = open_file(t, lock_name, KV_OPEN_WRITE | KV_OPEN_CREATE | KV_OPEN_LOCK);
+    if (r == -EWOULDBLOCK)
+        return cfg_error_set(err, EWOULDBLOCK,
+                             "%s: another process keeps its blocks here; give each its own kv.ssd.path", t->p.folder);
+    if (r < 0)
+        return fail(t, err, r, lock_name);
+    t->lock_file = (int)r;
+    int e = open_data(t, err);
+    r = e ? 0 : sync_folder(t);
+    return e ? e : r < 0 ? fail(t, err, r, "folder") : open_index(t, err);
+}

@@ -1,0 +1,513 @@
+/* The ssd tier on a disk that loses power, tears, reorders and fails: never a wrong byte, never a lost block that was
+ * reported durable, and always a tier that goes on. */
+#include "tests/harness.h"
+
+#include "kvtiers/ssd.h"
+#include "kvtiers/storage_sim.h"
+#include "tests/support/kv_blocks.h"
+
+struct rig {
+    struct kv_disk *disk;
+    struct kv_storage *storage;
+    struct kv_layout layout;
+    struct kv_tier *tier;
+    int blocks; /* of the tier */
+    int64_t ttl, per_day;
+    int warnings;
+};
+
+static void on_log(void *ctx, bool warning, const char *text)
+{
+    (void)text;
+    ((struct rig *)ctx)->warnings += warning;
+}
+
+static int rig_try(struct rig *r, struct cfg_error *err)
+{
+    r->storage = kv_storage_sim_new(r->disk);
+    cr_assert_not_null(r->storage);
+    return kv_ssd_new(&(struct kv_ssd_params){.storage = r->storage,
+                                              .folder = "disk",
+                                              .layout = r->layout,
+                                              .bytes = (int64_t)r->blocks * (int64_t)r->layout.block_bytes,
+                                              .ttl_s = r->ttl,
+                                              .write_bytes_per_day = r->per_day,
+                                              .direct = true,
+                                              .clock = ts_clock,
+                                              .log = on_log,
+                                              .log_ctx = r},
+                      &r->tier, err);
+}
+
+static void settle(struct rig *r)
+{
+    for (int i = 0; i < 64; i++) {
+        r->tier->ops->tick(r->tier);
+        ts_turn(r->storage);
+    }
+}
+
+static void rig_open(struct rig *r)
+{
+    struct cfg_error err;
+    cr_assert_eq(rig_try(r, &err), 0, "%s", err.msg);
+    settle(r);
+}
+
+static void rig_new(struct rig *r, uint64_t seed, int blocks)
+{
+    *r = (struct rig){.disk = kv_disk_new(seed), .layout = ts_layout(256), .blocks = blocks};
+    rig_open(r);
+}
+
+static void rig_close(struct rig *r)
+{
+    if (r->tier)
+        r->tier->ops->free(r->tier);
+    r->tier = NULL;
+    kv_storage_free(r->storage);
+    r->storage = NULL;
+}
+
+static void rig_free(struct rig *r)
+{
+    rig_close(r);
+    kv_disk_free(r->disk);
+}
+
+static void rig_crash(struct rig *r, enum kv_crash how)
+{
+    rig_close(r); /* its memory; a stopped storage completes nothing any more */
+    kv_disk_crash(r->disk, how);
+}
+
+static struct kv_tier_stats stat(struct rig *r)
+{
+    struct kv_tier_stats s;
+    r->tier->ops->stat(r->tier, &s);
+    return s;
+}
+
+static bool store(struct rig *r, int n)
+{
+    return ts_store_one(r->tier, r->storage, &r->layout, n);
+}
+
+static bool has(struct rig *r, int n)
+{
+    return ts_has(r->tier, r->storage, &r->layout, n);
+}
+
+static bool read_back(struct rig *r, int n)
+{
+    return ts_read_one(r->tier, r->storage, &r->layout, n);
+}
+
+Test(ssd, blocks_come_back_after_a_restart)
+{
+    struct rig r;
+    rig_new(&r, 1, 64);
+    for (int i = 0; i < 40; i++)
+        cr_assert(store(&r, i));
+    rig_close(&r);
+    rig_open(&r);
+    cr_assert_eq(stat(&r).blocks, 40u);
+    for (int i = 0; i < 40; i++)
+        cr_assert(read_back(&r, i), "block %d", i);
+    cr_assert_not(has(&r, 40));
+    rig_free(&r);
+}
+
+Test(ssd, a_long_prefix_is_stored_and_read_in_one_op)
+{
+    struct rig r;
+    static struct ts_op o;
+    int n[100];
+    rig_new(&r, 2, 400);
+    for (int i = 0; i < 100; i++)
+        n[i] = i;
+    ts_op_run(&o, r.tier, r.storage, &r.layout, TS_STORE, n, 100);
+    cr_assert_eq(o.done, 1);
+    cr_assert_eq(o.op.count, 100);
+    ts_op_free(&o);
+    ts_op_run(&o, r.tier, r.storage, &r.layout, TS_READ, n, 100);
+    cr_assert_eq(o.done, 1);
+    cr_assert_eq(o.n_rows, 2);
+    cr_assert_eq(o.op.count, 100);
+    for (int i = 0; i < 100; i++)
+        cr_assert(ts_block_good(&r.layout, i, o.block[i].bytes));
+    ts_op_free(&o);
+    rig_free(&r);
+}
+
+/* Rows 41, 55: a block is bound to its name; nothing of another block, source or use of the place is delivered. */
+Test(ssd, old_blocks_make_room_and_never_show_their_bytes_again)
+{
+    struct rig r;
+    rig_new(&r, 3, 32);
+    for (int i = 0; i < 400; i++) {
+        cr_assert(store(&r, i), "block %d finds room", i);
+        if (i % 7 == 0)
+            read_back(&r, i / 2); /* there or not, but never wrong */
+    }
+    cr_assert_gt(stat(&r).evicted, 300u);
+    int here = 0;
+    for (int i = 0; i < 400; i++)
+        here += read_back(&r, i);
+    cr_assert_gt(here, 8);
+    cr_assert_le(here, 32);
+    rig_close(&r);
+    rig_open(&r);
+    for (int i = 0; i < 400; i++)
+        read_back(&r, i);
+    cr_assert_eq(stat(&r).bad, 0u, "the index says nothing false after an orderly end");
+    rig_free(&r);
+}
+
+/* The systematic one. Stores, evictions, drops and reads run until the disk stops at its n-th write point, for every n;
+ * what was reported durable before, and was not evicted or dropped since, must be there afterwards. */
+static bool crash_at(uint64_t seed, int64_t point, enum kv_crash how)
+{
+    enum { KEYS = 60 };
+    struct rig r;
+    bool durable[KEYS] = {0}, touched[KEYS] = {0};
+    rig_new(&r, seed, 24);
+    kv_disk_stop_after(r.disk, point);
+    for (int i = 0; i < KEYS && !kv_disk_stopped(r.disk); i++) {
+        static struct ts_op o;
+        int two[2] = {i, i + 1 < KEYS ? i + 1 : 0};
+        ts_op_run(&o, r.tier, r.storage, &r.layout, TS_STORE, two, 2);
+        for (int k = 0; k < 2 && o.done; k++)
+            durable[two[k]] |= o.op.count == 2;
+        if (o.done)
+            ts_op_free(&o); /* otherwise the dead process has it */
+        if (i % 5 == 4 && !kv_disk_stopped(r.disk)) {
+            int gone = i - 2;
+            ts_op_run(&o, r.tier, r.storage, &r.layout, TS_DROP, &gone, 1);
+            touched[gone] = true;
+            if (o.done)
+                ts_op_free(&o);
+        }
+        for (int k = 0; k < KEYS && !kv_disk_stopped(r.disk); k++)
+            if (durable[k] && !has(&r, k))
+                durable[k] = false; /* evicted, which may or may not be durable */
+    }
+    bool stopped = kv_disk_stopped(r.disk);
+    /* An eviction may have begun in the op that never ended. */
+    bool visible[KEYS];
+    for (int k = 0; k < KEYS; k++)
+        visible[k] = durable[k] && !touched[k] && has(&r, k);
+    rig_crash(&r, how);
+    rig_open(&r);
+    for (int k = 0; k < KEYS; k++) {
+        bool here = read_back(&r, k);
+        cr_assert(here || !visible[k], "seed %d, point %d, %s: block %d was durable and is lost", (int)seed, (int)point,
+                  how == KV_CRASH_POWER ? "power" : "kill", k);
+        if (here)
+            cr_assert(has(&r, k));
+    }
+    for (int k = 0; k < 4; k++)
+        cr_assert(store(&r, 1000 + k) && read_back(&r, 1000 + k), "the tier goes on after point %d", (int)point);
+    rig_free(&r);
+    return stopped;
+}
+
+Test(ssd, a_crash_at_every_write_point_loses_nothing_durable, .timeout = 600)
+{
+    for (int how = 0; how < 2; how++)
+        for (uint64_t seed = 1; seed <= 2; seed++)
+            for (int64_t point = 0; crash_at(seed, point, (enum kv_crash)how); point++)
+                ;
+}
+
+/* The same while the tier is being made. */
+Test(ssd, a_crash_while_it_is_made)
+{
+    for (int64_t point = 0;; point++) {
+        struct rig r = {.disk = kv_disk_new((uint64_t)point + 9), .layout = ts_layout(256), .blocks = 24};
+        struct cfg_error err;
+        kv_disk_stop_after(r.disk, point);
+        int made = rig_try(&r, &err);
+        if (made == 0)
+            settle(&r);
+        bool stopped = kv_disk_stopped(r.disk);
+        rig_crash(&r, KV_CRASH_POWER);
+        rig_open(&r);
+        cr_assert(store(&r, 1) && read_back(&r, 1));
+        rig_free(&r);
+        if (!stopped)
+            break;
+    }
+}
+
+/* Rows 52, 55: every byte of data and index, flipped, is a miss or the right bytes, and a bad block is not tried twice
+ * (54). */
+Test(ssd, a_flipped_byte_anywhere_is_a_miss)
+{
+    static const char *const files[] = {"weft-kv.index", "weft-kv.000"};
+    struct rig r;
+    rig_new(&r, 5, 16);
+    for (int i = 0; i < 12; i++)
+        cr_assert(store(&r, i));
+    rig_close(&r);
+    int misses = 0;
+    for (int f = 0; f < 2; f++)
+        for (int64_t at = 0; at < kv_disk_size(r.disk, files[f]); at += f ? 1021 : 61) {
+            uint8_t *b = kv_disk_bytes(r.disk, files[f]);
+            b[at] ^= 0x41;
+            rig_open(&r);
+            for (int i = 0; i < 12; i++)
+                if (has(&r, i) && !read_back(&r, i)) {
+                    misses++;
+                    cr_assert_not(has(&r, i), "a bad block is dropped");
+                }
+            struct kv_tier_stats s = stat(&r);
+            cr_assert_eq(s.bad > 0, s.dropped > 0);
+            rig_close(&r);
+            /* Dropping rewrote pages, a damaged header emptied the tier: begin again from the good state. */
+            kv_disk_free(r.disk);
+            r.disk = kv_disk_new(5);
+            rig_open(&r);
+            for (int i = 0; i < 12; i++)
+                cr_assert(store(&r, i));
+            rig_close(&r);
+        }
+    cr_assert_gt(misses, 50);
+    rig_free(&r);
+}
+
+Test(ssd, truncated_files_are_misses)
+{
+    static const char *const files[] = {"weft-kv.index", "weft-kv.000"};
+    for (int f = 0; f < 2; f++)
+        for (int part = 0; part < 8; part++) {
+            struct rig r;
+            rig_new(&r, 6, 16);
+            for (int i = 0; i < 12; i++)
+                cr_assert(store(&r, i));
+            rig_close(&r);
+            int64_t size = kv_disk_size(r.disk, files[f]);
+            cr_assert_eq(kv_disk_truncate(r.disk, files[f], (size_t)(size * part / 8)), 0);
+            rig_open(&r);
+            for (int i = 0; i < 12; i++)
+                read_back(&r, i);
+            cr_assert(store(&r, 50) && read_back(&r, 50), "goes on");
+            rig_free(&r);
+        }
+}
+
+/* Row 43: a store that failed is never visible. Row 42 of reads. */
+Test(ssd, failed_writes_and_flushes_are_not_published)
+{
+    static const struct {
+        enum kv_io_op op;
+        const char *file;
+        int64_t result;
+    } fault[] = {
+        {KV_IO_WRITE, "weft-kv.000", -28},   {KV_IO_WRITE, "weft-kv.000", -5},   {KV_IO_SYNC, "weft-kv.000", -5},
+        {KV_IO_WRITE, "weft-kv.index", -28}, {KV_IO_WRITE, "weft-kv.index", -5}, {KV_IO_SYNC, "weft-kv.index", -5},
+    };
+    for (size_t f = 0; f < sizeof fault / sizeof *fault; f++)
+        for (int skip = 0; skip < (f < 2 ? 2 : 1); skip++) { /* a store writes two extents, one page */
+            struct rig r;
+            rig_new(&r, 7, 64);
+            cr_assert(store(&r, 1));
+            kv_disk_fail(r.disk, fault[f].op, fault[f].file, skip, 1, fault[f].result);
+            cr_assert_not(store(&r, 2), "fault %d", (int)f);
+            cr_assert_not(has(&r, 2));
+            cr_assert(stat(&r).read_only);
+            cr_assert(read_back(&r, 1), "reads go on");
+            cr_assert_not(store(&r, 3), "read-only");
+            ts_clock_ns += INT64_C(2000000000);
+            settle(&r);
+            cr_assert_not(stat(&r).read_only, "it recovers");
+            cr_assert(store(&r, 2) && read_back(&r, 2));
+            rig_crash(&r, KV_CRASH_POWER);
+            rig_open(&r);
+            cr_assert(read_back(&r, 1) && read_back(&r, 2), "fault %d", (int)f);
+            rig_free(&r);
+        }
+}
+
+/* Row 52: short reads go on until all is there; at the end of the file they are a miss. */
+Test(ssd, short_reads_are_continued)
+{
+    struct rig r;
+    rig_new(&r, 8, 64);
+    cr_assert(store(&r, 1));
+    kv_disk_fail(r.disk, KV_IO_READ, "weft-kv.000", 0, 1, 4096);
+    cr_assert(read_back(&r, 1));
+    kv_disk_fail(r.disk, KV_IO_READ, "weft-kv.000", 0, 1, -5);
+    cr_assert_not(read_back(&r, 1));
+    cr_assert_not(has(&r, 1), "a block that cannot be read is not offered again");
+    cr_assert_eq(stat(&r).errors, 1u);
+    rig_free(&r);
+}
+
+/* Row 42: another block size, layout or version is never used. */
+Test(ssd, another_layout_starts_empty)
+{
+    struct rig r;
+    rig_new(&r, 9, 64);
+    cr_assert(store(&r, 1));
+    rig_close(&r);
+    r.layout = ts_layout(128);
+    rig_open(&r);
+    cr_assert_gt(r.warnings, 0);
+    cr_assert_not(has(&r, 1));
+    cr_assert(store(&r, 2) && read_back(&r, 2));
+    rig_free(&r);
+}
+
+/* Row 44: a block that vanishes between lookup and read ends the prefix there. */
+Test(ssd, a_short_load_is_a_shorter_prefix)
+{
+    struct rig r;
+    static struct ts_op o;
+    const int all[] = {0, 1, 2, 3};
+    int gone = 2;
+    rig_new(&r, 10, 64);
+    ts_op_run(&o, r.tier, r.storage, &r.layout, TS_STORE, all, 4);
+    ts_op_free(&o);
+    ts_op_run(&o, r.tier, r.storage, &r.layout, TS_LOOKUP, all, 4);
+    cr_assert_eq(o.op.count, 4);
+    ts_op_free(&o);
+    ts_op_run(&o, r.tier, r.storage, &r.layout, TS_DROP, &gone, 1);
+    ts_op_free(&o);
+    ts_op_run(&o, r.tier, r.storage, &r.layout, TS_READ, all, 4);
+    cr_assert_eq(o.op.count, 2);
+    cr_assert_eq(o.rows[0], 2);
+    for (int i = 0; i < 2; i++)
+        cr_assert(ts_block_good(&r.layout, i, o.block[i].bytes));
+    ts_op_free(&o);
+    rig_free(&r);
+}
+
+/* Row 47: a block of which one source is bad is no block. */
+Test(ssd, a_source_that_fails_clamps_the_prefix)
+{
+    for (int source = 0; source < 2; source++) {
+        struct rig r;
+        static struct ts_op o;
+        const int all[] = {0, 1, 2, 3};
+        rig_new(&r, 11, 64);
+        ts_op_run(&o, r.tier, r.storage, &r.layout, TS_STORE, all, 4);
+        ts_op_free(&o);
+        /* A run of four: four extents of 8 KiB, then four of 4 KiB. */
+        kv_disk_bytes(r.disk, "weft-kv.000")[source ? 4 * 8192 + 1 * 4096 + 7 : 1 * 8192 + 7] ^= 1;
+        ts_op_run(&o, r.tier, r.storage, &r.layout, TS_READ, all, 4);
+        cr_assert_eq(o.rows[source], 1);
+        cr_assert_eq(o.rows[!source], 4);
+        cr_assert_eq(o.op.count, 1);
+        cr_assert_eq(o.op.status, -74);
+        ts_op_free(&o);
+        rig_free(&r);
+    }
+}
+
+/* A read in flight keeps its slab; the writer waits or refuses, and never overwrites. */
+Test(ssd, reads_in_flight_are_pinned)
+{
+    struct rig r;
+    static struct ts_op slow;
+    const int two[] = {0, 1};
+    rig_new(&r, 12, 16);
+    for (int i = 0; i < 2; i++)
+        cr_assert(store(&r, i));
+    kv_disk_hold(r.disk, KV_IO_READ, "weft-kv.000", true);
+    ts_op_begin(&slow, r.tier, &r.layout, TS_READ, two, 2);
+    ts_turn(r.storage);
+    cr_assert_eq(slow.done, 0);
+    for (int i = 10; i < 60; i++)
+        store(&r, i);
+    cr_assert_gt(stat(&r).evicted, 10u);
+    kv_disk_hold(r.disk, KV_IO_READ, "weft-kv.000", false);
+    ts_turn(r.storage);
+    cr_assert_eq(slow.done, 1);
+    cr_assert_eq(slow.op.count, 2);
+    for (int i = 0; i < 2; i++)
+        cr_assert(ts_block_good(&r.layout, i, slow.block[i].bytes));
+    ts_op_free(&slow);
+    rig_free(&r);
+}
+
+Test(ssd, blocks_expire_and_wear_is_limited)
+{
+    struct rig r = {.disk = kv_disk_new(13), .layout = ts_layout(256), .blocks = 64, .ttl = 100};
+    r.per_day = 24 * 3 * (int64_t)r.layout.block_bytes; /* an hour's worth: three blocks */
+    rig_open(&r);
+    int kept = 0;
+    for (int i = 0; i < 10; i++)
+        kept += store(&r, i);
+    cr_assert_eq(kept, 4, "%d", kept);
+    cr_assert_not(stat(&r).read_only, "worn is not broken");
+    ts_clock_ns += INT64_C(7200) * 1000000000;
+    cr_assert(store(&r, 20));
+    ts_clock_s += 101;
+    cr_assert_not(has(&r, 0));
+    cr_assert_not(read_back(&r, 20));
+    cr_assert_gt(stat(&r).expired, 0u);
+    rig_free(&r);
+}
+
+Test(ssd, a_folder_has_one_owner)
+{
+    struct rig r;
+    struct cfg_error err;
+    rig_new(&r, 14, 64);
+    struct rig other = {.disk = r.disk, .layout = r.layout, .blocks = 64};
+    cr_assert_eq(rig_try(&other, &err), -11);
+    cr_assert_not_null(strstr(err.msg, "another process"));
+    rig_close(&other);
+    rig_free(&r);
+}
+
+Test(ssd, too_little_room_is_said)
+{
+    struct rig r = {.disk = kv_disk_new(15), .layout = ts_layout(256), .blocks = 3};
+    struct cfg_error err;
+    cr_assert_eq(rig_try(&r, &err), -22);
+    rig_close(&r);
+    r.blocks = 64;
+    kv_disk_room(r.disk, 1000);
+    cr_assert_eq(rig_try(&r, &err), -28, "%s", err.msg);
+    cr_assert_not_null(strstr(err.msg, "kv.ssd.size"));
+    rig_close(&r);
+    kv_disk_free(r.disk);
+}
+
+/* Stores and lookups go on while a large index is being read. */
+Test(ssd, the_index_is_rebuilt_while_serving)
+{
+    struct rig r;
+    struct cfg_error err;
+    rig_new(&r, 16, 600);
+    for (int i = 0; i < 300; i += 100) {
+        static struct ts_op o;
+        int n[100];
+        for (int k = 0; k < 100; k++)
+            n[k] = i + k;
+        ts_op_run(&o, r.tier, r.storage, &r.layout, TS_STORE, n, 100);
+        cr_assert_eq(o.op.count, 100);
+        ts_op_free(&o);
+    }
+    rig_close(&r);
+    cr_assert_eq(rig_try(&r, &err), 0, "%s", err.msg);
+    cr_assert(stat(&r).rebuilding);
+    cr_assert_not(has(&r, 0), "not yet known");
+    kv_disk_hold(r.disk, KV_IO_READ, "weft-kv.index", true);
+    r.tier->ops->tick(r.tier);
+    ts_turn(r.storage);
+    static struct ts_op waiting;
+    int late = 900;
+    ts_op_begin(&waiting, r.tier, &r.layout, TS_STORE, &late, 1);
+    kv_disk_hold(r.disk, KV_IO_READ, "weft-kv.index", false);
+    settle(&r);
+    cr_assert_eq(waiting.done, 1);
+    cr_assert_eq(waiting.op.count, 1);
+    ts_op_free(&waiting);
+    cr_assert_not(stat(&r).rebuilding);
+    for (int i = 0; i < 300; i++)
+        cr_assert(read_back(&r, i));
+    rig_free(&r);
+}
