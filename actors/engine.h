@@ -35,12 +35,16 @@ struct act_engine {
     bool rejection; /* sampled drafts are judged by rejection instead of sample-and-match */
     struct mdl_kv_layout layout;
     struct kv_device *device; /* owned by the tier actor alone; others use only the bytes of pages that they hold */
-    bool snapshots;           /* sequences keep the window rows that snapshots need */
-    int vocab;                /* ids that may be picked */
+    struct kv_layout store_layout; /* of a block, for the tiers below */
+    int store_pages;               /* pages lent to the tiers below at a time, for storing */
+    int64_t read_timeout_ns;       /* a prompt waits this long for them */
+    bool snapshots;                /* sequences keep the window rows that snapshots need */
+    int vocab;                     /* ids that may be picked */
     struct act_experts experts;
     /* Set before start. */
     struct act_addr tier, prefill[ACT_INSTANCES_MAX], decode[ACT_INSTANCES_MAX];
     int n_prefill, n_decode;
+    struct act_addr store;    /* the tiers below the device; nobody: none */
     struct act_addr observer; /* gets KV_STATS now and then; nobody: none */
     struct act_addr router;   /* gets LOAD now and then; nobody: none */
 };

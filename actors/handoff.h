@@ -1,4 +1,5 @@
-/* A sequence inside a HANDOFF message. Whoever drops the message, wherever it was on its way, frees the sequence too. */
+/* A sequence inside a HANDOFF message. Whoever drops the message, wherever it was on its way, frees the sequence too.
+ */
 #ifndef WEFT_ACTORS_HANDOFF_H
 #define WEFT_ACTORS_HANDOFF_H
 

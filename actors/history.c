@@ -16,11 +16,12 @@ void act_history_publish(struct act_self *self, const struct act_engine *e, cons
                          enum kv_taint taint, int32_t hit)
 {
     int per = e->layout.block_tokens, full = seq->len / per;
+    int first = taint == KV_TAINTED ? hit / per : 0; /* what the hit brought is not the sequence's to name */
     struct act_msg m;
     size_t bytes;
     full = full < n_pages ? full : n_pages;
-    if (full < 1 || r->n_chain < 1 ||
-        act_msg_new(ACT_KV_STORE, e->tier, (size_t)full * sizeof(struct act_tier_block), &m))
+    if (full <= first || r->n_chain < 1 ||
+        act_msg_new(ACT_KV_STORE, e->tier, (size_t)(full - first) * sizeof(struct act_tier_block), &m))
         return;
     struct act_tier_block *b = act_msg_tail(&m, &bytes);
     struct act_key chain = r->chain[0];
@@ -29,9 +30,10 @@ void act_history_publish(struct act_self *self, const struct act_engine *e, cons
             chain = r->chain[i + 1];
         else
             kv_key_extend((struct kv_key *)&chain, ids + i * per, per, (struct kv_key *)&chain);
-        b[i] = (struct act_tier_block){.chain = chain, .page = pages[i], .taint = (uint32_t)taint, .hit = hit};
+        if (i >= first)
+            *b++ = (struct act_tier_block){.chain = chain, .page = pages[i], .taint = (uint32_t)taint, .hit = hit};
     }
-    act_p_kv_store(&m)->blocks = (uint32_t)full;
+    act_p_kv_store(&m)->blocks = (uint32_t)(full - first);
     if (act_send(self, &m))
         act_msg_drop(&m);
 }

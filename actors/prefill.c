@@ -6,9 +6,10 @@
 
 #include "actors/handoff.h"
 #include "actors/history.h"
+#include "actors/prefill_load.h"
 #include "actors/router.h"
 
-enum { RETRY_NS = 5000000, TAG_RETRY = 1, TAG_REPORT = 2, TOMBSTONES = 256 };
+enum { RETRY_NS = 5000000, TAG_RETRY = 1, TAG_REPORT = 2, TAG_READS = 3, TOMBSTONES = 256 };
 
 enum job_state {
     JOB_QUEUED,    /* holds nothing */
@@ -33,6 +34,8 @@ struct job {
     int hit;                  /* tokens whose rows came from the tier */
     struct act_buf *snapshot; /* of KV_FOUND; the bytes are at snapshot_at */
     size_t snapshot_at;
+    struct act_load load; /* of the hit, what is still being read */
+    bool reported;
     uint32_t *pages;
     int n_pages, n_blocks;
     struct mdl_seq *seq;
@@ -54,6 +57,11 @@ struct prefill {
     struct mdl_step *step;
     bool running, waiting;
     struct act_exchange exchange;
+    bool lacks_rows;        /* the step waits for rows that are being read */
+    bool waited_rows;       /* it did at some time */
+    struct act_timer reads; /* looks after their deadlines */
+    int64_t step_began;     /* ns */
+    uint64_t token_ns;      /* what a row of a step costs, averaged; 0: not known yet */
     struct act_timer retry;
     struct tombstone tombstone[TOMBSTONES]; /* the newest replaces the oldest */
     unsigned next_tombstone;
@@ -193,6 +201,11 @@ static void reserve(struct prefill *p, struct job *j)
         j->asked = true;
 }
 
+static bool runs_exact(const struct prefill *p, const struct job *j)
+{
+    return !p->e->limits.replay || j->recipe.body->flags & ACT_RECIPE_EXACT;
+}
+
 /* At least one token is left to compute, so that there are logits. */
 static void look_up(struct prefill *p, struct job *j)
 {
@@ -212,9 +225,14 @@ static void look_up(struct prefill *p, struct job *j)
     memcpy(at + keys, j->recipe.ids, (size_t)n * sizeof(int32_t));
     m.request = j->request;
     m.attempt = j->attempt;
+    bool exact = runs_exact(p, j);
     /* A hit without window rows is replayed; rows behind a second replay are not allowed to come about. */
-    *act_p_kv_lookup(&m) = (struct act_p_kv_lookup){
-        .blocks = (uint32_t)blocks, .flags = ACT_LOOKUP_CLEAN_ONLY, .ids = p->e->snapshots ? (uint32_t)n : 0};
+    *act_p_kv_lookup(&m) =
+        (struct act_p_kv_lookup){.blocks = (uint32_t)blocks,
+                                 .flags = ACT_LOOKUP_CLEAN_ONLY,
+                                 .ids = p->e->snapshots && !exact ? (uint32_t)n : 0,
+                                 .least = exact ? (uint32_t)mdl_prefill_exact_reach(p->e->m->cfg) : 0};
+    act_b_kv_lookup(&m)->token_ns = p->token_ns;
     if (act_request(p->self, &m))
         act_msg_drop(&m);
     else
@@ -234,7 +252,7 @@ static void ask_pages(struct prefill *p, struct job *j)
 static int begin_plan(struct prefill *p, struct job *j)
 {
     const struct act_engine_limits *l = &p->e->limits;
-    bool exact = !l->replay || j->recipe.body->flags & ACT_RECIPE_EXACT;
+    bool exact = runs_exact(p, j);
     struct mdl_seq_params params = {.max_tokens = j->max_tokens,
                                     .block_tokens = p->e->layout.block_tokens,
                                     .rollback = l->rollback,
@@ -319,6 +337,17 @@ static void take_reserved(struct prefill *p, struct job *j, struct act_msg *m)
     }
 }
 
+static void expect_rows(struct prefill *p, struct job *j, int first, int n)
+{
+    j->load = (struct act_load){.first = first,
+                                .n = n,
+                                .sources = p->e->m->cfg->n_kv_sources,
+                                .ok = n,
+                                .deadline = act_now(p->self) + p->e->read_timeout_ns};
+    if (!act_timer_pending(&p->reads))
+        act_timer_at(p->self, &p->reads, j->load.deadline, TAG_READS);
+}
+
 static void take_found(struct prefill *p, struct job *j, struct act_msg *m)
 {
     size_t bytes;
@@ -332,11 +361,17 @@ static void take_found(struct prefill *p, struct job *j, struct act_msg *m)
         j->snapshot = act_msg_take(m);
         j->snapshot_at = (size_t)((const uint8_t *)(b + n) - j->snapshot->data);
     }
+    uint32_t loading = act_p_kv_found(m)->loading;
+    if (loading && n == (uint32_t)j->n_pages)
+        expect_rows(p, j, (int)(n - loading), (int)loading);
     j->state = JOB_PAGES;
 }
 
-static void report_prefilling(struct prefill *p, const struct job *j)
+static void report_prefilling(struct prefill *p, struct job *j)
 {
+    if (j->reported)
+        return;
+    j->reported = true;
     struct act_msg m = act_msg_make(ACT_PREFILLING, j->requester);
     m.request = j->request;
     m.attempt = j->attempt;
@@ -392,11 +427,23 @@ static void take_answer(struct prefill *p, struct act_msg *m)
         take_given(p, j, m);
 }
 
+/* Nothing of the running step was committed: its segments begin again in the next one. */
+static void leave_step(struct prefill *p)
+{
+    act_exchange_abandon(&p->exchange);
+    act_exchange_end(&p->exchange);
+    for (struct job *j = p->first; j; j = j->next)
+        j->segment = -1;
+    p->running = p->waiting = p->lacks_rows = false;
+}
+
 static void cancel_job(struct prefill *p, struct job *j)
 {
     j->cancelled = true;
-    if (j->segment >= 0)
+    if (j->segment >= 0 && act_load_whole(&j->load))
         return; /* its rows run on as ghosts until the step ends */
+    if (j->segment >= 0)
+        leave_step(p); /* that end may be far away */
     if (j->state >= JOB_RESERVING)
         act_cancel(p->self, j->decode, j->request, j->attempt, -ECANCELED);
     return_pages(p, j);
@@ -435,26 +482,43 @@ static void take_returned(struct prefill *p, struct act_msg *m)
 
 /* ---- steps ---- */
 
+/* A prompt whose rows are still being read runs alone, and only when no other can, so that it holds nobody up. */
+static bool may_share(const struct prefill *p, const struct job *j, bool late)
+{
+    return j->state == JOB_RUNNING && (act_load_whole(&j->load) || (late && !p->step->n_segments));
+}
+
 static void build_step(struct prefill *p)
 {
     int rows = p->step->capacity;
     mdl_step_begin(p->step, &p->exchange.providers);
-    for (struct job *j = p->first, *next; j; j = next) {
-        next = j->next;
-        struct mdl_segment seg;
-        if (j->state != JOB_RUNNING || !rows || !mdl_prefill_next(&j->plan, rows, &seg))
-            continue;
-        if (mdl_step_add(p->step, &seg, &p->err)) {
-            job_fail(p, j, -EIO, p->err.msg);
-            continue;
+    for (int late = 0; late < 2 && !p->step->n_segments; late++)
+        for (struct job *j = p->first, *next; j; j = next) {
+            next = j->next;
+            struct mdl_segment seg;
+            if (!may_share(p, j, late) || !rows || !mdl_prefill_next(&j->plan, rows, &seg))
+                continue;
+            if (mdl_step_add(p->step, &seg, &p->err)) {
+                job_fail(p, j, -EIO, p->err.msg);
+                continue;
+            }
+            j->segment = p->step->n_segments - 1;
+            rows -= seg.n;
         }
-        j->segment = p->step->n_segments - 1;
-        rows -= seg.n;
-    }
     p->running = p->step->n_segments > 0;
-    p->waiting = false;
+    p->waiting = p->lacks_rows = p->waited_rows = false;
+    p->step_began = act_now(p->self);
     if (p->running)
         act_exchange_begin(&p->exchange);
+}
+
+/* The step waits for rows, and a prompt that needs none is not in it. */
+static bool can_go_on(const struct prefill *p)
+{
+    for (const struct job *j = p->first; j; j = j->next)
+        if (j->state == JOB_RUNNING && j->segment < 0 && act_load_whole(&j->load))
+            return true;
+    return false;
 }
 
 static void report_prefilled(struct prefill *p, const struct job *j)
@@ -468,6 +532,66 @@ static void report_prefilled(struct prefill *p, const struct job *j)
                                                     .provenance = j->plan.continued ? 0 : (uint32_t)j->plan.hit};
     if (act_send(p->self, &m))
         act_msg_drop(&m);
+}
+
+/* The hit becomes as long as what has arrived. Pages of the rest go back, where they stay until nothing can be written
+ * to them any more; others are asked for, and the prompt begins again. */
+static void shorten_hit(struct prefill *p, struct job *j)
+{
+    struct act_load *l = &j->load;
+    int good = l->settled == l->sources ? l->ok : 0, at = l->first + good, bad = l->n - good;
+    struct job gone = {.pages = j->pages + at, .n_pages = bad};
+    if (j->segment >= 0)
+        leave_step(p);
+    return_pages(p, &gone);
+    memmove(j->pages + at, j->pages + at + bad, (size_t)(j->n_pages - at - bad) * sizeof *j->pages);
+    j->n_pages -= bad;
+    j->hit = at * p->e->layout.block_tokens;
+    l->n = 0;
+    act_buf_free(j->snapshot); /* it needs all blocks before it */
+    j->snapshot = NULL;
+    mdl_seq_free(j->seq);
+    j->seq = NULL;
+    if (j->state == JOB_RUNNING)
+        j->state = JOB_PAGES;
+}
+
+/* What failed or is late. A prompt whose answer is outstanding is looked at again when it has come. */
+static void check_reads(struct prefill *p)
+{
+    int64_t now = act_now(p->self), next = ACT_NEVER;
+    for (struct job *j = p->first; j; j = j->next) {
+        if (!j->asked && act_load_failed(&j->load, now))
+            shorten_hit(p, j);
+        if (!act_load_whole(&j->load))
+            next = j->load.deadline > now ? (j->load.deadline < next ? j->load.deadline : next) : now + RETRY_NS;
+    }
+    if (next != ACT_NEVER)
+        act_timer_at(p->self, &p->reads, next, TAG_READS);
+}
+
+static void take_rows(struct prefill *p, struct act_msg *m)
+{
+    struct job *j = job_find(p, m->request, m->attempt);
+    if (!j)
+        return;
+    act_load_rows(&j->load, act_p_kv_rows(m));
+    if (p->lacks_rows)
+        p->waiting = p->lacks_rows = false;
+}
+
+/* mdl_providers.kv; ctx is the exchange. */
+static int rows_ready(void *ctx, struct mdl_step *step, const struct mdl_seq *seq, int source, int rows)
+{
+    struct prefill *p = (struct prefill *)(void *)((uint8_t *)ctx - offsetof(struct prefill, exchange));
+    (void)step;
+    (void)rows;
+    for (const struct job *j = p->first; j; j = j->next)
+        if (j->seq == seq && !act_load_ready(&j->load, source)) {
+            p->lacks_rows = p->waited_rows = true;
+            return 0;
+        }
+    return 1;
 }
 
 /* The sequence and its pages move to Decode. */
@@ -494,6 +618,8 @@ static void hand_off(struct prefill *p, struct job *j, const float *logits)
     report_prefilled(p, j);
     if (!replayed)
         act_history_snapshot(p->self, p->e, &j->recipe, j->recipe.ids, j->seq);
+    act_history_publish(p->self, p->e, &j->recipe, j->recipe.ids, j->seq, j->pages, j->n_pages,
+                        replayed ? KV_TAINTED : KV_CLEAN, replayed ? j->plan.hit : 0);
     j->seq = NULL;
     if (act_send(p->self, &m)) {
         act_msg_drop(&m);
@@ -508,6 +634,10 @@ static void end_step(struct prefill *p, int status)
 {
     p->running = false;
     act_exchange_end(&p->exchange);
+    if (!status && !p->waited_rows && p->step->n_rows) {
+        uint64_t one = (uint64_t)(act_now(p->self) - p->step_began) / (uint64_t)p->step->n_rows;
+        p->token_ns = p->token_ns ? (3 * p->token_ns + one) / 4 : one;
+    }
     for (struct job *j = p->first, *next; j; j = next) {
         next = j->next;
         if (j->segment < 0)
@@ -602,6 +732,8 @@ static void take_messages(struct prefill *p, struct act_msg *m, int count)
                 report_load(p);
                 break;
             }
+            if (act_p_timer(&m[i])->tag == TAG_READS)
+                break; /* every turn looks after them */
             if (act_p_timer(&m[i])->tag != TAG_RETRY) {
                 p->waiting &= !act_exchange_message(&p->exchange, &m[i]);
                 break;
@@ -609,6 +741,9 @@ static void take_messages(struct prefill *p, struct act_msg *m, int count)
             for (struct job *j = p->first; j; j = j->next)
                 if (j->state == JOB_RESERVING || j->state == JOB_PAGES)
                     j->asked = false;
+            break;
+        case ACT_KV_ROWS:
+            take_rows(p, &m[i]);
             break;
         case ACT_UNDELIVERABLE:
             take_returned(p, &m[i]);
@@ -625,7 +760,10 @@ static int prefill_receive(struct act_self *self, void *state, struct act_msg *m
     struct prefill *p = state;
     (void)self;
     take_messages(p, m, count);
+    check_reads(p);
     push_all(p);
+    if (p->lacks_rows && can_go_on(p))
+        leave_step(p);
     if (!p->running)
         build_step(p);
     if (p->running && !p->waiting)
@@ -663,6 +801,7 @@ static int prefill_start(struct act_self *self, void *state, const void *arg)
     p->last = &p->first;
     act_timer_after(self, &p->report, 0, TAG_REPORT);
     int r = act_exchange_init(&p->exchange, self, p->e->m, ACT_STREAM_BULK, &p->e->experts);
+    p->exchange.providers.kv = rows_ready;
     if (!r)
         r = mdl_step_new(p->e->m, p->e->limits.chunk, p->e->limits.context, &p->step, &p->err);
     if (r)

@@ -66,6 +66,10 @@ int act_server_new(const struct cfg_config *config, const char *node_name, struc
     rc.worker[SERVER_WORKER_HELPER] =
         (struct act_worker_config){.name = "helper", .kind = ACT_WORKER_HELPER, .cpu = -1, .actors_max = 4};
     int r = server_plan(s, err);
+    rc.worker[SERVER_WORKER_TIER] = (struct act_worker_config){
+        .name = "tier", .kind = ACT_WORKER_TIER, .cpu = -1, .source = &act_source_tier, .source_arg = &s->tier_source};
+    if (!s->store.n_tiers)
+        rc.workers = SERVER_WORKER_TIER;
     if (!r)
         r = act_runtime_new(&rc, &s->rt, err);
     if (!r)
@@ -165,6 +169,7 @@ void act_server_free(struct act_server *s)
     gw_keys_free(&s->gateway.keys);
     gw_http_tls_free(s->gateway.tls);
     act_map_free(s->map);
+    server_tiers_close(s);
     kv_device_free(s->engine.device);
     mdl_tok_encoder_free(s->enc[0]);
     mdl_tok_encoder_free(s->enc[1]);

@@ -11,10 +11,13 @@
 #include "actors/router.h"
 #include "actors/runtime/runtime.h"
 #include "actors/server.h"
+#include "actors/tier_source.h"
+#include "actors/tier_store.h"
 #include "config/config.h"
 
 /* The workers of a node's runtime. */
-enum { SERVER_WORKER_IO, SERVER_WORKER_ENGINE, SERVER_WORKER_HELPER, SERVER_WORKERS };
+/* The last one is there only with tiers below the device. */
+enum { SERVER_WORKER_IO, SERVER_WORKER_ENGINE, SERVER_WORKER_HELPER, SERVER_WORKER_TIER, SERVER_WORKERS };
 
 struct act_server {
     const struct cfg_config *config;
@@ -28,6 +31,8 @@ struct act_server {
     struct act_expert_arg expert[ACT_SHARDS_MAX];
     struct act_map *map; /* of the experts, to begin with */
     struct act_router_arg router;
+    struct act_store store; /* n_tiers 0: nothing below the device */
+    struct act_tier_source_arg tier_source;
     struct gw_context gateway;
     struct act_addr gateway_addr; /* nobody: the node has no such role */
     /* What the workers tell the main thread. */
@@ -50,6 +55,9 @@ static inline bool server_has(const struct act_server *s, unsigned roles)
 
 /* Opens the model and turns the configuration into the plans of the node's roles. */
 int server_plan(struct act_server *s, struct cfg_error *err);
+/* server_tiers.c: opens the tiers below the device, as configured, when the device tier exists; and closes them. */
+int server_tiers_open(struct act_server *s, struct cfg_error *err);
+void server_tiers_close(struct act_server *s);
 /* Makes the actors of the node's roles; the runtime exists and does not run yet. */
 int server_spawn(struct act_server *s, struct cfg_error *err);
 

@@ -90,7 +90,8 @@ static int plan_engine(struct act_server *s, struct cfg_error *err)
     e->snapshots = c->kv.snapshots > 0 && e->limits.replay > 0 && e->limits.rollback > 0;
     if (!server_has(s, CFG_ROLE_PREFILL | CFG_ROLE_DECODE))
         return 0;
-    return kv_device_new((int)pages, e->layout.block_bytes, (size_t)c->kv.snapshots, &e->device, err);
+    r = kv_device_new((int)pages, e->layout.block_bytes, (size_t)c->kv.snapshots, &e->device, err);
+    return r ? r : server_tiers_open(s, err);
 }
 
 static int split_address(const char *listen, char host[256], int *port)

@@ -14,6 +14,14 @@ static int spawn_tier(struct act_server *s, struct cfg_error *err)
     return act_runtime_spawn(s->rt, &spec, &s->engine.tier, err);
 }
 
+/* The tiers below the device; they are named by the tier actor, so they come before it. */
+static int spawn_store(struct act_server *s, struct cfg_error *err)
+{
+    const struct act_spawn spec = {
+        .behaviour = &act_tier_store_behaviour, .worker = SERVER_WORKER_TIER, .arg = &s->store, .outbox = 4096};
+    return s->store.n_tiers ? act_runtime_spawn(s->rt, &spec, &s->engine.store, err) : 0;
+}
+
 static int spawn_experts(struct act_server *s, struct cfg_error *err)
 {
     struct act_engine *e = &s->engine;
@@ -114,6 +122,7 @@ int server_spawn(struct act_server *s, struct cfg_error *err)
         unsigned roles;
         int (*spawn)(struct act_server *s, struct cfg_error *err);
     } parts[] = {
+        {CFG_ROLE_PREFILL | CFG_ROLE_DECODE, spawn_store},
         {CFG_ROLE_PREFILL | CFG_ROLE_DECODE, spawn_tier},
         {CFG_ROLE_EXPERT, spawn_experts},
         {CFG_ROLE_DECODE, spawn_decode},

@@ -4,6 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "actors/tier_below.h"
+#include "actors/tier_store.h"
+
 _Static_assert(sizeof(struct act_key) == sizeof(struct kv_key), "keys travel as they are");
 
 enum { REPORT_NS = 500000000, TAG_REPORT = 1 };
@@ -16,9 +19,27 @@ struct place {
 
 enum { PLACES = 4096 };
 
+/* A lookup: what was asked, and the blocks so far, each held once for the asker. */
+struct question {
+    struct question *next;
+    uint32_t id;
+    struct act_promise promise;
+    struct below_waiter asker;
+    struct act_buf *buf; /* of KV_LOOKUP */
+    const struct act_key *chain;
+    const int32_t *ids;
+    struct act_p_kv_lookup in;
+    uint64_t token_ns;
+    uint32_t found;
+    struct act_tier_block block[]; /* [in.blocks + 1] */
+};
+
 struct tier {
     const struct act_engine *e;
     struct kv_device *device;
+    struct below below;
+    struct question *questions; /* that wait for the tiers below */
+    uint32_t next_question;
     struct act_timer report;
     struct place *place; /* [PLACES], the newest replaces the oldest */
     int n_places, next_place;
@@ -33,7 +54,7 @@ static int tier_start(struct act_self *self, void *state, const void *arg)
     if (!t->place)
         return -ENOMEM;
     act_timer_after(self, &t->report, REPORT_NS, TAG_REPORT);
-    return 0;
+    return below_start(&t->below, self, t->e);
 }
 
 static void give_pages(struct act_self *self, struct tier *t, struct act_msg *m)
@@ -113,60 +134,246 @@ static void release_blocks(struct tier *t, const struct act_tier_block *block, u
         kv_device_release(t->device, (int)block[i].page);
 }
 
-static int make_found(struct tier *t, struct act_msg *m, struct act_msg *r)
+static struct act_key block_key(const struct act_key *chain)
 {
-    const struct act_p_kv_lookup *in = act_p_kv_lookup(m);
-    size_t bytes, len = 0, room;
-    const struct act_key *chain = act_msg_tail(m, &bytes);
-    bool clean_only = in->flags & ACT_LOOKUP_CLEAN_ONLY;
-    uint32_t found = 0, per = (uint32_t)t->e->layout.block_tokens;
-    const void *snapshot = NULL;
-    if (bytes < ((size_t)in->blocks + 1) * sizeof *chain + (size_t)in->ids * sizeof(int32_t))
-        return -EINVAL;
-    struct act_tier_block *block = malloc(((size_t)in->blocks + 1) * sizeof *block);
-    if (!block)
-        return -ENOMEM;
-    while (found < in->blocks && !find_block(t, &chain[found + 1], clean_only, &block[found]))
-        found++;
-    const struct place *p = find_snapshot(t, chain, found, (const int32_t *)(const void *)(chain + in->blocks + 1),
-                                          in->ids, &snapshot, &len);
-    /* A snapshot restarts exactly, blocks alone are replayed; so a somewhat shorter snapshot is better than more
-     * blocks. */
-    if (p && 2 * (p->blocks * per + p->ids) >= found * per) {
-        release_blocks(t, block, p->blocks, found);
-        found = p->blocks;
-    } else {
-        p = NULL;
-        len = 0;
+    struct act_key key;
+    kv_key_block((const struct kv_key *)chain, KV_CLEAN, (struct kv_key *)&key);
+    return key;
+}
+
+/* What is asked of the tiers below: which blocks, and why not. */
+struct plan {
+    uint32_t n;              /* blocks behind question.found that come from below */
+    struct below_load *load; /* they are on their way already, from its block `at` on; NULL: to be read */
+    uint32_t at;
+    const struct place *snapshot;
+    const void *snapshot_bytes;
+    size_t snapshot_len;
+};
+
+/* A snapshot restarts exactly, blocks alone are replayed; so a somewhat shorter snapshot is better than more blocks. */
+static void plan_snapshot(struct tier *t, struct question *q, struct plan *p)
+{
+    uint32_t per = (uint32_t)t->e->layout.block_tokens, total = q->found + p->n;
+    p->snapshot = find_snapshot(t, q->chain, total, q->ids, q->in.ids, &p->snapshot_bytes, &p->snapshot_len);
+    if (!p->snapshot || 2 * (p->snapshot->blocks * per + p->snapshot->ids) < total * per) {
+        p->snapshot = NULL;
+        p->snapshot_len = 0;
+        return;
     }
-    int status = act_msg_new(ACT_KV_FOUND, ACT_NOBODY, (size_t)found * sizeof *block + len, r);
-    if (status) {
-        release_blocks(t, block, 0, found);
-    } else {
-        uint8_t *at = act_msg_tail(r, &room);
-        memcpy(at, block, (size_t)found * sizeof *block);
-        if (p)
-            memcpy(at + (size_t)found * sizeof *block, snapshot, len);
-        *act_p_kv_found(r) = (struct act_p_kv_found){.blocks = found, .snapshot = p ? p->blocks * per + p->ids : 0};
+    if (p->snapshot->blocks < q->found) {
+        release_blocks(t, q->block, p->snapshot->blocks, q->found);
+        q->found = p->snapshot->blocks;
     }
-    free(block);
-    return status;
+    p->n = p->snapshot->blocks - q->found;
+}
+
+/* Gives the blocks from below their pages. They may be fewer than planned, when pages are short. */
+static void plan_pages(struct tier *t, struct question *q, struct plan *p)
+{
+    int room = kv_device_available(t->device), pages[256];
+    if (!p->load && (int)p->n > room)
+        p->n = (uint32_t)room;
+    for (uint32_t i = 0; i < p->n; i++) {
+        struct act_tier_block *b = &q->block[q->found + i];
+        *b = (struct act_tier_block){.chain = q->chain[q->found + i + 1]};
+        if (p->load) {
+            b->page = p->load->page[p->at + i];
+            kv_device_hold(t->device, (int)b->page);
+            continue;
+        }
+        if (i % 256 == 0)
+            kv_device_take(t->device, p->n - i < 256 ? (int)(p->n - i) : 256, pages);
+        b->page = (uint32_t)pages[i % 256];
+    }
+}
+
+static int begin_read(struct tier *t, const struct question *q, const struct plan *p)
+{
+    struct below_waiter asker = q->asker;
+    asker.n = p->n;
+    asker.offset = p->load ? p->at : 0;
+    if (p->load)
+        return below_join(&t->below, p->load, &asker);
+    struct act_key *key = malloc((size_t)p->n * sizeof *key);
+    uint32_t *page = malloc((size_t)p->n * sizeof *page);
+    int r = -ENOMEM;
+    if (key && page) {
+        for (uint32_t i = 0; i < p->n; i++) {
+            key[i] = block_key(&q->chain[q->found + i + 1]);
+            page[i] = q->block[q->found + i].page;
+        }
+        r = below_read(&t->below, key, page, p->n, &asker);
+    }
+    free(key);
+    free(page);
+    return r;
+}
+
+/* Says that nothing will come: the asker counts on as many reports as there are sources. */
+static void report_nothing(struct act_self *self, struct tier *t, const struct question *q, uint32_t n)
+{
+    for (int s = 0; s < t->e->store_layout.n_sources; s++) {
+        struct act_msg m = act_msg_make(ACT_KV_ROWS, q->asker.who);
+        m.request = q->asker.request;
+        m.attempt = q->asker.attempt;
+        *act_p_kv_rows(&m) = (struct act_p_kv_rows){.blocks = 0, .source = (uint32_t)s, .status = n ? -EIO : 0};
+        if (act_send(self, &m))
+            act_msg_drop(&m);
+    }
+}
+
+static void question_free(struct question *q)
+{
+    act_buf_free(q->buf);
+    free(q);
+}
+
+/* The answer: blocks that are here, blocks that are coming, a snapshot. Then their reading begins. */
+static void answer(struct act_self *self, struct tier *t, struct question *q, struct plan *p)
+{
+    uint32_t per = (uint32_t)t->e->layout.block_tokens;
+    struct act_msg r;
+    size_t bytes;
+    plan_snapshot(t, q, p);
+    plan_pages(t, q, p);
+    if (p->snapshot && p->snapshot->blocks > q->found + p->n) /* no pages for all of it */
+        p->snapshot_len = 0;
+    uint32_t total = q->found + p->n;
+    if (act_msg_new(ACT_KV_FOUND, ACT_NOBODY, (size_t)total * sizeof *q->block + p->snapshot_len, &r)) {
+        release_blocks(t, q->block, 0, total);
+        r = act_msg_make(ACT_KV_FOUND, ACT_NOBODY);
+        act_p_kv_found(&r)->status = -ENOMEM;
+        total = 0;
+        p->n = 0;
+    } else {
+        uint8_t *at = act_msg_tail(&r, &bytes);
+        memcpy(at, q->block, (size_t)total * sizeof *q->block);
+        if (p->snapshot_len)
+            memcpy(at + (size_t)total * sizeof *q->block, p->snapshot_bytes, p->snapshot_len);
+        *act_p_kv_found(&r) =
+            (struct act_p_kv_found){.blocks = total,
+                                    .loading = p->n,
+                                    .snapshot = p->snapshot_len ? p->snapshot->blocks * per + p->snapshot->ids : 0};
+    }
+    if (act_reply(self, &q->promise, &r)) {
+        release_blocks(t, q->block, 0, total);
+        act_msg_drop(&r);
+    } else if (p->n && begin_read(t, q, p)) {
+        report_nothing(self, t, q, p->n);
+    }
+    question_free(q);
+}
+
+/* Blocks that are being brought for somebody else. */
+static void plan_join(struct tier *t, const struct question *q, struct plan *p)
+{
+    struct act_key key = block_key(&q->chain[q->found + 1]);
+    p->load = below_loading(&t->below, &key, &p->at);
+    for (p->n = 0; p->load && q->found + p->n < q->in.blocks && p->at + p->n < p->load->n; p->n++) {
+        key = block_key(&q->chain[q->found + p->n + 1]);
+        if (memcmp(&key, &p->load->key[p->at + p->n], sizeof key))
+            break;
+    }
+}
+
+static int ask_below(struct act_self *self, struct tier *t, struct question *q)
+{
+    uint32_t n = q->in.blocks - q->found;
+    struct act_msg m;
+    size_t bytes;
+    int r = act_msg_new(ACT_TIER_FIND, t->e->store, (size_t)n * sizeof(struct act_key), &m);
+    if (r)
+        return r;
+    struct act_key *key = act_msg_tail(&m, &bytes);
+    for (uint32_t i = 0; i < n; i++)
+        key[i] = block_key(&q->chain[q->found + i + 1]);
+    act_p_tier_find(&m)->blocks = n;
+    m.request = q->id = ++t->next_question;
+    r = act_request(self, &m);
+    if (r)
+        act_msg_drop(&m);
+    return r;
+}
+
+/* A hit that is too short to be of use brings nothing. */
+static void drop_useless(struct tier *t, struct question *q, struct plan *p)
+{
+    if ((q->found + p->n) * (uint32_t)t->e->layout.block_tokens >= q->in.least)
+        return;
+    release_blocks(t, q->block, 0, q->found);
+    q->found = p->n = 0;
+}
+
+static void take_below(struct act_self *self, struct tier *t, struct act_msg *m)
+{
+    struct question **at = &t->questions;
+    struct plan p = {0};
+    while (*at && (*at)->id != (uint32_t)m->request)
+        at = &(*at)->next;
+    struct question *q = *at;
+    if (!q)
+        return;
+    *at = q->next;
+    if (m->type == ACT_TIER_FOUND) {
+        uint64_t cost = act_p_tier_found(m)->cost_ns, per = (uint64_t)t->e->layout.block_tokens;
+        p.n = act_p_tier_found(m)->blocks;
+        p.n = p.n < q->in.blocks - q->found ? p.n : q->in.blocks - q->found;
+        if (q->token_ns && cost > q->token_ns * p.n * per) {
+            t->below.recomputed += p.n;
+            p.n = 0;
+        }
+    }
+    /* Others may have published or begun to read the same blocks meanwhile. */
+    while (p.n && !find_block(t, &q->chain[q->found + 1], true, &q->block[q->found])) {
+        q->found++;
+        p.n--;
+    }
+    if (p.n) {
+        uint32_t n = p.n;
+        plan_join(t, q, &p);
+        if (!p.load)
+            p.n = n;
+    }
+    drop_useless(t, q, &p);
+    answer(self, t, q, &p);
 }
 
 static void look_up(struct act_self *self, struct tier *t, struct act_msg *m)
 {
-    struct act_promise p = act_promise_of(m);
-    struct act_msg r;
+    const struct act_p_kv_lookup *in = act_p_kv_lookup(m);
+    struct act_promise promise = act_promise_of(m);
+    struct plan p = {0};
     size_t bytes;
-    int status = make_found(t, m, &r);
-    if (status) {
-        r = act_msg_make(ACT_KV_FOUND, ACT_NOBODY);
-        act_p_kv_found(&r)->status = status;
+    const struct act_key *chain = act_msg_tail(m, &bytes);
+    bool fits = bytes >= ((size_t)in->blocks + 1) * sizeof *chain + (size_t)in->ids * sizeof(int32_t);
+    struct question *q = fits ? calloc(1, sizeof *q + ((size_t)in->blocks + 1) * sizeof *q->block) : NULL;
+    if (!q) {
+        struct act_msg r = act_msg_make(ACT_KV_FOUND, ACT_NOBODY);
+        act_p_kv_found(&r)->status = fits ? -ENOMEM : -EINVAL;
+        act_reply(self, &promise, &r);
+        return;
     }
-    if (act_reply(self, &p, &r)) {
-        release_blocks(t, act_msg_tail(&r, &bytes), 0, act_p_kv_found(&r)->blocks);
-        act_msg_drop(&r);
+    *q = (struct question){.promise = promise,
+                           .asker = {.who = m->src, .request = m->request, .attempt = m->attempt},
+                           .chain = chain,
+                           .ids = (const int32_t *)(const void *)(chain + in->blocks + 1),
+                           .in = *in,
+                           .token_ns = act_b_kv_lookup(m)->token_ns};
+    q->buf = act_msg_take(m);
+    bool clean_only = in->flags & ACT_LOOKUP_CLEAN_ONLY;
+    while (q->found < q->in.blocks && !find_block(t, &chain[q->found + 1], clean_only, &q->block[q->found]))
+        q->found++;
+    if (!act_addr_is_nobody(t->e->store) && q->found < q->in.blocks) {
+        plan_join(t, q, &p);
+        if (!p.load && !ask_below(self, t, q)) {
+            q->next = t->questions;
+            t->questions = q;
+            return;
+        }
     }
+    drop_useless(t, q, &p);
+    answer(self, t, q, &p);
 }
 
 static void keep_snapshot(struct tier *t, struct act_msg *m)
@@ -192,13 +399,17 @@ static void keep_snapshot(struct tier *t, struct act_msg *m)
 }
 
 /* An answer whose asker is gone: the pages in it are nobody's. */
-static void take_returned(struct tier *t, struct act_msg *m)
+static void take_returned(struct act_self *self, struct tier *t, struct act_msg *m)
 {
     size_t bytes;
     if (act_msg_returned_type(m) == ACT_PAGES_GIVEN)
         take_back(t, m, act_p_pages_given(m)->pages);
     else if (act_msg_returned_type(m) == ACT_KV_FOUND && m->buf)
         release_blocks(t, act_msg_tail(m, &bytes), 0, act_p_kv_found(m)->blocks);
+    else if (act_msg_returned_type(m) == ACT_TIER_FIND)
+        take_below(self, t, m);
+    else
+        below_message(&t->below, m);
 }
 
 static void publish(struct tier *t, struct act_msg *m)
@@ -208,8 +419,11 @@ static void publish(struct tier *t, struct act_msg *m)
     for (uint32_t i = 0; i < act_p_kv_store(m)->blocks && (i + 1) * sizeof *b <= bytes; i++) {
         struct kv_key key;
         kv_key_block((const struct kv_key *)&b[i].chain, (enum kv_taint)b[i].taint, &key);
-        kv_device_publish(t->device, (int)b[i].page, &key,
-                          &(struct kv_block_info){(enum kv_taint)b[i].taint, b[i].hit});
+        /* Tainted rows serve nobody but their sequence: they are not worth keeping below. */
+        if (kv_device_publish(t->device, (int)b[i].page, &key,
+                              &(struct kv_block_info){(enum kv_taint)b[i].taint, b[i].hit}) &&
+            b[i].taint == KV_CLEAN)
+            below_keep(&t->below, &key);
     }
 }
 
@@ -275,12 +489,21 @@ static int tier_receive(struct act_self *self, void *state, struct act_msg *m, i
             send_report(self, t);
             break;
         case ACT_UNDELIVERABLE:
-            take_returned(t, &m[i]);
+            take_returned(self, t, &m[i]);
+            break;
+        case ACT_TIER_FOUND:
+            take_below(self, t, &m[i]);
+            break;
+        case ACT_TIER_ROWS:
+        case ACT_TIER_DONE:
+        case ACT_TIER_STORED:
+            below_message(&t->below, &m[i]);
             break;
         default:
             break;
         }
     }
+    below_pump(&t->below);
     return 0;
 }
 
@@ -288,7 +511,15 @@ static void tier_stop(struct act_self *self, void *state, int reason)
 {
     (void)self;
     (void)reason;
-    free(((struct tier *)state)->place);
+    struct tier *t = state;
+    while (t->questions) {
+        struct question *q = t->questions;
+        t->questions = q->next;
+        release_blocks(t, q->block, 0, q->found);
+        question_free(q);
+    }
+    below_stop(&t->below);
+    free(t->place);
 }
 
 const struct act_behaviour act_tier_device_behaviour = {

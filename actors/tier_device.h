@@ -1,5 +1,9 @@
 /* The device tier as an actor: the one caller of struct kv_device. Counts of pages change here only; elsewhere a page
- * is held because a message said so. */
+ * is held because a message said so.
+ *
+ * What is not here may be below (tier_store.h): a lookup then goes on there, pages are taken for what it has, and the
+ * answer names them while their extents are still on their way. Finished clean blocks are offered below, as many at a
+ * time as the configuration allows; a page that is lent there is held until it comes back. */
 #ifndef WEFT_ACTORS_TIER_DEVICE_H
 #define WEFT_ACTORS_TIER_DEVICE_H
 

@@ -97,6 +97,14 @@ struct cfg_config {
     struct {
         int64_t memory, snapshots; /* bytes of KV pages, of snapshots */
         int block_tokens;
+        int64_t host; /* bytes; 0: no host tier */
+        int64_t write_behind;
+        int64_t ttl_us, read_timeout_us;
+        struct {
+            char path[CFG_PATH_TEXT]; /* "": no ssd tier */
+            int64_t size, reserve, write_per_day;
+            bool direct;
+        } ssd;
     } kv;
     struct {
         int decode_streams, prefill_streams;

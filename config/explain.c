@@ -129,22 +129,30 @@ static void dump_list(const struct cfg_config *c, const struct cfg_key *list, FI
     fputs("\n);\n", f);
 }
 
-void cfg_config_dump(const struct cfg_config *c, FILE *f)
+/* A group's own keys, then the groups inside it. */
+static void dump_group(const struct cfg_config *c, int group, const char *name, int depth, FILE *f)
 {
     char value[VALUE_TEXT];
+    fprintf(f, "%*s%s = {\n", 4 * depth, "", name);
+    for (int i = 0; i < cfg_n_keys; i++) {
+        if (!cfg_key_below(i, cfg_keys[group].path, &name))
+            continue;
+        if (cfg_keys[i].type == CFG_GROUP) {
+            dump_group(c, i, name, depth + 1, f);
+            continue;
+        }
+        cfg_key_print(i, c, value, sizeof value);
+        fprintf(f, "%*s%s = %s;\n", 4 * (depth + 1), "", name, value);
+    }
+    fprintf(f, "%*s};\n", 4 * depth, "");
+}
+
+void cfg_config_dump(const struct cfg_config *c, FILE *f)
+{
     for (int g = 0; g < cfg_n_keys; g++) {
         if (cfg_keys[g].type == CFG_LIST)
             dump_list(c, &cfg_keys[g], f);
-        if (cfg_keys[g].type != CFG_GROUP)
-            continue;
-        fprintf(f, "%s = {\n", cfg_keys[g].path);
-        for (int i = 0; i < cfg_n_keys; i++) {
-            const char *name;
-            if (!cfg_key_below(i, cfg_keys[g].path, &name))
-                continue;
-            cfg_key_print(i, c, value, sizeof value);
-            fprintf(f, "    %s = %s;\n", name, value);
-        }
-        fputs("};\n", f);
+        if (cfg_keys[g].type == CFG_GROUP && !strchr(cfg_keys[g].path, '.'))
+            dump_group(c, g, cfg_keys[g].path, 0, f);
     }
 }

@@ -586,6 +586,10 @@ static int gateway_receive(struct act_self *self, void *state, struct act_msg *m
     for (int i = 0; i < count; i++) {
         if (m[i].type == ACT_KV_STATS) {
             const struct act_b_kv_stats *b = act_b_kv_stats(&m[i]);
+            if (act_p_kv_stats(&m[i])->tier < GW_TIERS)
+                g->metrics.tier[act_p_kv_stats(&m[i])->tier] = *b;
+            if (act_p_kv_stats(&m[i])->tier) /* below the device */
+                continue;
             g->metrics.kv.capacity = b->capacity;
             g->metrics.kv.held = b->held;
             g->metrics.kv.cached = b->cached;

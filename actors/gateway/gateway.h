@@ -27,7 +27,7 @@ struct gw_histogram {
 enum gw_outcome { GW_OUT_STOP, GW_OUT_LENGTH, GW_OUT_TOOL_CALLS, GW_OUT_CANCELLED, GW_OUT_ERROR, GW_OUTCOMES };
 enum gw_refusal { GW_REF_BAD_REQUEST, GW_REF_KEY, GW_REF_BUSY, GW_REF_DRAINING, GW_REF_TOO_LONG, GW_REFUSALS };
 
-enum { GW_REQUEST_ID = 65, GW_DRAFT_PLACES = 32 };
+enum { GW_REQUEST_ID = 65, GW_DRAFT_PLACES = 32, GW_TIERS = 4 };
 
 /* What Decode last said about itself. */
 struct gw_decode_figures {
@@ -50,6 +50,7 @@ struct gw_metrics {
     struct {
         uint64_t capacity, held, cached, evicted; /* bytes; pages; pages; pages */
     } kv;
+    struct act_b_kv_stats tier[GW_TIERS];                                        /* by enum act_tier_kind */
     uint64_t replaced;                                                           /* attempts after the first */
     struct gw_decode_figures decoder;                                            /* of all Decode actors together */
     struct gw_histogram first_token, inter_token, total, queue, prefill, decode; /* seconds */
@@ -128,8 +129,10 @@ struct gw_job {
 void gw_take_figures(struct gw_context *g, struct act_msg *m);
 
 void gw_observe(struct gw_histogram *h, double seconds);
-/* The text of /metrics, appended. 0 or -ENOMEM. */
 struct gw_bytes;
+/* The part of /metrics about the tiers that keep blocks (metrics_tiers.c). */
+void gw_metrics_tiers(const struct gw_context *g, struct gw_bytes *b);
+/* The text of /metrics, appended. 0 or -ENOMEM. */
 int gw_metrics_text(const struct gw_context *g, struct gw_bytes *out);
 /* The id of a request for X-Request-Id and the log: the client's own when it is one (up to 64 of letters, digits and
  * ._:-), else one made here. The same for every call on an exchange that has a job. */

@@ -465,7 +465,12 @@ Test(config, the_table_is_consistent)
             continue;
         cfg_config_default(&c);
         cfg_key_print(i, &c, value, sizeof value);
-        snprintf(text, sizeof text, "%s = { %s = %s; };", group, strrchr(k->path, '.') + 1, value);
+        const char *inner = strchr(group, '.'); /* a group inside a group */
+        if (inner)
+            snprintf(text, sizeof text, "%.*s = { %s = { %s = %s; }; };", (int)(inner - group), group, inner + 1,
+                     strrchr(k->path, '.') + 1, value);
+        else
+            snprintf(text, sizeof text, "%s = { %s = %s; };", group, strrchr(k->path, '.') + 1, value);
         expect_fine(text, &c);
     }
 }

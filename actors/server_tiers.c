@@ -1,0 +1,115 @@
+/* From the configuration to the tiers below the device. They are opened before the actors exist and closed after them.
+ */
+#include <errno.h>
+
+#include "actors/runtime/log.h"
+#include "actors/server_impl.h"
+#include "kvtiers/host.h"
+#include "kvtiers/ssd.h"
+
+enum { DEPTH = 256, US_PER_S = 1000000 };
+
+static void on_log(void *ctx, bool warning, const char *text)
+{
+    act_log_write(((struct act_server *)ctx)->log, warning ? ACT_LOG_WARNING : ACT_LOG_INFO, "tier-ssd", 0, "%s", text);
+}
+
+static void add_tier(struct act_store *c, enum act_tier_kind kind, struct kv_tier *t)
+{
+    c->kind[c->n_tiers] = kind;
+    c->tier[c->n_tiers++] = t;
+}
+
+/* Requests on registered memory cost the kernel less. Where it cannot be had, everything works all the same. */
+static void register_memory(struct act_server *s, struct kv_tier *host)
+{
+    const struct cfg_config *c = s->config;
+    struct kv_device_stats d;
+    void *base;
+    size_t len;
+    kv_device_stat(s->engine.device, &d);
+    kv_host_memory(host, &base, &len);
+    int r = s->store.storage->ops->register_memory(s->store.storage, kv_device_bytes(s->engine.device, 0),
+                                                   (size_t)d.pages * s->engine.layout.block_bytes);
+    if (!r)
+        r = s->store.storage->ops->register_memory(s->store.storage, base, len);
+    if (r)
+        act_log_write(
+            s->log, ACT_LOG_WARNING, "tier-ssd", 0,
+            "%s: pages are not registered with io_uring (%d), so each request pins them anew; raise the limit "
+            "of locked memory (ulimit -l)",
+            c->kv.ssd.path, r);
+}
+
+static int open_ssd(struct act_server *s, struct kv_tier *host, struct cfg_error *err)
+{
+    const struct cfg_config *c = s->config;
+    struct kv_tier *ssd;
+    int r = kv_storage_uring_new(c->kv.ssd.path, DEPTH, &s->store.storage, err);
+    if (r)
+        return r;
+    register_memory(s, host);
+    const struct kv_ssd_params p = {.storage = s->store.storage,
+                                    .folder = c->kv.ssd.path,
+                                    .layout = s->store.layout,
+                                    .bytes = c->kv.ssd.size,
+                                    .reserve = c->kv.ssd.reserve,
+                                    .ttl_s = c->kv.ttl_us / US_PER_S,
+                                    .write_bytes_per_day = c->kv.ssd.write_per_day,
+                                    .direct = c->kv.ssd.direct,
+                                    .clock = kv_clock_system,
+                                    .log = on_log,
+                                    .log_ctx = s};
+    r = kv_ssd_new(&p, &ssd, err);
+    if (!r)
+        add_tier(&s->store, ACT_TIER_SSD, ssd);
+    return r;
+}
+
+int server_tiers_open(struct act_server *s, struct cfg_error *err)
+{
+    const struct cfg_config *c = s->config;
+    struct act_engine *e = &s->engine;
+    bool ssd = c->kv.ssd.path[0] != 0;
+    struct kv_tier *host;
+    size_t bytes[MDL_MAX_SOURCES];
+    e->read_timeout_ns = c->kv.read_timeout_us * 1000;
+    if (!e->device || (!ssd && !c->kv.host))
+        return 0;
+    for (int i = 0; i < s->m->cfg->n_kv_sources; i++)
+        bytes[i] = e->layout.source[i].bytes;
+    int r = kv_layout_init(KV_FORMAT_ROWS, (uint32_t)e->layout.block_tokens, bytes, s->m->cfg->n_kv_sources,
+                           &e->store_layout, err);
+    if (r)
+        return r;
+    s->store.layout = e->store_layout;
+    s->store.clock = kv_clock_system;
+    s->store.observer = &s->engine.observer;
+    e->store_pages = (int)(c->kv.write_behind / (int64_t)e->layout.block_bytes);
+    /* Blocks on their way to a durable tier wait in the host tier, so there is always one. */
+    int64_t room = c->kv.host > c->kv.write_behind ? c->kv.host : c->kv.write_behind;
+    room = room > (int64_t)e->layout.block_bytes ? room : (int64_t)e->layout.block_bytes;
+    const struct kv_host_params p = {.layout = s->store.layout,
+                                     .bytes = room,
+                                     .ttl_s = c->kv.ttl_us / US_PER_S,
+                                     .clock = kv_clock_system,
+                                     .verify = true};
+    r = kv_host_new(&p, &host, err);
+    if (r)
+        return r;
+    add_tier(&s->store, ACT_TIER_HOST, host);
+    r = ssd ? open_ssd(s, host, err) : 0;
+    s->tier_source.storage = s->store.storage;
+    return r;
+}
+
+void server_tiers_close(struct act_server *s)
+{
+    /* The durable ones first: they may still read from the host tier. */
+    while (s->store.n_tiers) {
+        struct kv_tier *t = s->store.tier[--s->store.n_tiers];
+        t->ops->free(t);
+    }
+    kv_storage_free(s->store.storage);
+    s->store.storage = NULL;
+}

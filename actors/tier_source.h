@@ -1,0 +1,15 @@
+/* What a tier worker sleeps on: the completions of one storage, and the wake-ups of the runtime. Completions call done
+ * of their requests on the worker's thread. */
+#ifndef WEFT_ACTORS_TIER_SOURCE_H
+#define WEFT_ACTORS_TIER_SOURCE_H
+
+#include "actors/runtime/world.h"
+#include "kvtiers/storage.h"
+
+/* arg: struct act_tier_source_arg *, which outlives the worker. */
+struct act_tier_source_arg {
+    struct kv_storage *storage; /* NULL: none */
+};
+extern const struct act_source_ops act_source_tier;
+
+#endif

@@ -1,0 +1,535 @@
+#include "actors/tier_store.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kvtiers/host.h"
+
+enum { TICK_NS = 20000000, REPORT_TICKS = 25, TAG_TICK = 1, SEGMENTS_MAX = 64, SSD_OP_MAX = 64 };
+
+/* A run of blocks that one tier has. */
+struct segment {
+    int tier, first, n;
+    struct read_op *read;
+};
+
+/* A lookup or a read on its way. */
+struct ask {
+    struct store *s;
+    struct ask *next, **link;
+    bool reading;
+    struct act_promise promise;
+    struct act_addr reader;
+    uint32_t load;
+    int n, at, tier; /* blocks; found so far; tier that is being asked */
+    int fruitless;   /* tiers that had none of the next blocks */
+    struct segment segment[SEGMENTS_MAX];
+    int n_segments, segments_left;
+    int settled; /* sources reported */
+    int status;
+    struct kv_tier_op op; /* of the lookup */
+    struct kv_tier_block block[];
+};
+
+struct read_op {
+    struct kv_tier_op op;
+    struct ask *ask;
+    int first, settled, ok[KV_SOURCES_MAX], count;
+};
+
+/* Blocks in the host tier on their way into a durable one, pinned there meanwhile. */
+struct push {
+    struct kv_tier_op op;
+    struct store *s;
+    struct push *next, **link;
+    struct kv_tier_block block[];
+};
+
+/* TIER_STORE messages that wait for room in the host tier. */
+struct held_store {
+    struct held_store *next;
+    struct act_promise promise;
+    struct act_buf *buf;
+    const struct act_tier_place *place;
+    int n, at;
+};
+
+struct store {
+    struct act_self *self;
+    const struct act_store *c;
+    struct ask *asks;
+    struct push *pushes;
+    struct held_store *held, **held_end;
+    struct act_timer tick;
+    int ticks;
+    double byte_ns[ACT_TIERS_MAX], op_ns[ACT_TIERS_MAX]; /* measured, averaged */
+    uint64_t seen_ns[ACT_TIERS_MAX], seen_reads[ACT_TIERS_MAX], seen_bytes[ACT_TIERS_MAX];
+    bool stopping;
+};
+
+/* ---- cost ---- */
+
+/* About how long a read takes: time per byte as lately measured. 0: not known yet. */
+static double read_cost(const struct store *s, const struct ask *a)
+{
+    double ns = 0;
+    for (int i = 0; i < a->n_segments; i++)
+        ns += s->byte_ns[a->segment[i].tier] * (double)a->segment[i].n * (double)s->c->layout.block_bytes;
+    return ns;
+}
+
+static void measure(struct store *s)
+{
+    for (int i = 0; i < s->c->n_tiers; i++) {
+        struct kv_tier_stats st;
+        s->c->tier[i]->ops->stat(s->c->tier[i], &st);
+        double bytes = (double)(st.read_bytes - s->seen_bytes[i]), ns = (double)(st.read_ns - s->seen_ns[i]);
+        if (bytes <= 0)
+            continue;
+        double one = ns / bytes;
+        s->byte_ns[i] = s->byte_ns[i] > 0 ? s->byte_ns[i] * 0.75 + one * 0.25 : one;
+        s->seen_bytes[i] = st.read_bytes;
+        s->seen_ns[i] = st.read_ns;
+    }
+}
+
+/* ---- asking ---- */
+
+static void ask_step(struct ask *a);
+
+static void ask_free(struct ask *a)
+{
+    *a->link = a->next;
+    if (a->next)
+        a->next->link = a->link;
+    for (int i = 0; i < a->n_segments; i++)
+        free(a->segment[i].read);
+    free(a);
+}
+
+static void answer_found(struct ask *a)
+{
+    struct act_msg r = act_msg_make(ACT_TIER_FOUND, ACT_NOBODY);
+    *act_p_tier_found(&r) =
+        (struct act_p_tier_found){.blocks = (uint32_t)a->at, .cost_ns = (uint64_t)read_cost(a->s, a)};
+    act_reply(a->s->self, &a->promise, &r);
+    ask_free(a);
+}
+
+static void answer_done(struct ask *a)
+{
+    struct act_msg r = act_msg_make(ACT_TIER_DONE, ACT_NOBODY);
+    int blocks = 0;
+    for (int i = 0; i < a->n_segments; i++) {
+        struct read_op *r_op = a->segment[i].read;
+        blocks += r_op->count;
+        if (r_op->count < a->segment[i].n) {
+            a->status = r_op->op.status ? r_op->op.status : -EIO;
+            break;
+        }
+    }
+    *act_p_tier_done(&r) =
+        (struct act_p_tier_done){.load = a->load, .blocks = (uint32_t)blocks, .status = blocks < a->n ? a->status : 0};
+    act_reply(a->s->self, &a->promise, &r);
+    ask_free(a);
+}
+
+/* A source is settled when every segment has settled it. */
+static void report_sources(struct ask *a)
+{
+    for (;;) {
+        int ok = 0;
+        bool whole = true;
+        if (a->settled == a->s->c->layout.n_sources)
+            return;
+        for (int i = 0; i < a->n_segments; i++) {
+            const struct read_op *r = a->segment[i].read;
+            if (r->settled <= a->settled)
+                return;
+            ok += whole ? r->ok[a->settled] : 0;
+            whole = whole && r->ok[a->settled] == a->segment[i].n;
+        }
+        struct act_msg m = act_msg_make(ACT_TIER_ROWS, a->reader);
+        *act_p_tier_rows(&m) =
+            (struct act_p_tier_rows){.load = a->load, .source = (uint32_t)a->settled, .blocks = (uint32_t)ok};
+        act_send(a->s->self, &m); /* without room: TIER_DONE says all of it */
+        a->settled++;
+    }
+}
+
+static void on_rows(struct kv_tier_op *op, int source, int ok)
+{
+    struct read_op *r = op->ctx;
+    r->ok[source] = ok;
+    r->settled = source + 1;
+    report_sources(r->ask);
+}
+
+static void on_read(struct kv_tier_op *op)
+{
+    struct read_op *r = op->ctx;
+    struct ask *a = r->ask;
+    r->count = op->count;
+    if (r->settled < a->s->c->layout.n_sources) { /* refused as a whole */
+        for (int k = r->settled; k < a->s->c->layout.n_sources; k++)
+            r->ok[k] = op->count;
+        r->settled = a->s->c->layout.n_sources;
+        report_sources(a);
+    }
+    if (--a->segments_left == 0)
+        answer_done(a);
+}
+
+static void start_reads(struct ask *a)
+{
+    const struct act_store *c = a->s->c;
+    a->segments_left = a->n_segments;
+    if (!a->n_segments) {
+        answer_done(a);
+        return;
+    }
+    /* Segments may end while others begin: a goes with the last of them. */
+    struct segment run[SEGMENTS_MAX];
+    int n = a->n_segments;
+    memcpy(run, a->segment, (size_t)n * sizeof *run);
+    for (int i = 0; i < n; i++)
+        c->tier[run[i].tier]->ops->read(c->tier[run[i].tier], &run[i].read->op);
+}
+
+static bool make_reads(struct ask *a)
+{
+    for (int i = 0; i < a->n_segments; i++) {
+        struct segment *g = &a->segment[i];
+        struct read_op *r = g->read = calloc(1, sizeof *r);
+        if (!r) {
+            a->n_segments = i;
+            return false;
+        }
+        *r = (struct read_op){
+            .op = {.block = a->block + g->first, .n = g->n, .rows = on_rows, .done = on_read, .ctx = r},
+            .ask = a,
+            .first = g->first};
+    }
+    return true;
+}
+
+static void ask_end(struct ask *a)
+{
+    if (!a->reading) {
+        answer_found(a);
+        return;
+    }
+    if (a->at < a->n)
+        a->status = -ENOENT;
+    if (!make_reads(a))
+        a->status = -ENOMEM;
+    start_reads(a);
+}
+
+static void on_found(struct kv_tier_op *op)
+{
+    struct ask *a = op->ctx;
+    if (op->count > 0 && a->n_segments < SEGMENTS_MAX) {
+        a->segment[a->n_segments++] = (struct segment){.tier = a->tier, .first = a->at, .n = op->count};
+        a->at += op->count;
+        a->fruitless = 0;
+    } else {
+        a->fruitless++;
+    }
+    a->tier = (a->tier + 1) % a->s->c->n_tiers;
+    ask_step(a);
+}
+
+/* Asks the tiers in turn for the blocks that are not found yet, until none has the next one. */
+static void ask_step(struct ask *a)
+{
+    struct kv_tier *t = a->s->c->tier[a->tier];
+    if (a->at == a->n || a->fruitless >= a->s->c->n_tiers || a->n_segments == SEGMENTS_MAX) {
+        ask_end(a);
+        return;
+    }
+    a->op = (struct kv_tier_op){.block = a->block + a->at, .n = a->n - a->at, .done = on_found, .ctx = a};
+    t->ops->lookup(t, &a->op);
+}
+
+static struct ask *ask_new(struct store *s, struct act_msg *m, int n)
+{
+    struct ask *a = calloc(1, sizeof *a + (size_t)n * sizeof *a->block);
+    if (!a)
+        return NULL;
+    a->s = s;
+    a->n = n;
+    a->promise = act_promise_of(m);
+    a->reader = m->src;
+    a->next = s->asks;
+    a->link = &s->asks;
+    if (s->asks)
+        s->asks->link = &a->next;
+    s->asks = a;
+    return a;
+}
+
+static void take_find(struct store *s, struct act_msg *m)
+{
+    size_t bytes;
+    const struct kv_key *key = act_msg_tail(m, &bytes);
+    uint32_t n = act_p_tier_find(m)->blocks;
+    struct ask *a = (size_t)n * sizeof *key <= bytes ? ask_new(s, m, (int)n) : NULL;
+    if (!a) {
+        act_return(s->self, m);
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        a->block[i].key = key[i];
+    ask_step(a);
+}
+
+static void take_read(struct store *s, struct act_msg *m)
+{
+    size_t bytes;
+    const struct act_tier_place *p = act_msg_tail(m, &bytes);
+    uint32_t n = act_p_tier_read(m)->blocks;
+    struct ask *a = (size_t)n * sizeof *p <= bytes ? ask_new(s, m, (int)n) : NULL;
+    if (!a) {
+        act_return(s->self, m);
+        return;
+    }
+    a->reading = true;
+    a->load = act_p_tier_read(m)->load;
+    for (uint32_t i = 0; i < n; i++)
+        a->block[i] = (struct kv_tier_block){.key = p[i].key, .bytes = (uint8_t *)(uintptr_t)p[i].address};
+    ask_step(a);
+}
+
+/* ---- storing ---- */
+
+static void push_free(struct push *p)
+{
+    *p->link = p->next;
+    if (p->next)
+        p->next->link = p->link;
+    free(p);
+}
+
+static void go_on_storing(struct store *s);
+
+static void on_pushed(struct kv_tier_op *op)
+{
+    struct push *p = op->ctx;
+    struct store *s = p->s;
+    for (int i = 0; i < op->n; i++)
+        kv_host_unpin(s->c->tier[0], &p->block[i].key);
+    push_free(p);
+    if (!s->stopping)
+        act_yield(s->self); /* stores may wait for the room */
+}
+
+/* From the host tier into a durable one, without another copy. */
+static void push_down(struct store *s, int tier, const struct act_tier_place *place, int n)
+{
+    struct kv_tier *host = s->c->tier[0], *to = s->c->tier[tier];
+    struct push *p = calloc(1, sizeof *p + (size_t)n * sizeof *p->block);
+    int k = 0;
+    if (!p)
+        return;
+    for (int i = 0; i < n; i++) {
+        uint8_t *bytes = kv_host_pin(host, &place[i].key);
+        if (bytes)
+            p->block[k++] = (struct kv_tier_block){
+                .key = place[i].key, .bytes = bytes, .info = {(enum kv_taint)place[i].taint, place[i].hit}};
+    }
+    p->s = s;
+    p->op = (struct kv_tier_op){.block = p->block, .n = k, .done = on_pushed, .ctx = p};
+    p->next = s->pushes;
+    p->link = &s->pushes;
+    if (s->pushes)
+        s->pushes->link = &p->next;
+    s->pushes = p;
+    to->ops->store(to, &p->op);
+}
+
+static void on_kept(struct kv_tier_op *op)
+{
+    (void)op;
+}
+
+/* As many blocks of h as the host tier has room for. */
+static void store_some(struct store *s, struct held_store *h)
+{
+    struct kv_tier *host = s->c->tier[0];
+    struct kv_tier_block block[SSD_OP_MAX];
+    while (h->at < h->n) {
+        int n = h->n - h->at < SSD_OP_MAX ? h->n - h->at : (int)SSD_OP_MAX;
+        for (int i = 0; i < n; i++) {
+            const struct act_tier_place *p = &h->place[h->at + i];
+            block[i] = (struct kv_tier_block){
+                .key = p->key, .bytes = (uint8_t *)(uintptr_t)p->address, .info = {(enum kv_taint)p->taint, p->hit}};
+        }
+        struct kv_tier_op op = {.block = block, .n = n, .done = on_kept};
+        host->ops->store(host, &op); /* ends inside the call: memory to memory */
+        for (int t = 1; t < s->c->n_tiers && op.count; t++)
+            push_down(s, t, h->place + h->at, op.count);
+        h->at += op.count;
+        if (op.count < n)
+            return;
+    }
+}
+
+static void go_on_storing(struct store *s)
+{
+    while (s->held) {
+        struct held_store *h = s->held;
+        store_some(s, h);
+        if (h->at < h->n && s->pushes)
+            return; /* room comes when one of them has ended */
+        struct act_msg r = act_msg_make(ACT_TIER_STORED, ACT_NOBODY);
+        *act_p_tier_stored(&r) =
+            (struct act_p_tier_stored){.blocks = (uint32_t)h->at, .status = h->at < h->n ? -ENOSPC : 0};
+        act_reply(s->self, &h->promise, &r);
+        s->held = h->next;
+        if (!s->held)
+            s->held_end = &s->held;
+        act_buf_free(h->buf);
+        free(h);
+    }
+}
+
+static void take_store(struct store *s, struct act_msg *m)
+{
+    size_t bytes;
+    const struct act_tier_place *p = act_msg_tail(m, &bytes);
+    uint32_t n = act_p_tier_store(m)->blocks;
+    struct held_store *h = (size_t)n * sizeof *p <= bytes ? calloc(1, sizeof *h) : NULL;
+    if (!h) {
+        act_return(s->self, m);
+        return;
+    }
+    *h = (struct held_store){.promise = act_promise_of(m), .place = p, .n = (int)n};
+    h->buf = act_msg_take(m);
+    *s->held_end = h;
+    s->held_end = &h->next;
+}
+
+/* ---- time ---- */
+
+static void send_stats(struct store *s)
+{
+    for (int i = 0; i < s->c->n_tiers; i++) {
+        struct kv_tier_stats t;
+        struct act_msg m;
+        if (!s->c->observer || act_addr_is_nobody(*s->c->observer) || act_msg_new(ACT_KV_STATS, *s->c->observer, 0, &m))
+            return;
+        s->c->tier[i]->ops->stat(s->c->tier[i], &t);
+        act_p_kv_stats(&m)->tier = s->c->kind[i];
+        *act_b_kv_stats(&m) = (struct act_b_kv_stats){.bytes = t.bytes,
+                                                      .capacity = t.capacity,
+                                                      .hits = t.found,
+                                                      .misses = t.lookups - t.found,
+                                                      .errors = t.errors,
+                                                      .evicted = t.evicted,
+                                                      .cached = t.blocks,
+                                                      .read = t.read,
+                                                      .read_bytes = t.read_bytes,
+                                                      .stored = t.stored,
+                                                      .stored_bytes = t.stored_bytes,
+                                                      .refused = t.refused,
+                                                      .expired = t.expired,
+                                                      .bad = t.bad,
+                                                      .short_reads = t.short_reads,
+                                                      .read_ns = t.read_ns,
+                                                      .reads = t.read_ops,
+                                                      .oldest_s = (uint64_t)t.oldest_s,
+                                                      .queue = (uint32_t)t.queue,
+                                                      .state = (t.read_only ? ACT_TIER_READ_ONLY : 0) |
+                                                               (t.rebuilding ? ACT_TIER_REBUILDING : 0)};
+        if (act_send(s->self, &m))
+            act_msg_drop(&m);
+    }
+}
+
+static void on_tick(struct store *s)
+{
+    for (int i = 0; i < s->c->n_tiers; i++)
+        s->c->tier[i]->ops->tick(s->c->tier[i]);
+    measure(s);
+    if (++s->ticks % REPORT_TICKS == 0)
+        send_stats(s);
+    act_timer_after(s->self, &s->tick, TICK_NS, TAG_TICK);
+}
+
+/* A storage without a descriptor (the simulation's) is looked after in turns of the actor. */
+static void turn_storage(struct store *s)
+{
+    struct kv_storage *st = s->c->storage;
+    struct kv_storage_stats stats;
+    if (!st || st->ops->descriptor(st) >= 0)
+        return;
+    st->ops->poll(st);
+    st->ops->stat(st, &stats);
+    if (stats.in_flight && !act_timer_pending(&s->tick))
+        act_timer_after(s->self, &s->tick, TICK_NS, TAG_TICK);
+}
+
+static int store_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    struct store *s = state;
+    (void)self;
+    for (int i = 0; i < count; i++) {
+        switch (m[i].type) {
+        case ACT_TIER_FIND:
+            take_find(s, &m[i]);
+            break;
+        case ACT_TIER_READ:
+            take_read(s, &m[i]);
+            break;
+        case ACT_TIER_STORE:
+            take_store(s, &m[i]);
+            break;
+        case ACT_TIMER:
+            on_tick(s);
+            break;
+        default:
+            break;
+        }
+    }
+    go_on_storing(s);
+    turn_storage(s);
+    return 0;
+}
+
+static int store_start(struct act_self *self, void *state, const void *arg)
+{
+    struct store *s = state;
+    s->self = self;
+    s->c = arg;
+    s->held_end = &s->held;
+    on_tick(s);
+    return 0;
+}
+
+/* Pages of others are in the hands of the kernel: nothing is given up before it is done with them. */
+static void store_stop(struct act_self *self, void *state, int reason)
+{
+    struct store *s = state;
+    struct kv_storage *st = s->c->storage;
+    (void)self;
+    (void)reason;
+    s->stopping = true;
+    while ((s->asks || s->pushes) && st && st->ops->wait(st, 10000))
+        ;
+    while (s->held) {
+        struct held_store *h = s->held;
+        s->held = h->next;
+        act_buf_free(h->buf);
+        free(h);
+    }
+}
+
+const struct act_behaviour act_tier_store_behaviour = {
+    .name = "tier-store",
+    .state_size = sizeof(struct store),
+    .start = store_start,
+    .receive = store_receive,
+    .stop = store_stop,
+};

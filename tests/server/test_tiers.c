@@ -1,0 +1,217 @@
+/* `weft serve` with tiers below the device: the text of exact mode is the same cold, from every tier, and after a
+ * restart, and each hit is asserted. */
+#include "tests/harness.h"
+
+#include <signal.h>
+#include <sys/stat.h>
+
+#include "tests/support/answer.h"
+#include "tests/support/process.h"
+#include "tests/support/server.h"
+
+static struct ts_server server;
+static char *folder;
+
+static void stop(void)
+{
+    ts_server_free(&server);
+    if (folder)
+        ts_remove_dir(folder);
+    free(folder);
+    folder = NULL;
+}
+
+TestSuite(tiers, .fini = stop, .timeout = 300);
+
+/* Blocks of 32 tokens of the sample model take 12 KiB: 1 MiB are 85 pages. */
+#define COMMON                                                                                                         \
+    "sampling = { temperature = 0.0; };\nreplay = { exact = %s; };\n"                                                  \
+    "kv = { block_tokens = 32; memory = \"1MiB\"; "
+
+static void start(const char *exact, const char *more)
+{
+    char *text = NULL;
+    cr_assert_gt(asprintf(&text, COMMON "%s };\n", exact, more), 0);
+    ts_server_start(&server, NULL, text);
+    free(text);
+}
+
+/* Prompts of some hundred tokens that differ from their beginning on. */
+static char *prompt(int which)
+{
+    static const char *const words[] = {"In the beginning God created the heaven and the earth. ",
+                                        "And the LORD spake unto Moses, saying, ",
+                                        "Blessed is the man that walketh not in the counsel of the ungodly. ",
+                                        "The words of the Preacher, the son of David, king in Jerusalem. "};
+    char *p = calloc(1, 4096);
+    sprintf(p, "%d. ", which);
+    while (strlen(p) < 1500)
+        strcat(p, words[which % 4]);
+    return p;
+}
+
+static struct ts_answer ask(int which)
+{
+    char *p = prompt(which);
+    struct ts_answer a = ts_ask(&server, TS_COMPLETIONS, p, 16, false, "");
+    free(p);
+    return a;
+}
+
+/* Other prompts take the device's pages. */
+static void crowd_out(void)
+{
+    for (int i = 1; i < 12; i++) {
+        struct ts_answer a = ask(i);
+        ts_answer_free(&a);
+    }
+}
+
+static void until_stored(const char *tier, double blocks)
+{
+    char name[96];
+    snprintf(name, sizeof name, "weft_kv_tier_blocks{tier=\"%s\"}", tier);
+    for (int i = 0; i < 4000 && ts_metric(&server, name) < blocks; i++)
+        ;
+    cr_assert_ge(ts_metric(&server, name), blocks, "%s", tier);
+}
+
+static double blocks_read(const char *tier)
+{
+    char name[96];
+    snprintf(name, sizeof name, "weft_kv_tier_read_blocks_total{tier=\"%s\"}", tier);
+    return ts_metric(&server, name);
+}
+
+static void until_read(const char *tier)
+{
+    for (int i = 0; i < 4000 && blocks_read(tier) < 1; i++)
+        ;
+    cr_assert_ge(blocks_read(tier), 1.0, "nothing was read from %s", tier);
+}
+
+static void same(const struct ts_answer *cold, struct ts_answer hit, const char *where)
+{
+    cr_assert_str_eq(hit.text, cold->text, "%s", where);
+    cr_assert_gt(hit.cached, 200, "%s: %d cached", where, hit.cached);
+    ts_answer_free(&hit);
+}
+
+Test(tiers, exact_text_is_the_same_from_the_host_tier)
+{
+    start("true", "host = \"16MiB\";");
+    struct ts_answer cold = ask(0);
+    cr_assert_eq(cold.cached, 0);
+    same(&cold, ask(0), "device");
+    crowd_out();
+    same(&cold, ask(0), "host");
+    until_read("host");
+    ts_answer_free(&cold);
+}
+
+static char *ssd_config(const char *more)
+{
+    char *text = NULL;
+    cr_assert_gt(
+        asprintf(&text, "write_behind = \"128KiB\"; ssd = { path = \"%s\"; size = \"32MiB\"; %s };", folder, more), 0);
+    return text;
+}
+
+static void start_ssd(const char *exact)
+{
+    folder = ts_temp_dir();
+    char *text = ssd_config("reserve = \"1MiB\";");
+    start(exact, text);
+    free(text);
+}
+
+static void restart(int signal)
+{
+    kill(server.pid, signal);
+    cr_assert_eq(ts_server_wait(&server), signal == SIGKILL ? 128 + SIGKILL : 0);
+    cr_assert(ts_server_again(&server, NULL, 0));
+    for (int i = 0; i < 4000 && ts_metric(&server, "weft_kv_tier_blocks{tier=\"ssd\"}") < 12; i++)
+        ;
+}
+
+/* Row 42, 54: after an orderly end and after kill -9 the blocks are there, and right. */
+Test(tiers, exact_text_is_the_same_from_the_ssd_tier_and_after_restarts)
+{
+    start_ssd("true");
+    struct ts_answer cold = ask(0);
+    cr_assert_eq(cold.cached, 0);
+    until_stored("ssd", 10);
+    crowd_out();
+    same(&cold, ask(0), "ssd");
+    until_read("ssd");
+    restart(SIGTERM);
+    same(&cold, ask(0), "after a restart");
+    restart(SIGKILL);
+    same(&cold, ask(0), "after kill -9");
+    until_read("ssd");
+    ts_answer_free(&cold);
+}
+
+/* A process without that history gives the same text for the same hit length. */
+Test(tiers, replayed_hits_of_one_length_give_one_text)
+{
+    start_ssd("false");
+    struct ts_answer cold = ask(0), first, second;
+    until_stored("ssd", 10);
+    restart(SIGTERM); /* snapshots are gone: the hit is replayed */
+    first = ask(0);
+    cr_assert_gt(first.cached, 200);
+    restart(SIGTERM);
+    second = ask(0);
+    cr_assert_eq(first.cached, second.cached);
+    cr_assert_str_eq(first.text, second.text);
+    ts_answer_free(&cold);
+    ts_answer_free(&first);
+    ts_answer_free(&second);
+}
+
+/* Row 55: damage costs the block, not the answer. */
+Test(tiers, damaged_files_are_recomputed)
+{
+    start_ssd("true");
+    struct ts_answer cold = ask(0);
+    until_stored("ssd", 10);
+    kill(server.pid, SIGTERM);
+    cr_assert_eq(ts_server_wait(&server), 0);
+    char path[4200];
+    snprintf(path, sizeof path, "%s/weft-kv.000", folder);
+    FILE *f = fopen(path, "r+");
+    cr_assert_not_null(f);
+    for (long at = 3000; at < 200000; at += 20000) {
+        fseek(f, at, SEEK_SET);
+        fputc(0x5a, f);
+    }
+    fclose(f);
+    cr_assert(ts_server_again(&server, NULL, 0));
+    for (int i = 0; i < 4000 && ts_metric(&server, "weft_kv_tier_blocks{tier=\"ssd\"}") < 10; i++)
+        ;
+    struct ts_answer again = ask(0);
+    cr_assert_str_eq(again.text, cold.text);
+    for (int i = 0; i < 4000 && ts_metric(&server, "weft_kv_tier_errors_total{tier=\"ssd\",kind=\"checksum\"}") < 1;
+         i++)
+        ;
+    cr_assert_ge(ts_metric(&server, "weft_kv_tier_errors_total{tier=\"ssd\",kind=\"checksum\"}"), 1.0);
+    ts_answer_free(&again);
+    ts_answer_free(&cold);
+}
+
+Test(tiers, a_folder_that_is_not_there_is_said)
+{
+    char *dir = ts_temp_dir(), *conf = NULL;
+    cr_assert_gt(
+        asprintf(&conf, "model = { path = \"samples/tiny\"; };\nkv = { ssd = { path = \"%s/none\"; }; };\n", dir), 0);
+    char *path = ts_write_file(dir, "bad.conf", conf);
+    struct ts_result r = ts_run(ts_weft(), "serve", path);
+    cr_assert_neq(r.status, 0);
+    cr_assert_not_null(strstr(r.err, "/none"), "%s", r.err);
+    ts_result_free(&r);
+    ts_remove_dir(dir);
+    free(conf);
+    free(path);
+    free(dir);
+}
