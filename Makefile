@@ -70,7 +70,8 @@ endif
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o)
 # The provider rdma, loaded at run time: built where the libraries are, linked to nothing of the program.
 RDMA_PKGS := libibverbs librdmacm
-RDMA_SRC := $(wildcard transport/rdma/*.c) transport/rdma.c transport/rdma_choose.c transport/transport.c config/error.c
+RDMA_SRC := $(wildcard transport/rdma/*.c) transport/rdma.c transport/rdma_choose.c transport/rdma_hello.c \
+	transport/transport.c config/error.c
 RDMA_OBJ := $(RDMA_SRC:%.c=$(BUILD)/pic/%.o)
 RDMA_SO := $(if $(shell pkg-config --exists $(RDMA_PKGS) 2>/dev/null && echo yes),$(BUILD)/weft-rdma.so)
 TOOL_SRC := $(wildcard tools/*.c)
@@ -172,7 +173,7 @@ $(BUILD)/pic/%.o: %.c $(BUILD)/.flags
 $(BUILD)/weft-rdma.so: $(RDMA_OBJ)
 	$(say) LINK $@
 	$(Q)$(CC) $(ALL_CFLAGS) -shared $(if $(SANITIZE),,-Wl$(comma)-z$(comma)defs) $^ -o $@ \
-		$(shell pkg-config --libs $(RDMA_PKGS) libevent_core) -ldl
+		$(shell pkg-config --libs $(RDMA_PKGS) libevent_core libevent_extra) -ldl
 
 $(TOOL_BIN) $(BENCH_BIN): $(BUILD)/%: $(BUILD)/%.o $(LIB_OBJ)
 	$(say) LINK $@

@@ -21,6 +21,7 @@ enum {
     TP_RDMA_PORTS_MAX = 4,
     TP_RDMA_GIDS_MAX = 16, /* entries kept per port; empty ones are not */
     TP_RDMA_RAILS_MAX = 4, /* devices that one endpoint uses */
+    TP_RDMA_CLASSES = 3,
     TP_RDMA_NAME_TEXT = 64,
     TP_RDMA_WHY_TEXT = 512,
     TP_RDMA_FRAME = 16 << 10,                                  /* bytes of a frame unless configured */
@@ -113,6 +114,18 @@ enum tp_rdma_finding { TP_RDMA_FINE, TP_RDMA_WARNING, TP_RDMA_PROBLEM };
  * memory against register_bytes, limits against channels. Returns the number of problems. */
 int tp_rdma_judge(const struct tp_rdma_facts *facts, const struct tp_rdma_want *want,
                   void (*say)(void *ctx, enum tp_rdma_finding how, const char *text), void *ctx);
+
+/* ---- an endpoint ----------------------------------------------------------------------------------------------- */
+
+/* tp_endpoint_config.provider of rdma. Copied by open; devices may be freed after it. NULL stands for all zero. */
+struct tp_rdma_config {
+    const char *devices; /* as in struct tp_rdma_want; NULL: "" */
+    /* The node's own address, a number; NULL or "": the one that is listened at, else the nearest device's. */
+    const char *address;
+    int traffic_class[TP_RDMA_CLASSES]; /* the byte of the IP header, by enum tp_class; 0: the network's default */
+    int64_t spin_ns;                    /* longest wait in a poll before the loop sleeps; 0: 50 us; < 0: none */
+    uint64_t register_max;              /* bytes per registration, below the device's own limit; 0: that limit */
+};
 
 /* ---- the library ----------------------------------------------------------------------------------------------- */
 
