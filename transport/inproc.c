@@ -286,7 +286,6 @@ static int make_pipe(struct inproc *ep, struct inproc *to, struct channel *mine)
     p->side[1].ep = to;
     mine->pipe = theirs->pipe = p;
     theirs->me = 1;
-    mine->base.dialled = true;
     mine->base.frame_max = theirs->base.frame_max = ep->frame_max < to->frame_max ? ep->frame_max : to->frame_max;
     mine->base.credits_max = theirs->base.credits_max = p->depth;
     theirs->next = NULL;
@@ -306,6 +305,7 @@ static int inproc_connect(struct tp_endpoint *base, const char *address, enum tp
     if (!c)
         return cfg_error_set(err, ENOMEM, "no memory for a channel");
     c->base.user = user;
+    c->base.dialled = true;
     pthread_mutex_lock(&ep->hub->lock);
     struct inproc *to = find_listener(ep->hub, address);
     int rc = to ? make_pipe(ep, to, c) : 0;

@@ -25,11 +25,7 @@ void tcp_fail(struct tcp_channel *c, int reason, const char *why)
     if (c->failed)
         return;
     c->failed = reason;
-    if (why != c->why) {
-        size_t n = strnlen(why, sizeof c->why - 1);
-        memcpy(c->why, why, n);
-        c->why[n] = 0;
-    }
+    tp_copy_text(c->why, sizeof c->why, why);
     c->base.endpoint->host.wake(c->base.endpoint->host.ctx);
 }
 
@@ -92,7 +88,7 @@ static void end(struct tcp_channel *c, int reason, const char *why)
     struct tcp_endpoint *ep = tcp_endpoint_of(c);
     const struct tp_host *h = &ep->base.host;
     char text[sizeof c->why];
-    snprintf(text, sizeof text, "%s", why);
+    tp_copy_text(text, sizeof text, why);
     /* The socket goes first: after the callbacks nothing may land any more. A reset tells the other side that this was
      * no finish. */
     if (c->fd >= 0 && reason)
