@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "cli/bench_actors.h"
+#include "cli/bench_decode.h"
 #include "cli/bench_eplb.h"
 #include "cli/bench_serve.h"
 #include "cli/cli.h"
@@ -11,6 +12,7 @@
 static const struct cli_command benches[] = {
     {"actors", "messages between workers, beside the bare ring under them", cli_bench_actors_run},
     {"eplb", "how evenly a skewed trace falls on expert shards, before and after balancing", cli_bench_eplb_run},
+    {"decode", "decoding with and without drafts: throughput over numbers of sequences", cli_bench_decode_run},
     {"serve", "a server under load: first token, between tokens, queueing, throughput", cli_bench_serve_run},
     {NULL, NULL, NULL},
 };

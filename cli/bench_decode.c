@@ -1,0 +1,552 @@
+#include "cli/bench_decode.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "actors/speculate.h"
+#include "actors/steptime_file.h"
+#include "cli/cli.h"
+#include "cli/engine.h"
+#include "cli/files.h"
+#include "cli/options.h"
+#include "cli/progress.h"
+#include "model/prefill.h"
+#include "model/sampler.h"
+
+enum accept { ACCEPT_MODEL, ACCEPT_STATED, ACCEPT_ALL };
+static const char *const accept_names[] = {"model", "stated", "all", NULL};
+static const char *const preset_names[] = {"none", "decode-131k", NULL};
+static const char *const budget_names[] = {"lagged", "early_stop", NULL};
+
+struct bench;
+
+/* A sequence that generates from the same place over and over. */
+struct bench_stream {
+    struct bench *b;
+    struct mdl_stream run;
+    struct act_spec_stream spec;
+    int32_t start; /* the token that follows its context */
+    uint64_t coins;
+};
+
+struct bench {
+    const char *model_dir, *text_file, *table_file, *json_file, *csv_file, *plot_file, *from_file;
+    const char *loads, *modes;
+    int threads, context, grow, repeats, accept, preset, budget, seed;
+    double seconds, temperature, min_gain, probe_share;
+    int load[BD_LOADS], n_loads, mode[BD_MODES], n_modes, most;
+    struct mdl_model *m;
+    struct mdl_decoder *decoder;
+    struct mdl_sampler *sampler;
+    struct mdl_ids text;
+    struct bench_stream *stream; /* [most] */
+    struct mdl_stream **round;
+    struct act_spec_stream **spec;
+    struct mdl_calibration calibration;
+    struct act_steptime table;
+    struct act_speculation *plan; /* [n_loads][n_modes], each with what it has learned */
+    struct act_speculation *now;
+    int64_t verify_began;
+    struct bd_results results;
+    struct cli_progress progress;
+    struct cfg_error err;
+};
+
+static int64_t now_ns(void *ctx)
+{
+    (void)ctx;
+    return (int64_t)(1e9 * cli_seconds());
+}
+
+/* ---- picks ---- */
+
+static int32_t choose(struct bench_stream *s, int pos, const float *logits)
+{
+    struct bench *b = s->b;
+    struct mdl_sampling recipe;
+    int32_t id;
+    if (b->temperature <= 0)
+        return mdl_argmax(logits, b->m->cfg->vocab_size);
+    mdl_sampling_init(&recipe);
+    recipe.temperature = b->temperature;
+    recipe.seed = (uint64_t)b->seed + (uint64_t)(s - b->stream);
+    int r = mdl_sampler_sample(b->sampler, &recipe, logits, b->m->cfg->vocab_size, NULL, 0, 0, pos, &id, NULL, &b->err);
+    return r ? r : id;
+}
+
+/* With stated or full acceptance the target's logits are looked at as usual, but a coin decides on the draft. */
+static int32_t pick(void *ctx, int pos, float *logits, bool draft)
+{
+    struct bench_stream *s = ctx;
+    const struct bench *b = s->b;
+    int32_t id = choose(s, pos, logits);
+    int place = pos - s->run.seq->len - 1;
+    if (draft || id < 0 || b->accept == ACCEPT_MODEL || place >= s->run.offer)
+        return id;
+    double stated = (double)mdl_calibrated(&b->calibration, s->spec.choice, place, s->run.guess.confidence[place]);
+    bool kept = b->accept == ACCEPT_ALL || mdl_random_unit((uint64_t)b->seed, s->coins++, 9) < stated;
+    if (kept)
+        return s->run.guess.ids[place];
+    return id != s->run.guess.ids[place] ? id : (id + 1) % b->m->cfg->vocab_size;
+}
+
+static void on_plan(void *ctx, struct mdl_stream *const *streams, int n)
+{
+    struct bench *b = ctx;
+    act_speculation_split(b->now, streams, n);
+    b->verify_began = now_ns(NULL);
+}
+
+/* ---- one run ---- */
+
+static int restart(struct bench_stream *s, struct cfg_error *err)
+{
+    int r = mdl_seq_truncate(s->run.seq, s->b->context, err);
+    s->run.next = s->start;
+    return r;
+}
+
+/* Rounds of the first `load` sequences until `seconds` of them are over. */
+static int run_point(struct bench *b, int load, struct act_speculation *plan, double seconds, struct bd_point *out)
+{
+    const struct act_plan_counters before = plan->plan.counters;
+    double spent = 0;
+    int r = 0;
+    b->now = plan;
+    for (int i = 0; i < load && !r; i++) {
+        r = restart(&b->stream[i], &b->err);
+        b->stream[i].run.counters = (struct mdl_counters){0};
+        b->stream[i].spec.room = MDL_MAX_BLOCK;
+    }
+    while (!r && (spent < seconds || out->rounds < 4)) {
+        for (int i = 0; i < load && !r; i++)
+            if (b->stream[i].run.seq->len >= b->context + b->grow)
+                r = restart(&b->stream[i], &b->err);
+        int64_t began = now_ns(NULL);
+        act_speculation_begin(plan, b->round, b->spec, load, 0);
+        if (!r)
+            r = mdl_decoder_round(b->decoder, b->round, load, &b->err);
+        int64_t end = now_ns(NULL);
+        if (!r)
+            act_speculation_end(plan, b->round, load, (double)(b->verify_began - began),
+                                (double)(end - b->verify_began), true);
+        spent += 1e-9 * (double)(now_ns(NULL) - began);
+        out->rounds++;
+    }
+    out->seconds = spent;
+    out->skipped = (int64_t)(plan->plan.counters.skipped - before.skipped);
+    out->probes = (int64_t)(plan->plan.counters.probes - before.probes);
+    for (int i = 0; i < load; i++)
+        mdl_counters_add(&out->counters, &b->stream[i].run.counters);
+    return r;
+}
+
+/* Every way of drafting at every load, repeat after repeat; within a load they follow one another, beginning with
+ * another one each time, so that what else the machine does falls on all alike. */
+static int run_all(struct bench *b)
+{
+    int r = 0, total = (b->repeats + 1) * b->n_loads * b->n_modes, done = 0;
+    cli_progress_start(&b->progress, "decoding", "runs", total);
+    for (int repeat = -1; repeat < b->repeats && !r; repeat++)
+        for (int l = 0; l < b->n_loads && !r; l++)
+            for (int k = 0; k < b->n_modes && !r; k++) {
+                int m = (k + repeat + 1) % b->n_modes;
+                struct bd_point p = {.mode = b->mode[m], .load = b->load[l], .repeat = repeat};
+                memset(&b->err, 0, sizeof b->err);
+                r = run_point(b, p.load, &b->plan[l * b->n_modes + m], b->seconds, &p);
+                if (!r && repeat >= 0) /* the first pass warms up and teaches the planner */
+                    r = bd_add(&b->results, &p, &b->err);
+                cli_progress_update(&b->progress, ++done);
+            }
+    cli_progress_end(&b->progress);
+    return r;
+}
+
+/* ---- set-up ---- */
+
+static int parse_loads(struct bench *b)
+{
+    char text[512];
+    snprintf(text, sizeof text, "%s", b->loads);
+    for (char *save, *at = strtok_r(text, ",", &save); at; at = strtok_r(NULL, ",", &save)) {
+        if (b->n_loads == BD_LOADS)
+            return cfg_error_set(&b->err, EINVAL, "--concurrency takes at most %d numbers", BD_LOADS);
+        int r = cli_parse_int(at, "--concurrency", 1, 1024, &b->load[b->n_loads], &b->err);
+        if (r)
+            return r;
+        b->most = b->load[b->n_loads] > b->most ? b->load[b->n_loads] : b->most;
+        b->n_loads++;
+    }
+    return b->n_loads ? 0 : cfg_error_set(&b->err, EINVAL, "--concurrency names no load");
+}
+
+static int parse_modes(struct bench *b)
+{
+    int block = b->m->cfg->n_draft ? b->m->cfg->draft_block : 0;
+    char text[512] = "off", *save;
+    size_t n = 3;
+    for (int k = 1; k <= block && !b->modes; k++)
+        n += (size_t)snprintf(text + n, sizeof text - n, ",%d", k);
+    if (b->modes)
+        snprintf(text, sizeof text, "%s", b->modes);
+    else if (block)
+        snprintf(text + n, sizeof text - n, ",dynamic");
+    for (char *at = strtok_r(text, ",", &save); at; at = strtok_r(NULL, ",", &save)) {
+        int mode = 0, r = 0;
+        if (!strcmp(at, "dynamic"))
+            mode = BD_DYNAMIC;
+        else if (strcmp(at, "off"))
+            r = cli_parse_int(at, "--modes", 0, block, &mode, &b->err);
+        if (r)
+            return r;
+        if (mode == BD_DYNAMIC && !block)
+            return cfg_error_set(&b->err, EINVAL, "this model has no drafter, so there is nothing to plan");
+        if (b->n_modes == BD_MODES)
+            return cfg_error_set(&b->err, EINVAL, "--modes takes at most %d ways", BD_MODES);
+        b->mode[b->n_modes++] = mode;
+    }
+    for (int i = 0; i < b->n_modes; i++) {
+        double tokens;
+        if (!isnan(b->results.convert) && cli_spec_convert(b->mode[i] == BD_DYNAMIC, b->mode[i] > 0 ? b->mode[i] : 0,
+                                                           b->results.convert, &tokens, &b->err))
+            return -EINVAL;
+    }
+    return b->n_modes ? 0 : cfg_error_set(&b->err, EINVAL, "--modes names no way of drafting");
+}
+
+static int make_plans(struct bench *b)
+{
+    int block = b->m->cfg->n_draft ? b->m->cfg->draft_block : 0, r = 0;
+    b->plan = calloc((size_t)(b->n_loads * b->n_modes), sizeof *b->plan);
+    if (!b->plan)
+        return cfg_error_set(&b->err, ENOMEM, "out of memory");
+    for (int i = 0; i < b->n_loads * b->n_modes && !r; i++) {
+        int mode = b->mode[i % b->n_modes];
+        const struct act_plan_options o = {.mode = mode == BD_DYNAMIC ? ACT_PLAN_DYNAMIC
+                                                   : mode             ? ACT_PLAN_FIXED
+                                                                      : ACT_PLAN_OFF,
+                                           .budget = (enum act_plan_budget)b->budget,
+                                           .length = mode == BD_DYNAMIC ? block : mode,
+                                           .min_gain = b->min_gain,
+                                           .probe_share = b->probe_share};
+        r = act_speculation_init(&b->plan[i], &o, block, b->most, mode == BD_DYNAMIC ? &b->table : NULL,
+                                 &b->calibration);
+    }
+    return r ? cfg_error_set(&b->err, -r, "the planner: %s", strerror(-r)) : 0;
+}
+
+static int32_t context_id(struct bench *b, int stream, int pos)
+{
+    if (b->text.n)
+        return b->text.v[((size_t)stream * b->text.n / (size_t)b->most + (size_t)pos) % b->text.n];
+    uint32_t u[4];
+    mdl_random((uint64_t)b->seed, (uint64_t)stream << 32 | (uint64_t)pos, 8, u);
+    return (int32_t)(u[0] % (uint32_t)b->m->cfg->vocab_size);
+}
+
+static int fill_stream(struct bench *b, int i, struct mdl_step *step, int32_t *ids)
+{
+    struct bench_stream *s = &b->stream[i];
+    int block = b->m->cfg->draft_block, replay = b->m->cfg->window + 12;
+    bool exact = b->m->cfg->cut < 0 || b->context <= replay;
+    struct mdl_prefill plan;
+    struct mdl_seq_params params = {.max_tokens = b->context + b->grow + 2 * block + 2,
+                                    .rollback = b->grow + 2 * block + 2,
+                                    .replay = exact ? 0 : replay};
+    for (int k = 0; k < b->context; k++)
+        ids[k] = context_id(b, i, k);
+    int r = mdl_seq_new(b->m->cfg, &params, &s->run.seq, &b->err);
+    if (!r)
+        r = mdl_prefill_begin(&plan, s->run.seq, ids, b->context,
+                              &(struct mdl_prefill_params){.exact = exact, .replay = exact ? 0 : replay}, &b->err);
+    if (!r)
+        r = mdl_prefill_run(&plan, step, 0, NULL, NULL, &b->err);
+    if (r)
+        return r;
+    s->b = b;
+    s->run.pick = pick;
+    s->run.pick_ctx = s;
+    s->run.limit = MDL_ROUND_MAX;
+    s->spec.choice = b->temperature > 0 ? MDL_CHOICE_MATCH : MDL_CHOICE_GREEDY;
+    const struct mdl_segment *last = &step->segment[0];
+    s->start = choose(s, b->context, mdl_step_logits(step, 0, last->n - 1));
+    b->round[i] = &s->run;
+    b->spec[i] = &s->spec;
+    return s->start < 0 ? s->start : 0;
+}
+
+static int fill_streams(struct bench *b)
+{
+    int block = b->m->cfg->n_draft ? b->m->cfg->draft_block : 0, tokens = b->context + b->grow + 2 * block + 2;
+    struct mdl_step *step = NULL;
+    int32_t *ids = malloc((size_t)b->context * sizeof *ids);
+    b->stream = calloc((size_t)b->most, sizeof *b->stream);
+    b->round = calloc((size_t)b->most, sizeof(struct mdl_stream *));
+    b->spec = calloc((size_t)b->most, sizeof(struct act_spec_stream *));
+    b->sampler = mdl_sampler_new(b->m->cfg->vocab_size);
+    int r = ids && b->stream && b->round && b->spec && b->sampler ? 0 : cfg_error_set(&b->err, ENOMEM, "out of memory");
+    if (!r)
+        r = mdl_step_new(b->m, b->context < 512 ? b->context : 512, tokens, &step, &b->err);
+    if (!r)
+        r = mdl_decoder_new(b->m, b->most, block, tokens, &b->decoder, &b->err);
+    cli_progress_start(&b->progress, "filling contexts", "sequences", b->most);
+    for (int i = 0; i < b->most && !r; i++) {
+        r = fill_stream(b, i, step, ids);
+        cli_progress_update(&b->progress, i + 1);
+    }
+    cli_progress_end(&b->progress);
+    if (!r)
+        mdl_decoder_set_plan(b->decoder, on_plan, b);
+    mdl_step_free(step);
+    free(ids);
+    return r;
+}
+
+static int read_text(struct bench *b)
+{
+    char *text = NULL;
+    size_t len = 0;
+    struct mdl_tokenizer *tok = NULL;
+    struct mdl_tok_encoder *enc = NULL;
+    if (!b->text_file)
+        return 0;
+    int r = cli_file_read(b->text_file, &text, &len, &b->err);
+    if (!r)
+        r = mdl_tokenizer_load(b->model_dir, &tok, &b->err);
+    if (!r)
+        r = mdl_tok_encoder_new(tok, &enc, &b->err);
+    if (!r)
+        r = mdl_tok_encode(enc, text, len, 0, &b->text, &b->err);
+    if (!r && b->text.n < (size_t)b->context)
+        r = cfg_error_set(&b->err, EINVAL, "%s has %zu tokens, fewer than --context %d", b->text_file, b->text.n,
+                          b->context);
+    mdl_tok_encoder_free(enc);
+    mdl_tokenizer_free(tok);
+    free(text);
+    return r;
+}
+
+/* The table that a server would plan with: from its file, or measured now. */
+static int make_table(struct bench *b)
+{
+    struct act_steptime_identity id;
+    int block = b->m->cfg->n_draft ? b->m->cfg->draft_block : 0;
+    act_steptime_identity(b->m, &id);
+    if (b->table_file) {
+        int r = act_steptime_read(b->table_file, &id, block, &b->table, &b->err);
+        if (r != -ENOENT)
+            return r;
+    }
+    const struct act_steptime_measure how = {.streams = b->most,
+                                             .block = block,
+                                             .context = b->context < 16 ? b->context : 16,
+                                             .limit_ns = 10000000000,
+                                             .now = now_ns};
+    int r = act_steptime_measure(b->m, &how, &b->table, &b->err);
+    return r || !b->table_file ? r : act_steptime_write(b->table_file, &id, &b->table, &b->err);
+}
+
+static int read_calibration(struct bench *b)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/" MDL_CALIBRATION_FILE, b->model_dir);
+    int r = mdl_calibration_read(path, b->m->ck->revision, b->m->cfg->draft_block, &b->calibration, &b->err);
+    return r == -ENOENT ? 0 : r;
+}
+
+static void text_value(json_t *to, const char *key, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+static void text_value(json_t *to, const char *key, const char *fmt, ...)
+{
+    char text[400];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    json_object_set_new(to, key, json_string(text));
+}
+
+static void gather_conditions(struct bench *b)
+{
+    static const char *const sources[] = {"the model's own drafts",
+                                          "synthetic: each draft kept with its stated confidence",
+                                          "synthetic: every draft kept"};
+    struct act_steptime_identity id;
+    json_t *c = b->results.conditions = json_object();
+    const char *slash = strrchr(b->model_dir, '/');
+    double load[1] = {0};
+    if (getloadavg(load, 1) < 1)
+        load[0] = NAN;
+    act_steptime_identity(b->m, &id);
+    text_value(c, "model", "%s, revision %016llx, %d + 0 experts", slash && slash[1] ? slash + 1 : b->model_dir,
+               (unsigned long long)b->m->ck->revision, b->m->cfg->n_experts);
+    text_value(c, "machine", "%s (%s), load average %.2f before", id.machine, id.build, load[0]);
+    text_value(c, "parallel", "1 device = this process, EP1/DP1, no redundant experts");
+    text_value(c, "context", "%d tokens, growing by up to %d and set back", b->context, b->grow);
+    text_value(c, "contents", "%s", b->text_file ? "text" : "made-up tokens");
+    text_value(c, "acceptance", "%s, temperature %g, %s confidences", sources[b->accept], b->temperature,
+               b->calibration.fitted[b->temperature > 0] ? "calibrated" : "raw");
+    text_value(c, "runs", "%d interleaved repeats of %g s", b->repeats, b->seconds);
+    text_value(c, "planner", "%s budget, min_gain %g, probe_share %g", budget_names[b->budget], b->min_gain,
+               b->probe_share);
+}
+
+/* What the published decode curve was made on, and what of it is missing here. */
+static int check_preset(struct bench *b)
+{
+    enum { CONTEXT = 131072, EXPERTS = 384, REDUNDANT = 64, DEVICES = 64 };
+    char missing[480];
+    size_t n = 0;
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    n += (size_t)snprintf(missing + n, sizeof missing - n,
+                          "%d devices in one expert-parallel group (here: this process, %ld CPUs, EP1/DP1)", DEVICES,
+                          cpus);
+    if (b->m->cfg->n_experts != EXPERTS)
+        n += (size_t)snprintf(missing + n, sizeof missing - n,
+                              "; %d experts and %d redundant ones (this model: %d and 0)", EXPERTS, REDUNDANT,
+                              b->m->cfg->n_experts);
+    else
+        n += (size_t)snprintf(missing + n, sizeof missing - n, "; %d redundant experts", REDUNDANT);
+    if (b->m->cfg->max_position < CONTEXT)
+        n += (size_t)snprintf(missing + n, sizeof missing - n, "; a context of %d tokens (this model: %d)", CONTEXT,
+                              b->m->cfg->max_position);
+    return cfg_error_set(&b->err, ENOTSUP, "preset decode-131k (3 drafts at a rate of 75 %%) needs %s", missing);
+}
+
+static int prepare(struct bench *b)
+{
+    int r = mdl_model_open(b->model_dir, b->threads, NULL, &b->m, &b->err);
+    if (!r && b->preset)
+        r = check_preset(b);
+    if (!r)
+        r = parse_loads(b);
+    if (!r)
+        r = parse_modes(b);
+    if (!r && b->context + b->grow + 2 * b->m->cfg->draft_block + 2 > b->m->cfg->max_position)
+        r = cfg_error_set(&b->err, EINVAL, "--context %d and --grow %d are more than the %d tokens of the model",
+                          b->context, b->grow, b->m->cfg->max_position);
+    if (!r)
+        r = read_text(b);
+    if (!r)
+        r = read_calibration(b);
+    if (!r)
+        r = make_table(b);
+    if (!r)
+        r = make_plans(b);
+    if (!r)
+        r = fill_streams(b);
+    if (!r)
+        gather_conditions(b);
+    return r;
+}
+
+static int report(struct bench *b)
+{
+    bd_print(&b->results);
+    int r = 0;
+    if (b->json_file)
+        r = bd_write_json(&b->results, b->json_file, &b->err);
+    if (!r && b->csv_file)
+        r = bd_write_csv(&b->results, b->csv_file, &b->err);
+    if (!r && b->plot_file)
+        r = bd_plot(&b->results, b->plot_file, &b->err);
+    return r;
+}
+
+static void clear(struct bench *b)
+{
+    for (int i = 0; b->plan && i < b->n_loads * b->n_modes; i++)
+        act_speculation_free(&b->plan[i]);
+    for (int i = 0; b->stream && i < b->most; i++)
+        mdl_seq_free(b->stream[i].run.seq);
+    free(b->plan);
+    free(b->stream);
+    free(b->round);
+    free(b->spec);
+    mdl_decoder_free(b->decoder);
+    mdl_sampler_free(b->sampler);
+    mdl_ids_free(&b->text);
+    mdl_model_close(b->m);
+    bd_free(&b->results);
+}
+
+int cli_bench_decode_run(int argc, char **argv)
+{
+    struct bench b = {.loads = "1,2,4,8,16,32",
+                      .context = 128,
+                      .grow = 64,
+                      .repeats = 7,
+                      .seconds = 0.5,
+                      .seed = 1,
+                      .min_gain = 0.005,
+                      .probe_share = 0.005,
+                      .results.convert = NAN};
+    const struct cli_option options[] = {
+        {CLI_TEXT, "model", 'm', &b.model_dir, "DIR", "folder of the checkpoint (required, but with --from)"},
+        {CLI_CHOICE, "preset", 0, &b.preset, "NAME", "decode-131k: the published decode curve's conditions",
+         .choices = preset_names},
+        {CLI_TEXT, "concurrency", 'c', &b.loads, "N,N,...", "sequences at a time (default 1,2,4,8,16,32)"},
+        {CLI_TEXT, "modes", 0, &b.modes, "M,M,...",
+         "off, a number of drafts per step, dynamic (default: off, every length, dynamic)"},
+        {CLI_INT, "context", 0, &b.context, "N", "tokens that every sequence has (default 128)", 4, 1 << 24},
+        {CLI_INT, "grow", 0, &b.grow, "N", "tokens it may gain before it is set back (default 64)", 1, 1 << 16},
+        {CLI_TEXT, "text", 0, &b.text_file, "FILE", "text for the contexts; else made-up tokens"},
+        {CLI_CHOICE, "accept", 0, &b.accept, "HOW",
+         "model: what the model says (default); stated: a coin of the draft's stated confidence;\n"
+         "all: every draft that is verified",
+         .choices = accept_names},
+        {CLI_DOUBLE, "temperature", 't', &b.temperature, "T", "0: greedy (default)", 0, 100},
+        {CLI_INT, "repeats", 0, &b.repeats, "N", "interleaved repeats (default 7)", 1, BD_REPEATS},
+        {CLI_DOUBLE, "seconds", 0, &b.seconds, "S", "of each run (default 0.5)", 0.001, 3600},
+        {CLI_CHOICE, "budget", 0, &b.budget, "HOW", "as speculation.budget", .choices = budget_names},
+        {CLI_DOUBLE, "min-gain", 0, &b.min_gain, "X", "as speculation.min_gain", 0, 1},
+        {CLI_DOUBLE, "probe-share", 0, &b.probe_share, "X", "as speculation.probe_share", 0, 0.2},
+        {CLI_TEXT, "table", 0, &b.table_file, "FILE", "as speculation.table_file"},
+        {CLI_DOUBLE, "convert", 0, &b.results.convert, "RATE",
+         "also give the conversion 1 + drafts x RATE; fixed lengths only", 0, 1},
+        {CLI_INT, "threads", 0, &b.threads, "N", "compute threads (default: one per usable CPU)", 1, 1024},
+        {CLI_INT, "seed", 0, &b.seed, "N", "of made-up tokens, coins and draws (default 1)", 0, 1 << 30},
+        {CLI_TEXT, "json", 0, &b.json_file, "FILE", "write conditions and raw counters"},
+        {CLI_TEXT, "csv", 0, &b.csv_file, "FILE", "write raw counters and figures, one row per run"},
+        {CLI_TEXT, "plot", 0, &b.plot_file, "FILE", "draw FILE.svg or FILE.png (needs gnuplot)"},
+        {CLI_TEXT, "from", 0, &b.from_file, "FILE", "measure nothing: report on a --json file of an earlier run"},
+        {.kind = CLI_END},
+    };
+    const struct cli_usage usage = {
+        .synopsis = "bench decode -m DIR [options]\nbench decode --from FILE.json [options]",
+        .intro =
+            "Decoding alone: tokens per second over numbers of sequences, without drafts, with every fixed number\n"
+            "of them and with planned numbers, interleaved in one run. No queueing, no protocol, no network.",
+        .options = options,
+    };
+    int r = cli_options_parse(&usage, argc, argv, NULL);
+    if (r != CLI_GO_ON)
+        return r;
+    if (!b.model_dir == !b.from_file)
+        return cli_error(CLI_USAGE, "bench decode needs either -m DIR or --from FILE; see `weft bench decode --help`");
+    if (b.from_file) {
+        double convert = b.results.convert;
+        r = bd_read_json(b.from_file, &b.results, &b.err);
+        b.results.convert = isnan(convert) ? b.results.convert : convert;
+        for (int i = 0; i < b.results.n && !r; i++) {
+            double tokens;
+            int mode = b.results.point[i].mode;
+            if (!isnan(b.results.convert))
+                r = cli_spec_convert(mode == BD_DYNAMIC, mode > 0 ? mode : 0, b.results.convert, &tokens, &b.err);
+        }
+    } else {
+        r = prepare(&b);
+        if (!r)
+            r = run_all(&b);
+    }
+    if (!r)
+        r = report(&b);
+    if (r)
+        cli_error(CLI_FAILED, "bench decode: %s", b.err.msg);
+    clear(&b);
+    return r == -EINVAL ? CLI_USAGE : r ? CLI_FAILED : CLI_OK;
+}

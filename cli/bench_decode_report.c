@@ -1,0 +1,532 @@
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/bench_decode.h"
+#include "cli/plot.h"
+
+enum { FORMAT = 1 };
+
+int bd_add(struct bd_results *r, const struct bd_point *p, struct cfg_error *err)
+{
+    if (r->n == r->cap) {
+        int cap = r->cap ? 2 * r->cap : 256;
+        struct bd_point *more = realloc(r->point, (size_t)cap * sizeof *more);
+        if (!more)
+            return cfg_error_set(err, ENOMEM, "out of memory");
+        r->point = more;
+        r->cap = cap;
+    }
+    r->point[r->n++] = *p;
+    return 0;
+}
+
+void bd_free(struct bd_results *r)
+{
+    json_decref(r->conditions);
+    free(r->point);
+}
+
+void bd_mode_name(int mode, char out[16])
+{
+    if (mode == BD_DYNAMIC)
+        snprintf(out, 16, "dynamic");
+    else if (mode == 0)
+        snprintf(out, 16, "off");
+    else
+        snprintf(out, 16, "fixed %d", mode);
+}
+
+/* ---- one way at one load, over its repeats ---- */
+
+struct cell {
+    int mode, load, n;
+    double effective[BD_REPEATS]; /* tokens emitted per second */
+    double raw[BD_REPEATS]; /* rows verified per second: what an account that takes every draft as kept would say */
+    struct mdl_counters sum;
+    int64_t rounds, skipped, probes;
+    double seconds;
+    double mean, half; /* of effective */
+};
+
+static void make_cell(const struct bd_results *r, int mode, int load, struct cell *c)
+{
+    *c = (struct cell){.mode = mode, .load = load};
+    for (int i = 0; i < r->n; i++) {
+        const struct bd_point *p = &r->point[i];
+        if (p->mode != mode || p->load != load || c->n == BD_REPEATS)
+            continue;
+        c->effective[c->n] = (double)p->counters.emitted / p->seconds;
+        c->raw[c->n++] = (double)(p->counters.steps + p->counters.offered) / p->seconds;
+        mdl_counters_add(&c->sum, &p->counters);
+        c->rounds += p->rounds;
+        c->skipped += p->skipped;
+        c->probes += p->probes;
+        c->seconds += p->seconds;
+    }
+    cli_spec_interval(c->effective, c->n, &c->mean, &c->half);
+}
+
+/* Different values of mode or load, in the order in which they occur first (loads) or off, 1, 2, ..., dynamic. */
+static int list_loads(const struct bd_results *r, int *out)
+{
+    int n = 0;
+    for (int i = 0; i < r->n; i++) {
+        int k = 0;
+        while (k < n && out[k] != r->point[i].load)
+            k++;
+        if (k == n && n < BD_LOADS)
+            out[n++] = r->point[i].load;
+    }
+    return n;
+}
+
+static int mode_rank(int mode)
+{
+    return mode == BD_DYNAMIC ? MDL_MAX_BLOCK + 1 : mode;
+}
+
+static int list_modes(const struct bd_results *r, int *out)
+{
+    int n = 0;
+    for (int rank = 0; rank <= MDL_MAX_BLOCK + 1; rank++)
+        for (int i = 0; i < r->n; i++)
+            if (mode_rank(r->point[i].mode) == rank) {
+                out[n++] = r->point[i].mode;
+                break;
+            }
+    return n;
+}
+
+/* The best of everything but dynamic at a load; false: there is none. */
+static bool best_other(const struct bd_results *r, int load, struct cell *best)
+{
+    int modes[BD_MODES], n = list_modes(r, modes);
+    bool found = false;
+    for (int m = 0; m < n; m++) {
+        struct cell c;
+        if (modes[m] == BD_DYNAMIC)
+            continue;
+        make_cell(r, modes[m], load, &c);
+        if (c.n && (!found || c.mean > best->mean))
+            *best = c;
+        found |= c.n > 0;
+    }
+    return found;
+}
+
+/* Change of a against b in per cent, repeat by repeat, since the two ran next to each other. */
+static void change(const struct cell *a, const struct cell *b, double *mean, double *half)
+{
+    double v[BD_REPEATS];
+    int n = a->n < b->n ? a->n : b->n;
+    for (int i = 0; i < n; i++)
+        v[i] = 100 * (a->effective[i] / b->effective[i] - 1);
+    cli_spec_interval(v, n, mean, half);
+}
+
+/* ---- text ---- */
+
+static void print_conditions(const struct bd_results *r)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach (r->conditions, key, value)
+        printf("%-11s %s\n", key, json_string_value(value));
+}
+
+static void print_number(double v, int width, int digits)
+{
+    if (isnan(v))
+        printf(" %*s", width, "-");
+    else
+        printf(" %*.*f", width, digits, v);
+}
+
+static void print_row(const struct bd_results *r, const struct cell *c, const struct cell *longest,
+                      const struct cell *off)
+{
+    char name[16];
+    struct cli_spec_figures f = cli_spec_figures(&c->sum), whole = cli_spec_figures(&longest->sum);
+    double raw, half, gain = NAN, gain_half;
+    bd_mode_name(c->mode, name);
+    cli_spec_interval(c->raw, c->n, &raw, &half);
+    printf("%5d %-8s %10.1f %8.1f %9.1f %10.1f", c->load, name, c->mean, c->half, c->mean / c->load, raw);
+    print_number(f.emitted_per_step, 8, 3);
+    print_number(f.offered_per_step, 8, 3);
+    print_number(100 * f.accepted_per_offered, 8, 1);
+    print_number(100 * f.accepted_per_drafted, 8, 1);
+    print_number(longest->n ? 100 * (1 - f.rows_per_step / whole.rows_per_step) : NAN, 8, 1);
+    if (longest->n && longest->mode != c->mode)
+        change(c, longest, &gain, &gain_half);
+    print_number(gain, 9, 2);
+    gain = NAN;
+    if (off->n && c->mode)
+        change(c, off, &gain, &gain_half);
+    print_number(gain, 9, 2);
+    if (!isnan(r->convert)) {
+        double tokens;
+        struct cfg_error err;
+        if (!cli_spec_convert(c->mode == BD_DYNAMIC, c->mode > 0 ? c->mode : 0, r->convert, &tokens, &err))
+            print_number(tokens * (double)c->sum.steps / c->seconds, 10, 1);
+    }
+    putchar('\n');
+}
+
+static void print_dynamic(const struct bd_results *r, const int *loads, int n)
+{
+    bool head = false;
+    for (int l = 0; l < n; l++) {
+        struct cell dynamic, best;
+        char name[16];
+        double mean, half;
+        make_cell(r, BD_DYNAMIC, loads[l], &dynamic);
+        if (!dynamic.n || !best_other(r, loads[l], &best))
+            continue;
+        if (!head)
+            puts("\ndynamic against the best of the others at each load (which is known only afterwards)");
+        head = true;
+        bd_mode_name(best.mode, name);
+        change(&dynamic, &best, &mean, &half);
+        printf("%5d  best: %-8s  dynamic %+6.2f %% +- %.2f   rounds %lld, of these without the drafter %lld, probes "
+               "%lld\n",
+               loads[l], name, mean, half, (long long)dynamic.rounds, (long long)dynamic.skipped,
+               (long long)dynamic.probes);
+    }
+}
+
+void bd_print(const struct bd_results *r)
+{
+    int loads[BD_LOADS], modes[BD_MODES], n_loads = list_loads(r, loads), n_modes = list_modes(r, modes), longest = 0;
+    for (int m = 0; m < n_modes; m++)
+        longest = modes[m] > longest ? modes[m] : longest;
+    print_conditions(r);
+    printf("\n%5s %-8s %10s %8s %9s %10s %8s %8s %8s %8s %8s %9s %9s%s\n", "seqs", "drafts", "emitted/s", "+-95%",
+           "per user", "raw rows/s", "emitted", "offered", "accepted", "accepted", "rows", "speed", "speed",
+           isnan(r->convert) ? "" : "  converted");
+    printf("%5s %-8s %10s %8s %9s %10s %8s %8s %8s %8s %8s %9s %9s%s\n", "", "", "", "", "", "", "/step", "/step",
+           "/offered", "/drafted", "saved %", "change %", "change %",
+           isnan(r->convert) ? "" : "  tokens/s, assumed rate");
+    printf("%5s %-8s %10s %8s %9s %10s %8s %8s %8s %8s %8s %9s %9s\n", "", "", "", "", "", "", "", "", "%", "%",
+           "to longest", "to longest", "to off");
+    for (int l = 0; l < n_loads; l++) {
+        struct cell whole, off;
+        make_cell(r, longest, loads[l], &whole);
+        make_cell(r, 0, loads[l], &off);
+        for (int m = 0; m < n_modes; m++) {
+            struct cell c;
+            make_cell(r, modes[m], loads[l], &c);
+            if (c.n)
+                print_row(r, &c, &whole, &off);
+        }
+    }
+    print_dynamic(r, loads, n_loads);
+}
+
+/* ---- files ---- */
+
+static json_t *list_json(const int64_t *v, int n)
+{
+    json_t *list = json_array();
+    for (int i = 0; i < n; i++)
+        json_array_append_new(list, json_integer(v[i]));
+    return list;
+}
+
+int bd_write_json(const struct bd_results *r, const char *path, struct cfg_error *err)
+{
+    json_t *points = json_array();
+    int places = 0;
+    for (int i = 0; i < r->n; i++)
+        for (int k = 0; k < MDL_MAX_BLOCK; k++)
+            places = r->point[i].counters.offered_at[k] && k >= places ? k + 1 : places;
+    for (int i = 0; i < r->n; i++) {
+        const struct bd_point *p = &r->point[i];
+        const struct mdl_counters *c = &p->counters;
+        char name[16];
+        bd_mode_name(p->mode, name);
+        json_t *j = json_pack("{s:s,s:i,s:i,s:f,s:I,s:I,s:I}", "drafts", name, "sequences", p->load, "repeat",
+                              p->repeat, "seconds", p->seconds, "rounds", (json_int_t)p->rounds,
+                              "rounds_without_drafter", (json_int_t)p->skipped, "probes", (json_int_t)p->probes);
+        json_object_update_new(j, json_pack("{s:I,s:I,s:I,s:I,s:I,s:o,s:o}", "steps", (json_int_t)c->steps, "drafted",
+                                            (json_int_t)c->drafted, "offered", (json_int_t)c->offered, "accepted",
+                                            (json_int_t)c->accepted, "emitted", (json_int_t)c->emitted,
+                                            "offered_by_position", list_json(c->offered_at, places),
+                                            "accepted_by_position", list_json(c->accepted_at, places)));
+        json_array_append_new(points, j);
+    }
+    json_t *all = json_pack("{s:i,s:O,s:o}", "format", FORMAT, "conditions", r->conditions, "points", points);
+    if (all && !isnan(r->convert))
+        json_object_set_new(all, "convert_rate", json_real(r->convert));
+    int bad = !all || json_dump_file(all, path, JSON_INDENT(1) | JSON_REAL_PRECISION(9) | JSON_PRESERVE_ORDER);
+    json_decref(all);
+    return bad ? cfg_error_set(err, EIO, "%s cannot be written", path) : 0;
+}
+
+int bd_write_csv(const struct bd_results *r, const char *path, struct cfg_error *err)
+{
+    FILE *f = fopen(path, "we");
+    if (!f)
+        return cfg_error_set(err, errno, "%s: %s", path, strerror(errno));
+    fputs("drafts,sequences,repeat,seconds,rounds,rounds_without_drafter,probes,steps,drafted,offered,accepted,emitted,"
+          "emitted_per_second,raw_rows_per_second,emitted_per_step,accepted_per_offered,accepted_per_drafted\n",
+          f);
+    for (int i = 0; i < r->n; i++) {
+        const struct bd_point *p = &r->point[i];
+        const struct mdl_counters *c = &p->counters;
+        struct cli_spec_figures s = cli_spec_figures(c);
+        char name[16];
+        bd_mode_name(p->mode, name);
+        fprintf(f, "%s,%d,%d,%.9f,%lld,%lld,%lld,%lld,%lld,%lld,%lld,%lld,%.6g,%.6g,%.6g", name, p->load, p->repeat,
+                p->seconds, (long long)p->rounds, (long long)p->skipped, (long long)p->probes, (long long)c->steps,
+                (long long)c->drafted, (long long)c->offered, (long long)c->accepted, (long long)c->emitted,
+                (double)c->emitted / p->seconds, (double)(c->steps + c->offered) / p->seconds, s.emitted_per_step);
+        const double ratio[] = {s.accepted_per_offered, s.accepted_per_drafted};
+        for (int k = 0; k < 2; k++)
+            fprintf(f, isnan(ratio[k]) ? "," : ",%.6g", ratio[k]);
+        fputc('\n', f);
+    }
+    return fclose(f) ? cfg_error_set(err, EIO, "%s cannot be written", path) : 0;
+}
+
+/* ---- reading ---- */
+
+static bool count_of(const json_t *j, const char *key, int64_t *out)
+{
+    const json_t *v = json_object_get(j, key);
+    *out = json_integer_value(v);
+    return json_is_integer(v) && *out >= 0;
+}
+
+static bool read_positions(const json_t *list, int64_t *out)
+{
+    if (!json_is_array(list) || json_array_size(list) > MDL_MAX_BLOCK)
+        return false;
+    for (size_t i = 0; i < json_array_size(list); i++)
+        out[i] = json_integer_value(json_array_get(list, i));
+    return true;
+}
+
+static const char *read_point(const json_t *j, struct bd_point *p)
+{
+    struct mdl_counters *c = &p->counters;
+    int64_t load, repeat;
+    const char *name = json_string_value(json_object_get(j, "drafts"));
+    *p = (struct bd_point){.seconds = json_number_value(json_object_get(j, "seconds"))};
+    if (!name)
+        return "\"drafts\" is missing";
+    p->mode = !strcmp(name, "dynamic") ? BD_DYNAMIC : !strncmp(name, "fixed ", 6) ? atoi(name + 6) : 0;
+    if (p->mode > MDL_MAX_BLOCK || (p->mode == 0 && strcmp(name, "off")) || p->mode < BD_DYNAMIC)
+        return "\"drafts\" is off, fixed N or dynamic";
+    if (!count_of(j, "sequences", &load) || load < 1 || load > 1 << 20 || !count_of(j, "repeat", &repeat) ||
+        repeat > 1 << 20 || !(p->seconds > 0))
+        return "sequences, repeat and seconds are needed, above 0";
+    p->load = (int)load;
+    p->repeat = (int)repeat;
+    if (!count_of(j, "steps", &c->steps) || !count_of(j, "drafted", &c->drafted) ||
+        !count_of(j, "offered", &c->offered) || !count_of(j, "accepted", &c->accepted) ||
+        !count_of(j, "emitted", &c->emitted) || !count_of(j, "rounds", &p->rounds))
+        return "a counter is missing";
+    count_of(j, "rounds_without_drafter", &p->skipped);
+    count_of(j, "probes", &p->probes);
+    if (!read_positions(json_object_get(j, "offered_by_position"), c->offered_at) ||
+        !read_positions(json_object_get(j, "accepted_by_position"), c->accepted_at))
+        return "counters by position are missing";
+    int64_t offered = 0, accepted = 0;
+    for (int k = 0; k < MDL_MAX_BLOCK; k++) {
+        offered += c->offered_at[k];
+        accepted += c->accepted_at[k];
+    }
+    if (offered != c->offered || accepted != c->accepted || c->accepted > c->offered || c->offered > c->drafted ||
+        c->emitted > c->accepted + c->steps)
+        return "the counters contradict each other";
+    return NULL;
+}
+
+int bd_read_json(const char *path, struct bd_results *r, struct cfg_error *err)
+{
+    json_error_t je;
+    size_t i;
+    json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &je), *point, *value;
+    const char *key;
+    if (!root)
+        return cfg_error_set(err, EINVAL, "%s: %s", path, je.text);
+    json_t *points = json_object_get(root, "points"), *rate = json_object_get(root, "convert_rate");
+    r->conditions = json_incref(json_object_get(root, "conditions"));
+    r->convert = rate ? json_number_value(rate) : NAN;
+    int bad = json_integer_value(json_object_get(root, "format")) != FORMAT || !json_is_object(r->conditions) ||
+                      !json_array_size(points)
+                  ? cfg_error_set(err, EINVAL, "%s is no result of `weft bench decode --json`", path)
+                  : 0;
+    if (!bad)
+        json_object_foreach (r->conditions, key, value)
+            if (!json_is_string(value))
+                bad = cfg_error_set(err, EINVAL, "%s: condition \"%.60s\" is no text", path, key);
+    if (!bad)
+        json_array_foreach (points, i, point) {
+            struct bd_point p;
+            const char *why = read_point(point, &p);
+            bad = why ? cfg_error_set(err, EINVAL, "%s, point %zu: %s", path, i + 1, why) : bd_add(r, &p, err);
+            if (bad)
+                break;
+        }
+    json_decref(root);
+    return bad;
+}
+
+/* ---- plot ---- */
+
+/* Inside of double quotes of gnuplot, without its markup. */
+static void put_text(struct cli_plot *p, const char *s)
+{
+    for (; *s; s++)
+        if (*s == '"' || *s == '\\')
+            cli_plot_printf(p, "'");
+        else if ((unsigned char)*s >= 32)
+            cli_plot_printf(p, "%c", *s);
+}
+
+static void plot_conditions(const struct bd_results *r, struct cli_plot *p)
+{
+    const char *key;
+    json_t *value;
+    int line = 0;
+    json_object_foreach (r->conditions, key, value) {
+        cli_plot_printf(p, "set label %d \"", line + 1);
+        put_text(p, key);
+        cli_plot_printf(p, ": ");
+        put_text(p, json_string_value(value));
+        cli_plot_printf(p, "\" at screen 0.02,%g noenhanced font ',9'\n", 0.185 - 0.021 * line);
+        line++;
+    }
+}
+
+static const char *const colours[] = {"#222222", "#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377"};
+
+static const char *colour_of(int mode)
+{
+    return mode == BD_DYNAMIC ? "#d62728" : colours[mode % (int)(sizeof colours / sizeof colours[0])];
+}
+
+static void plot_data(const struct bd_results *r, struct cli_plot *p, const int *modes, int n_modes, const int *loads,
+                      int n_loads)
+{
+    for (int m = 0; m < n_modes; m++) {
+        cli_plot_printf(p, "$m%d << EOD\n", m);
+        for (int l = 0; l < n_loads; l++) {
+            struct cell c;
+            double tokens, scale = 1;
+            struct cfg_error err;
+            make_cell(r, modes[m], loads[l], &c);
+            if (!c.n)
+                continue;
+            /* With a conversion, what is drawn is the converted rate, and the axis says so. */
+            if (!isnan(r->convert) &&
+                !cli_spec_convert(modes[m] == BD_DYNAMIC, modes[m] > 0 ? modes[m] : 0, r->convert, &tokens, &err))
+                scale = tokens * (double)c.sum.steps / (double)c.sum.emitted;
+            cli_plot_printf(p, "%.9g %.9g %.9g %d\n", scale * c.mean / c.load, scale * c.mean,
+                            isnan(c.half) ? 0 : scale * c.half, c.load);
+        }
+        cli_plot_printf(p, "EOD\n");
+    }
+}
+
+/* Change of throughput against `off` and of dynamic against the best other: below zero is drawn like above. */
+static int plot_changes(const struct bd_results *r, struct cli_plot *p, const int *modes, int n_modes, const int *loads,
+                        int n_loads)
+{
+    int drawn = 0;
+    for (int m = 0; m < n_modes; m++) {
+        cli_plot_printf(p, "$c%d << EOD\n", m);
+        for (int l = 0; l < n_loads; l++) {
+            struct cell c, off;
+            double mean, half;
+            make_cell(r, modes[m], loads[l], &c);
+            make_cell(r, 0, loads[l], &off);
+            if (modes[m] == 0 || !c.n || !off.n)
+                continue;
+            change(&c, &off, &mean, &half);
+            cli_plot_printf(p, "%d %.6g %.6g\n", loads[l], mean, isnan(half) ? 0 : half);
+            drawn++;
+        }
+        cli_plot_printf(p, "EOD\n");
+    }
+    cli_plot_printf(p, "$best << EOD\n");
+    for (int l = 0; l < n_loads; l++) {
+        struct cell c, best;
+        double mean, half;
+        make_cell(r, BD_DYNAMIC, loads[l], &c);
+        if (!c.n || !best_other(r, loads[l], &best))
+            continue;
+        change(&c, &best, &mean, &half);
+        cli_plot_printf(p, "%d %.6g %.6g\n", loads[l], mean, isnan(half) ? 0 : half);
+        drawn++;
+    }
+    cli_plot_printf(p, "EOD\n");
+    return drawn;
+}
+
+int bd_plot(const struct bd_results *r, const char *path, struct cfg_error *err)
+{
+    int loads[BD_LOADS], modes[BD_MODES], n_loads = list_loads(r, loads), n_modes = list_modes(r, modes);
+    struct cli_plot *p;
+    int bad = cli_plot_begin(path, &p, err);
+    if (bad)
+        return bad;
+    plot_data(r, p, modes, n_modes, loads, n_loads);
+    int changes = plot_changes(r, p, modes, n_modes, loads, n_loads);
+    bool dynamic = n_modes && modes[n_modes - 1] == BD_DYNAMIC;
+    plot_conditions(r, p);
+    cli_plot_printf(p,
+                    "set multiplot\nset grid lc rgb '#dddddd'\nset key font ',9' top right\n"
+                    "set lmargin at screen 0.08\nset rmargin at screen %g\nset bmargin at screen 0.29\n"
+                    "set tmargin at screen 0.93\n",
+                    changes ? 0.53 : 0.97);
+    if (isnan(r->convert))
+        cli_plot_printf(p, "set title 'Speed per user against throughput per device (tokens emitted)'\n"
+                           "set xlabel 'tokens per second and user'\nset ylabel 'tokens per second and device'\n");
+    else
+        cli_plot_printf(p,
+                        "set title 'Speed per user against throughput per device, CONVERTED'\n"
+                        "set xlabel 'tokens per second and user = steps x (1 + drafts x %g), assumed rate'\n"
+                        "set ylabel 'tokens per second and device, converted'\n",
+                        r->convert);
+    cli_plot_printf(p, "set xrange [0:*]\nset yrange [0:*]\nplot ");
+    for (int m = 0; m < n_modes; m++) {
+        char name[16];
+        bd_mode_name(modes[m], name);
+        cli_plot_printf(p,
+                        "%s$m%d using 1:2:3 with yerrorbars pt 7 ps 0.5 lc rgb '%s' notitle, $m%d using 1:2 with lines "
+                        "lw %d lc rgb '%s' title '%s'",
+                        m ? ", " : "", m, colour_of(modes[m]), m, modes[m] == BD_DYNAMIC ? 3 : 1, colour_of(modes[m]),
+                        name);
+    }
+    if (n_modes)
+        cli_plot_printf(p, ", $m%d using 1:2:4 with labels offset 1.2,0.6 font ',8' notitle", n_modes - 1);
+    cli_plot_printf(p, "\n");
+    if (changes) {
+        cli_plot_printf(p,
+                        "unset label\nset lmargin at screen 0.62\nset rmargin at screen 0.97\n"
+                        "set title 'Change of throughput'\nset xlabel 'sequences at a time'\n"
+                        "set ylabel 'per cent' offset 1,0\nset logscale x 2\nset xrange [%g:%g]\nset yrange [*:*]\n"
+                        "set xzeroaxis lt -1 lw 1.5\nset key at screen 0.99,0.21 font ',8' spacing 0.9\nplot ",
+                        0.8 * loads[0], 1.25 * loads[n_loads - 1]);
+        for (int m = 0; m < n_modes; m++) {
+            char name[16];
+            bd_mode_name(modes[m], name);
+            if (modes[m])
+                cli_plot_printf(p,
+                                "$c%d using 1:2:3 with yerrorbars pt 7 ps 0.4 lc rgb '%s' notitle, $c%d using 1:2 with "
+                                "lines lc rgb '%s' title '%s to off', ",
+                                m, colour_of(modes[m]), m, colour_of(modes[m]), name);
+        }
+        cli_plot_printf(p, "%s\n",
+                        dynamic ? "$best using 1:2:3 with yerrorbars pt 5 ps 0.8 lw 2 lc rgb '#000000' title "
+                                  "'dynamic to the best other'"
+                                : "0 lt -1 notitle");
+    }
+    cli_plot_printf(p, "unset multiplot\n");
+    return cli_plot_end(p, err);
+}

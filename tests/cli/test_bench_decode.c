@@ -1,0 +1,215 @@
+/* weft bench decode: figures from counters, the conversion and its limits, runs, reports on recorded counters. */
+#include "tests/harness.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <unistd.h>
+
+#include "cli/bench_decode.h"
+#include "tests/support/process.h"
+
+static bool has_gnuplot(void)
+{
+    return system("command -v gnuplot >/dev/null 2>&1") == 0;
+}
+
+/* ---- figures ---- */
+
+Test(spec_figures, conversion_of_a_fixed_length)
+{
+    struct cfg_error err = {0};
+    double tokens;
+    cr_expect_eq(cli_spec_convert(false, 3, 0.75, &tokens, &err), 0);
+    cr_expect_float_eq(tokens, 3.25, 1e-12);
+    cr_expect_eq(cli_spec_convert(false, 3, 1, &tokens, &err), 0);
+    cr_expect_float_eq(tokens, 4, 1e-12, "every draft kept: what counting rows gives");
+    cr_expect_eq(cli_spec_convert(false, 0, 0.75, &tokens, &err), 0);
+    cr_expect_float_eq(tokens, 1, 1e-12);
+    cr_expect_eq(cli_spec_convert(true, 3, 0.75, &tokens, &err), -EINVAL);
+    cr_expect_not_null(strstr(err.msg, "fixed"), "%s", err.msg);
+    cr_expect_eq(cli_spec_convert(false, 3, 1.1, &tokens, &err), -EINVAL);
+    /* A rate of .75 per offered draft, positions together, is not a chance of .75 at every position in turn. */
+    cr_expect_float_eq(1 + 0.75 + 0.75 * 0.75 + 0.75 * 0.75 * 0.75, 2.734375, 1e-12);
+}
+
+/* 100 steps of 3 drafts, of which 225 were kept: 3.25 tokens per step however they lie. Then trimmed: fewer offered. */
+Test(spec_figures, denominators)
+{
+    struct mdl_counters c = {.steps = 100, .drafted = 300, .offered = 300, .accepted = 225, .emitted = 325};
+    struct cli_spec_figures f = cli_spec_figures(&c);
+    double converted;
+    struct cfg_error err;
+    cr_expect_eq(cli_spec_convert(false, 3, f.accepted_per_offered, &converted, &err), 0);
+    cr_expect_float_eq(f.emitted_per_step, 3.25, 1e-12);
+    cr_expect_float_eq(converted, f.emitted_per_step, 1e-12, "with the run's own rate the conversion is exact");
+    c.offered = 240;
+    c.accepted = 216;
+    c.emitted = 316;
+    f = cli_spec_figures(&c);
+    cr_expect_float_eq(f.accepted_per_offered, 0.9, 1e-12);
+    cr_expect_float_eq(f.accepted_per_drafted, 0.72, 1e-12);
+    cr_expect_float_eq(f.rows_per_step, 3.4, 1e-12);
+    cr_expect_float_eq(f.emitted_per_step, 3.16, 1e-12);
+    cr_expect(fabs(1 + 3 * f.accepted_per_offered - f.emitted_per_step) > 0.5,
+              "the conversion says nothing about a run with varying lengths");
+    f = cli_spec_figures(&(struct mdl_counters){0});
+    cr_expect(isnan(f.emitted_per_step) && isnan(f.accepted_per_offered));
+}
+
+Test(spec_figures, interval)
+{
+    const double v[] = {1, 2, 3, 4, 5, 6, 7};
+    double mean, half;
+    cli_spec_interval(v, 7, &mean, &half);
+    cr_expect_float_eq(mean, 4, 1e-12);
+    cr_expect_float_eq(half, 2.447 * sqrt(28.0 / 6 / 7), 1e-9);
+    cli_spec_interval(v, 1, &mean, &half);
+    cr_expect(mean == 1 && isnan(half), "one value says nothing about its spread");
+}
+
+/* ---- runs ---- */
+
+Test(bench_decode, counts_what_it_ran)
+{
+    if (access("samples/tiny/model.safetensors", R_OK))
+        cr_skip_test("needs the sample model in samples/tiny");
+    char *dir = ts_temp_dir(), json[4200], csv[4200];
+    snprintf(json, sizeof json, "%s/out.json", dir);
+    snprintf(csv, sizeof csv, "%s/out.csv", dir);
+    static const char *const accept[] = {"model", "stated", "all"};
+    for (int a = 0; a < 3; a++) {
+        struct ts_result r = ts_run(ts_weft(), "bench", "decode", "-m", "samples/tiny", "-c", "1,3", "--repeats", "2",
+                                    "--seconds", "0.001", "--context", "24", "--grow", "16", "--modes",
+                                    "off,2,5,dynamic", "--accept", accept[a], "--json", json, "--csv", csv);
+        cr_assert_eq(r.status, 0, "%s%s", r.out, r.err);
+        cr_expect_not_null(strstr(r.out, "dynamic against the best"), "%s", r.out);
+        ts_result_free(&r);
+        struct bd_results got = {0};
+        struct cfg_error err;
+        cr_assert_eq(bd_read_json(json, &got, &err), 0, "%s", err.msg);
+        cr_expect_eq(got.n, 2 * 4 * 2);
+        for (int i = 0; i < got.n; i++) {
+            const struct bd_point *p = &got.point[i];
+            const struct mdl_counters *c = &p->counters;
+            cr_expect_eq(c->steps, p->rounds * p->load);
+            cr_expect_eq(c->emitted, c->steps + c->accepted);
+            if (p->mode >= 0) {
+                cr_expect_eq(c->offered, p->mode * c->steps, "a fixed length offers all that it drafts");
+                cr_expect_eq(c->offered, c->drafted);
+                cr_expect(a != 2 || c->accepted == c->offered);
+            }
+        }
+        bd_free(&got);
+    }
+    char *text = ts_read_file(csv, NULL);
+    int lines = 0;
+    for (char *at = text; (at = strchr(at, '\n')); at++)
+        lines++;
+    cr_expect_eq(lines, 17);
+    free(text);
+    ts_remove_dir(dir);
+    free(dir);
+}
+
+Test(bench_decode, refuses)
+{
+    static const struct {
+        const char *argument[6], *says;
+        int status;
+    } bad[] = {
+        {{"-m", "samples/tiny", "--preset", "decode-131k"}, "64 devices", 1},
+        {{"-m", "samples/tiny", "--convert", "0.75"}, "fixed number of drafts", 2},
+        {{"--convert", "0.75", "--from", "tests/fixtures/bench/decode-recorded.json"}, "fixed number of drafts", 2},
+        {{"-m", "samples/tiny", "--modes", "6"}, "0 to 5", 2},
+        {{"-m", "samples/tiny", "--modes", "often"}, "--modes", 2},
+        {{"-m", "samples/tiny", "-c", "0"}, "--concurrency", 2},
+        {{"-m", "samples/tiny", "--context", "100000000"}, "--context", 2},
+        {{"-m", "samples/tiny", "--context", "9999999", "--grow", "65536"}, "tokens of the model", 2},
+        {{"--from", "tests/fixtures/bench/none.json"}, "none.json", 2},
+        {{"--from", "samples/tiny/config.json"}, "no result", 2},
+        {{"-m", "samples/tiny", "--from", "x"}, "either", 2},
+        {{NULL}, "either", 2},
+    };
+    if (access("samples/tiny/model.safetensors", R_OK))
+        cr_skip_test("needs the sample model in samples/tiny");
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        const char *argv[12] = {ts_weft(), "bench", "decode"};
+        for (int k = 0; k < 6 && bad[i].argument[k]; k++)
+            argv[3 + k] = bad[i].argument[k];
+        struct ts_result r = ts_run_argv(NULL, argv);
+        cr_expect_eq(r.status, bad[i].status, "case %zu: %d %s", i, r.status, r.err);
+        cr_expect_not_null(strstr(r.err, bad[i].says), "case %zu: %s", i, r.err);
+        ts_result_free(&r);
+    }
+}
+
+/* ---- recorded counters ---- */
+
+Test(bench_decode, contradicting_counters_are_refused)
+{
+    static const char head[] =
+        "{\"format\":1,\"conditions\":{\"model\":\"x\"},\"points\":[{\"drafts\":\"fixed 1\",\"sequences\":1,"
+        "\"repeat\":0,\"seconds\":1,\"rounds\":2,\"steps\":2,";
+    static const char *const tail[] = {
+        "\"drafted\":2,\"offered\":2,\"accepted\":3,\"emitted\":5,\"offered_by_position\":[2],\"accepted_by_position\":"
+        "[3]}]}",
+        "\"drafted\":1,\"offered\":2,\"accepted\":1,\"emitted\":3,\"offered_by_position\":[2],\"accepted_by_position\":"
+        "[1]}]}",
+        "\"drafted\":2,\"offered\":2,\"accepted\":1,\"emitted\":4,\"offered_by_position\":[2],\"accepted_by_position\":"
+        "[1]}]}",
+        "\"drafted\":2,\"offered\":2,\"accepted\":1,\"emitted\":3,\"offered_by_position\":[1],\"accepted_by_position\":"
+        "[1]}]}",
+        "\"drafted\":2,\"offered\":2,\"accepted\":1,\"emitted\":-3,\"offered_by_position\":[2],\"accepted_by_"
+        "position\":[1]}]}",
+        "\"drafted\":2,\"offered\":2,\"accepted\":1,\"emitted\":3}]}",
+    };
+    char *dir = ts_temp_dir(), text[1024];
+    for (size_t i = 0; i < sizeof tail / sizeof *tail; i++) {
+        struct bd_results got = {0};
+        struct cfg_error err = {0};
+        snprintf(text, sizeof text, "%s%s", head, tail[i]);
+        char *path = ts_write_file(dir, "bad.json", text);
+        cr_expect_eq(bd_read_json(path, &got, &err), -EINVAL, "case %zu", i);
+        cr_expect_not_null(strstr(err.msg, "point 1"), "%s", err.msg);
+        bd_free(&got);
+        free(path);
+    }
+    ts_remove_dir(dir);
+    free(dir);
+}
+
+/* The published curve's form, on made-up counters: raw counting says 4 tokens per step, the plot 3.25, and says so. */
+Test(bench_decode, plots_of_recorded_counters)
+{
+    if (!has_gnuplot())
+        cr_skip_test("needs gnuplot");
+    char *dir = ts_temp_dir(), svg[4200], png[4200];
+    snprintf(svg, sizeof svg, "%s/out.svg", dir);
+    snprintf(png, sizeof png, "%s/out.png", dir);
+    struct ts_result r =
+        ts_run(ts_weft(), "bench", "decode", "--from", "tests/fixtures/bench/decode-131k.json", "--plot", svg);
+    cr_assert_eq(r.status, 0, "%s", r.err);
+    /* 16 sequences, 12.1 ms a step: 4 x 16 / 0.0121 and 3.25 x 16 / 0.0121. */
+    cr_expect_not_null(strstr(r.out, "5289."), "%s", r.out);
+    cr_expect_not_null(strstr(r.out, "4297."), "%s", r.out);
+    ts_result_free(&r);
+    char *text = ts_read_file(svg, NULL);
+    cr_assert_not_null(text);
+    static const char *const shown[] = {"EP64/DP64", "384 + 64 experts", "131072 tokens", "CONVERTED",
+                                        "0.75",      "assumed rate",     "fixed 3"};
+    for (size_t i = 0; i < sizeof shown / sizeof *shown; i++)
+        cr_expect_not_null(strstr(text, shown[i]), "the plot does not say \"%s\"", shown[i]);
+    free(text);
+    r = ts_run(ts_weft(), "bench", "decode", "--from", "tests/fixtures/bench/decode-recorded.json", "--plot", png);
+    cr_assert_eq(r.status, 0, "%s", r.err);
+    ts_result_free(&r);
+    size_t len;
+    text = ts_read_file(png, &len);
+    cr_expect(len > 10000 && !memcmp(text, "\x89PNG", 4));
+    free(text);
+    r = ts_run(ts_weft(), "bench", "decode", "--from", "tests/fixtures/bench/decode-recorded.json", "--plot", "x.jpg");
+    cr_expect_eq(r.status, 2);
+    ts_result_free(&r);
+    ts_remove_dir(dir);
+    free(dir);
+}
