@@ -30,6 +30,8 @@ struct question {
     const int32_t *ids;
     struct act_p_kv_lookup in;
     uint64_t token_ns;
+    int64_t since; /* ns, when it began to wait for pages; 0: it has not */
+    int want;      /* pages that it waits for */
     uint32_t found;
     struct act_tier_block block[]; /* [in.blocks + 1] */
 };
@@ -38,7 +40,8 @@ struct tier {
     const struct act_engine *e;
     struct kv_device *device;
     struct below below;
-    struct question *questions; /* that wait for the tiers below */
+    struct question *questions;             /* that wait for the tiers below */
+    struct question *short_of, **short_end; /* that wait for pages, oldest first; they hold nothing */
     uint32_t next_question;
     struct act_timer report;
     struct place *place; /* [PLACES], the newest replaces the oldest */
@@ -50,6 +53,7 @@ static int tier_start(struct act_self *self, void *state, const void *arg)
     struct tier *t = state;
     t->e = arg;
     t->device = t->e->device;
+    t->short_end = &t->short_of;
     t->place = calloc(PLACES, sizeof *t->place);
     if (!t->place)
         return -ENOMEM;
@@ -168,12 +172,10 @@ static void plan_snapshot(struct tier *t, struct question *q, struct plan *p)
     p->n = p->snapshot->blocks - q->found;
 }
 
-/* Gives the blocks from below their pages. They may be fewer than planned, when pages are short. */
+/* Gives the blocks from below their pages. */
 static void plan_pages(struct tier *t, struct question *q, struct plan *p)
 {
-    int room = kv_device_available(t->device), pages[256];
-    if (!p->load && (int)p->n > room)
-        p->n = (uint32_t)room;
+    int pages[256];
     for (uint32_t i = 0; i < p->n; i++) {
         struct act_tier_block *b = &q->block[q->found + i];
         *b = (struct act_tier_block){.chain = q->chain[q->found + i + 1]};
@@ -229,6 +231,21 @@ static void question_free(struct question *q)
     free(q);
 }
 
+/* A hit is not cut short because pages are: the prompt needs them anyway. It waits, and is looked up anew. */
+static bool wait_for_pages(struct act_self *self, struct tier *t, struct question *q, const struct plan *p)
+{
+    if (p->load || (int)p->n <= kv_device_available(t->device))
+        return false;
+    release_blocks(t, q->block, 0, q->found);
+    q->want = (int)(q->found + p->n);
+    q->found = 0;
+    q->since = q->since ? q->since : act_now(self);
+    q->next = NULL;
+    *t->short_end = q;
+    t->short_end = &q->next;
+    return true;
+}
+
 /* The answer: blocks that are here, blocks that are coming, a snapshot. Then their reading begins. */
 static void answer(struct act_self *self, struct tier *t, struct question *q, struct plan *p)
 {
@@ -236,9 +253,9 @@ static void answer(struct act_self *self, struct tier *t, struct question *q, st
     struct act_msg r;
     size_t bytes;
     plan_snapshot(t, q, p);
+    if (wait_for_pages(self, t, q, p))
+        return;
     plan_pages(t, q, p);
-    if (p->snapshot && p->snapshot->blocks > q->found + p->n) /* no pages for all of it */
-        p->snapshot_len = 0;
     uint32_t total = q->found + p->n;
     if (act_msg_new(ACT_KV_FOUND, ACT_NOBODY, (size_t)total * sizeof *q->block + p->snapshot_len, &r)) {
         release_blocks(t, q->block, 0, total);
@@ -339,11 +356,28 @@ static void take_below(struct act_self *self, struct tier *t, struct act_msg *m)
     answer(self, t, q, &p);
 }
 
+static void begin_question(struct act_self *self, struct tier *t, struct question *q)
+{
+    struct plan p = {0};
+    bool clean_only = q->in.flags & ACT_LOOKUP_CLEAN_ONLY;
+    while (q->found < q->in.blocks && !find_block(t, &q->chain[q->found + 1], clean_only, &q->block[q->found]))
+        q->found++;
+    if (!act_addr_is_nobody(t->e->store) && q->found < q->in.blocks) {
+        plan_join(t, q, &p);
+        if (!p.load && !ask_below(self, t, q)) {
+            q->next = t->questions;
+            t->questions = q;
+            return;
+        }
+    }
+    drop_useless(t, q, &p);
+    answer(self, t, q, &p);
+}
+
 static void look_up(struct act_self *self, struct tier *t, struct act_msg *m)
 {
     const struct act_p_kv_lookup *in = act_p_kv_lookup(m);
     struct act_promise promise = act_promise_of(m);
-    struct plan p = {0};
     size_t bytes;
     const struct act_key *chain = act_msg_tail(m, &bytes);
     bool fits = bytes >= ((size_t)in->blocks + 1) * sizeof *chain + (size_t)in->ids * sizeof(int32_t);
@@ -361,19 +395,24 @@ static void look_up(struct act_self *self, struct tier *t, struct act_msg *m)
                            .in = *in,
                            .token_ns = act_b_kv_lookup(m)->token_ns};
     q->buf = act_msg_take(m);
-    bool clean_only = in->flags & ACT_LOOKUP_CLEAN_ONLY;
-    while (q->found < q->in.blocks && !find_block(t, &chain[q->found + 1], clean_only, &q->block[q->found]))
-        q->found++;
-    if (!act_addr_is_nobody(t->e->store) && q->found < q->in.blocks) {
-        plan_join(t, q, &p);
-        if (!p.load && !ask_below(self, t, q)) {
-            q->next = t->questions;
-            t->questions = q;
+    begin_question(self, t, q);
+}
+
+/* When pages have come back, or it has taken too long: then without what is below. */
+static void retry_short(struct act_self *self, struct tier *t)
+{
+    while (t->short_of) {
+        struct question *q = t->short_of;
+        bool late = act_now(self) - q->since > t->e->read_timeout_ns;
+        if (!late && kv_device_available(t->device) < q->want)
             return;
-        }
+        t->short_of = q->next;
+        if (!t->short_of)
+            t->short_end = &t->short_of;
+        if (late)
+            q->in.blocks = 0;
+        begin_question(self, t, q);
     }
-    drop_useless(t, q, &p);
-    answer(self, t, q, &p);
 }
 
 static void keep_snapshot(struct tier *t, struct act_msg *m)
@@ -503,6 +542,7 @@ static int tier_receive(struct act_self *self, void *state, struct act_msg *m, i
             break;
         }
     }
+    retry_short(self, t);
     below_pump(&t->below);
     return 0;
 }
@@ -512,12 +552,13 @@ static void tier_stop(struct act_self *self, void *state, int reason)
     (void)self;
     (void)reason;
     struct tier *t = state;
-    while (t->questions) {
-        struct question *q = t->questions;
-        t->questions = q->next;
-        release_blocks(t, q->block, 0, q->found);
-        question_free(q);
-    }
+    struct question *waiting[] = {t->questions, t->short_of};
+    for (int i = 0; i < 2; i++)
+        for (struct question *q = waiting[i], *next; q; q = next) {
+            next = q->next;
+            release_blocks(t, q->block, 0, q->found);
+            question_free(q);
+        }
     below_stop(&t->below);
     free(t->place);
 }

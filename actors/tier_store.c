@@ -6,7 +6,15 @@
 
 #include "kvtiers/host.h"
 
-enum { TICK_NS = 20000000, REPORT_TICKS = 25, TAG_TICK = 1, SEGMENTS_MAX = 64, SSD_OP_MAX = 64 };
+enum {
+    TICK_NS = 20000000,
+    POLL_NS = 100000,
+    REPORT_TICKS = 25,
+    TAG_TICK = 1,
+    TAG_POLL = 2,
+    SEGMENTS_MAX = 64,
+    SSD_OP_MAX = 64
+};
 
 /* A run of blocks that one tier has. */
 struct segment {
@@ -61,7 +69,7 @@ struct store {
     struct ask *asks;
     struct push *pushes;
     struct held_store *held, **held_end;
-    struct act_timer tick;
+    struct act_timer tick, poll;
     int ticks;
     double byte_ns[ACT_TIERS_MAX], op_ns[ACT_TIERS_MAX]; /* measured, averaged */
     uint64_t seen_ns[ACT_TIERS_MAX], seen_reads[ACT_TIERS_MAX], seen_bytes[ACT_TIERS_MAX];
@@ -325,22 +333,24 @@ static void on_pushed(struct kv_tier_op *op)
         act_yield(s->self); /* stores may wait for the room */
 }
 
-/* From the host tier into a durable one, without another copy. */
-static void push_down(struct store *s, int tier, const struct act_tier_place *place, int n)
+static void on_kept(struct kv_tier_op *op)
+{
+    (void)op;
+}
+
+/* From the host tier into a durable one, without another copy. The blocks are there. */
+static void push_down(struct store *s, int tier, const struct kv_tier_block *block, int n)
 {
     struct kv_tier *host = s->c->tier[0], *to = s->c->tier[tier];
     struct push *p = calloc(1, sizeof *p + (size_t)n * sizeof *p->block);
-    int k = 0;
     if (!p)
         return;
     for (int i = 0; i < n; i++) {
-        uint8_t *bytes = kv_host_pin(host, &place[i].key);
-        if (bytes)
-            p->block[k++] = (struct kv_tier_block){
-                .key = place[i].key, .bytes = bytes, .info = {(enum kv_taint)place[i].taint, place[i].hit}};
+        p->block[i] = block[i];
+        p->block[i].bytes = kv_host_pin(host, &block[i].key);
     }
     p->s = s;
-    p->op = (struct kv_tier_op){.block = p->block, .n = k, .done = on_pushed, .ctx = p};
+    p->op = (struct kv_tier_op){.block = p->block, .n = n, .done = on_pushed, .ctx = p};
     p->next = s->pushes;
     p->link = &s->pushes;
     if (s->pushes)
@@ -349,38 +359,36 @@ static void push_down(struct store *s, int tier, const struct act_tier_place *pl
     to->ops->store(to, &p->op);
 }
 
-static void on_kept(struct kv_tier_op *op)
-{
-    (void)op;
-}
-
-/* As many blocks of h as the host tier has room for. */
+/* As many blocks of h as the host tier has room for. Each is pinned before the next one could push it out. */
 static void store_some(struct store *s, struct held_store *h)
 {
     struct kv_tier *host = s->c->tier[0];
     struct kv_tier_block block[SSD_OP_MAX];
-    while (h->at < h->n) {
-        int n = h->n - h->at < SSD_OP_MAX ? h->n - h->at : (int)SSD_OP_MAX;
-        for (int i = 0; i < n; i++) {
-            const struct act_tier_place *p = &h->place[h->at + i];
-            block[i] = (struct kv_tier_block){
-                .key = p->key, .bytes = (uint8_t *)(uintptr_t)p->address, .info = {(enum kv_taint)p->taint, p->hit}};
-        }
-        struct kv_tier_op op = {.block = block, .n = n, .done = on_kept};
+    int n = 0;
+    for (bool room = true; room && h->at < h->n && n < SSD_OP_MAX; h->at += room) {
+        const struct act_tier_place *p = &h->place[h->at];
+        block[n] = (struct kv_tier_block){
+            .key = p->key, .bytes = (uint8_t *)(uintptr_t)p->address, .info = {(enum kv_taint)p->taint, p->hit}};
+        struct kv_tier_op op = {.block = &block[n], .n = 1, .done = on_kept};
         host->ops->store(host, &op); /* ends inside the call: memory to memory */
-        for (int t = 1; t < s->c->n_tiers && op.count; t++)
-            push_down(s, t, h->place + h->at, op.count);
-        h->at += op.count;
-        if (op.count < n)
-            return;
+        room = op.count == 1;
+        if (room)
+            kv_host_pin(host, &block[n++].key);
     }
+    for (int t = 1; t < s->c->n_tiers && n; t++)
+        push_down(s, t, block, n);
+    for (int i = 0; i < n; i++)
+        kv_host_unpin(host, &block[i].key);
 }
 
 static void go_on_storing(struct store *s)
 {
     while (s->held) {
         struct held_store *h = s->held;
-        store_some(s, h);
+        for (int before = -1; h->at < h->n && h->at != before;) {
+            before = h->at;
+            store_some(s, h);
+        }
         if (h->at < h->n && s->pushes)
             return; /* room comes when one of them has ended */
         struct act_msg r = act_msg_make(ACT_TIER_STORED, ACT_NOBODY);
@@ -467,8 +475,8 @@ static void turn_storage(struct store *s)
         return;
     st->ops->poll(st);
     st->ops->stat(st, &stats);
-    if (stats.in_flight && !act_timer_pending(&s->tick))
-        act_timer_after(s->self, &s->tick, TICK_NS, TAG_TICK);
+    if (stats.in_flight)
+        act_timer_after(s->self, &s->poll, POLL_NS, TAG_POLL);
 }
 
 static int store_receive(struct act_self *self, void *state, struct act_msg *m, int count)
@@ -487,7 +495,8 @@ static int store_receive(struct act_self *self, void *state, struct act_msg *m, 
             take_store(s, &m[i]);
             break;
         case ACT_TIMER:
-            on_tick(s);
+            if (act_p_timer(&m[i])->tag == TAG_TICK)
+                on_tick(s);
             break;
         default:
             break;

@@ -58,4 +58,9 @@ const void *kv_device_snapshot_get(struct kv_device *d, const struct kv_key *tai
 
 void kv_device_stat(const struct kv_device *d, struct kv_device_stats *out);
 
+/* The same pages behind the table of tiers: a read copies out of them, a store takes a page and copies into it. d is
+ * borrowed; its page size is the layout's block. For who has no pages of his own here: other nodes, tools, tests. The
+ * engine uses the functions above and copies nothing. */
+int kv_device_tier(struct kv_device *d, const struct kv_layout *layout, struct kv_tier **out, struct cfg_error *err);
+
 #endif

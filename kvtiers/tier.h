@@ -84,7 +84,7 @@ struct kv_tier_ops {
     void (*stat)(struct kv_tier *t, struct kv_tier_stats *out);
     /* Time passes: retries, expiry, commits that wait for company. Called now and then (tens of ms). */
     void (*tick)(struct kv_tier *t);
-    /* Calls each(ctx, key, info, age in s) for every block; for tools. */
+    /* Calls fn(ctx, key, info, age in s) for every block; for tools. NULL: this tier cannot list. */
     void (*each)(struct kv_tier *t,
                  void (*fn)(void *ctx, const struct kv_key *key, const struct kv_block_info *info, int64_t age_s),
                  void *ctx);

@@ -442,7 +442,9 @@ static int kv_present(struct mdl_step *s)
     const struct mdl_layer_role *role = &cfg->layer[s->layer];
     for (int i = 0; i < s->n_segments; i++) {
         const struct mdl_segment *seg = &s->segment[i];
-        if (s->layer < seg->layer_begin || s->layer >= seg->layer_end)
+        /* After an exact restart the first rows end before this layer; they need none of its rows. */
+        if (s->layer < seg->layer_begin || s->layer >= seg->layer_end ||
+            (!seg->draft && seg->start + seg->n <= seg->seq->window_lo[s->layer]))
             continue;
         int r = s->providers->kv(s->providers->ctx, s, seg->seq, role->kv_source, (seg->start + seg->n) / role->ratio);
         if (r <= 0)

@@ -103,6 +103,10 @@ uint64_t ts_world_run(struct ts_world *w, uint64_t seed)
         act_sim_link(w->sim, w->rt, TS_WORLD_ENGINE, TS_WORLD_APART + i, &w->link);
         act_sim_link(w->sim, w->rt, TS_WORLD_APART + i, TS_WORLD_ENGINE, &w->link);
     }
+    if (w->store) {
+        w->e.store_layout = w->store->layout;
+        spawn_at_client(w, &act_tier_store_behaviour, w->store, &w->e.store);
+    }
     spawn(w, TS_PART_TIER, 0, &w->e, &w->e.tier);
     for (int i = 0; i < w->e.experts.n; i++) {
         w->expert[i] = (struct act_expert_arg){.m = w->m, .map = w->map, .index = i};

@@ -9,6 +9,7 @@
 #include "actors/router.h"
 #include "actors/runtime/sim.h"
 #include "actors/runtime/stats.h"
+#include "actors/tier_store.h"
 
 enum {
     TS_WORLD_ENGINE,
@@ -70,6 +71,7 @@ struct ts_world {
     struct ts_outcome got[TS_WORLD_REQUESTS];
     int n;
     struct act_router_arg router;
+    const struct act_store *store; /* tiers below the device, on the client's worker; NULL: none */
     int prefills, decodes; /* actors; 0: one */
     bool restart;          /* one that failed begins again */
     struct ts_kill kill[TS_WORLD_KILLS];

@@ -77,7 +77,7 @@ static void on_rows(struct kv_tier_op *op, int source, int ok)
     o->rows[o->n_rows++] = ok;
 }
 
-static void on_done(struct kv_tier_op *op)
+void ts_op_done(struct kv_tier_op *op)
 {
     ((struct ts_op *)op->ctx)->done++;
 }
@@ -94,7 +94,7 @@ void ts_op_begin(struct ts_op *o, struct kv_tier *t, const struct kv_layout *l, 
         if (verb == TS_STORE)
             ts_block_fill(l, number[i], o->block[i].bytes);
     }
-    o->op = (struct kv_tier_op){.block = o->block, .n = n, .rows = on_rows, .done = on_done, .ctx = o};
+    o->op = (struct kv_tier_op){.block = o->block, .n = n, .rows = on_rows, .done = ts_op_done, .ctx = o};
     void (*const call[])(struct kv_tier *, struct kv_tier_op *) = {t->ops->lookup, t->ops->read, t->ops->store,
                                                                    t->ops->drop};
     call[verb](t, &o->op);

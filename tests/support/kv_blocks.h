@@ -34,6 +34,8 @@ void ts_op_begin(struct ts_op *o, struct kv_tier *t, const struct kv_layout *l, 
 /* Begins it and polls s until it is done, or nothing comes any more. */
 void ts_op_run(struct ts_op *o, struct kv_tier *t, struct kv_storage *s, const struct kv_layout *l, enum ts_verb verb,
                const int *number, int n);
+/* kv_tier_op.done of an op whose ctx is a struct ts_op. */
+void ts_op_done(struct kv_tier_op *op);
 void ts_op_free(struct ts_op *o);
 /* One block, run to its end: stored; found; read with the right bytes (wrong bytes end the test). */
 bool ts_store_one(struct kv_tier *t, struct kv_storage *s, const struct kv_layout *l, int n);
