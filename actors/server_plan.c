@@ -138,11 +138,11 @@ static int plan_gateway(struct act_server *s, struct cfg_error *err)
     set->http = (struct gw_http_limits){.connections = c->limits.connections,
                                         .header_bytes = (size_t)c->limits.header_bytes,
                                         .body_bytes = (size_t)c->limits.request_bytes,
-                                        .pending_bytes = 1 << 20,
+                                        .pending_bytes = (size_t)c->limits.unread_bytes,
                                         .header_ms = 10000,
                                         .body_ms = 30000,
                                         .idle_ms = 75000,
-                                        .stuck_ms = 30000};
+                                        .stuck_ms = (int)(c->limits.unread_us / 1000)};
     g->model = s->m->cfg;
     g->tok = s->tok;
     g->here = g->there = (struct gw_prompts){.tok = s->tok,

@@ -93,6 +93,7 @@ struct cfg_config {
         int requests;    /* at a time */
         int connections; /* at a time */
         int64_t keepalive_us, drain_us, stuck_us;
+        int64_t unread_bytes, unread_us; /* of one client's output */
     } limits;
     struct {
         int64_t memory, snapshots; /* bytes of KV pages, of snapshots */

@@ -424,10 +424,12 @@ static struct bufferevent *new_bufferevent(struct gw_http *h, int fd, SSL_CTX *t
 
 static void set_options(int fd)
 {
-    /* Tokens leave one by one; and a client that vanished without a word is noticed within a minute. */
+    /* Tokens leave one by one. What a client does not take waits here, where it is counted and bounded, not in the
+     * kernel, which would keep some MiB for each. A client that vanished without a word is noticed within a minute. */
     const struct {
         int level, name, value;
     } option[] = {{IPPROTO_TCP, TCP_NODELAY, 1},
+                  {IPPROTO_TCP, TCP_NOTSENT_LOWAT, GW_HTTP_KERNEL},
                   {SOL_SOCKET, SO_KEEPALIVE, 1},
                   {IPPROTO_TCP, TCP_KEEPIDLE, 30},
                   {IPPROTO_TCP, TCP_KEEPINTVL, 10},
@@ -639,4 +641,6 @@ void gw_http_set_tls(struct gw_http *h, struct ssl_ctx_st *tls)
 void gw_http_stat(const struct gw_http *h, struct gw_http_stats *out)
 {
     *out = h->stats;
+    for (struct gw_conn *c = h->conns; c; c = c->next)
+        out->unsent += unsent(c);
 }

@@ -61,13 +61,14 @@ struct gw_http_handler {
     void (*gone)(void *ctx, struct gw_exchange *x, enum gw_gone why);
 };
 
-/* Counters since start; connections: now open. */
+/* Counters since start; connections and unsent: as of now. */
 struct gw_http_stats {
     int connections;
     uint64_t accepted, refused_connections; /* the latter beyond the limit */
     uint64_t requests, refused;             /* complete requests, and those that the server refused itself */
     uint64_t gone, stuck;                   /* exchanges whose client went away, or did not read */
     uint64_t bytes_in, bytes_out;           /* without those of TLS itself */
+    uint64_t unsent;                        /* bytes that wait for their clients now */
 };
 
 /* base must outlive it. Ignores SIGPIPE for the process, unless the process has its own handler. */

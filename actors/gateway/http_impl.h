@@ -12,6 +12,7 @@
 
 enum {
     GW_HTTP_PIPELINE = 64 << 10, /* bytes of later requests that are read while one is in progress */
+    GW_HTTP_KERNEL = 16 << 10,   /* bytes that the kernel keeps for a client beyond those on their way */
     GW_HTTP_LISTENERS = 8,
     GW_HTTP_TURNED_AWAY = 64, /* connections beyond the limit that are being told so; more are just closed */
     GW_HTTP_LINGER_MS = 5000, /* a client that is still sending has this long to read the last reply */

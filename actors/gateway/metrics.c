@@ -62,6 +62,7 @@ static void http_metrics(const struct gw_context *g, struct gw_bytes *b)
     single(b, "http_refused_total", "counter", "Requests refused for their form, size or slowness.", (double)s.refused);
     single(b, "http_received_bytes_total", "counter", "Bytes received from clients.", (double)s.bytes_in);
     single(b, "http_sent_bytes_total", "counter", "Bytes sent to clients.", (double)s.bytes_out);
+    single(b, "http_unsent_bytes", "gauge", "Bytes that wait for slow clients.", (double)s.unsent);
     single(b, "disconnected_clients_total", "counter", "Clients that went away before their answer ended.",
            (double)s.gone);
     single(b, "stuck_clients_total", "counter", "Clients that stopped reading.", (double)s.stuck);
