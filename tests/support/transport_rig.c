@@ -100,7 +100,7 @@ static void on_room(void *ctx, struct tp_channel *c)
 static void on_closed(void *ctx, struct tp_channel *c, int reason, const char *why)
 {
     struct tr_side *s = ctx;
-    (void)why;
+    snprintf(s->why, sizeof s->why, "%d %s", reason, why);
     s->closed++;
     if (s->last == c)
         s->last = NULL;
@@ -220,7 +220,10 @@ void tr_until(struct tr_rig *r, const int *what, int n)
     int64_t limit = real_now() + (int64_t)DEADLINE_S * 1000000000;
     while (*what < n && real_now() < limit)
         tr_turn(r);
-    cr_assert_ge(*what, n, "%s: nothing comes any more", r->kind->ops->name);
+    cr_assert_ge(*what, n,
+                 "%s: %d of %d, and nothing comes any more; opened %d, accepted %d; ended %d (%s) and %d (%s)",
+                 r->kind->ops->name, *what, n, r->side[0].opened, r->side[1].accepted, r->side[0].closed,
+                 r->side[0].why, r->side[1].closed, r->side[1].why);
 }
 
 void tr_join(struct tr_rig *r, enum tp_class class, struct tp_channel *c[2])

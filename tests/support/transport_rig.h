@@ -47,6 +47,7 @@ struct tr_side {
     bool check_payload;  /* byte i of a frame beyond the first 8 must be (number + i) & 255 */
     bool payload_ok;
     int64_t poll_at;
+    char why[256]; /* of the last CLOSED */
     /* Reads the window when an immediate comes: what the byte at this place was. */
     const uint8_t *watch;
     uint8_t watched[256];

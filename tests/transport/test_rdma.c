@@ -6,14 +6,7 @@
 #include <string.h>
 
 #include "tests/support/process.h"
-#include "tests/support/transport_rig.h"
-#include "transport/rdma.h"
-
-static void need_guest(void)
-{
-    if (!getenv("WEFT_IN_RDMA_GUEST"))
-        cr_skip_test("needs the guest of `make test-rdma`");
-}
+#include "tests/support/rdma_rig.h"
 
 Test(rdma, the_library_is_loaded_or_says_why_not)
 {
@@ -43,7 +36,7 @@ Test(rdma, devices_are_seen_as_they_are)
     struct cfg_error err;
     struct tp_rdma_choice choice;
     struct tp_rdma_want want = {.devices = ""};
-    need_guest();
+    rr_need_guest();
     cr_assert_eq(tp_rdma_load(&p, &err), 0, "%s", err.msg);
     cr_assert_eq(p->inspect(&facts, &err), 0, "%s", err.msg);
     cr_assert_eq(facts.device_count, 5);
@@ -75,7 +68,7 @@ static void expect_check(const char *shell, const char *want)
 
 Test(rdma, weft_check_explains_the_machine)
 {
-    need_guest();
+    rr_need_guest();
     char *dir = ts_temp_dir(), shell[1024];
     char *path = ts_write_file(
         dir, "t.conf",
@@ -101,50 +94,15 @@ Test(rdma, weft_check_explains_the_machine)
 
 /* ---- what every provider passes -------------------------------------------------------------------------------- */
 
-static struct tp_rdma_config configs[2];
-
-static const struct tp_ops *ops(void)
-{
-    const struct tp_rdma_plugin *p;
-    struct cfg_error err;
-    need_guest();
-    cr_assert_eq(tp_rdma_load(&p, &err), 0, "%s", err.msg);
-    return p->ops;
-}
-
-static void set_up(struct tr_rig *r, const char *address, const char *devices0, const char *devices1)
-{
-    configs[0] = (struct tp_rdma_config){.devices = devices0};
-    configs[1] = (struct tp_rdma_config){.devices = devices1};
-    for (int i = 0; i < 2; i++) {
-        r->config[i].provider = &configs[i];
-        /* An emulated machine on a busy host. */
-        r->config[i].connect_ns = r->config[i].silence_ns = INT64_C(30000000000);
-    }
-    snprintf(r->address, sizeof r->address, "%s:0", address);
-}
-
-/* One device, looped back. */
-static void set_up_loop(struct tr_rig *r)
-{
-    set_up(r, "10.77.0.1", "rxe0", "rxe0");
-}
-
-/* Two devices on each side, with a wire between each pair. */
-static void set_up_rails(struct tr_rig *r)
-{
-    set_up(r, "10.77.1.2", "rxe1,rxe3", "rxe2,rxe4");
-}
-
 #define TR_CASE(name)                                                                                                  \
     Test(rdma_loop, name)                                                                                              \
     {                                                                                                                  \
-        const struct tr_kind kind = {.ops = ops(), .set_up = set_up_loop, .uses_base = true};                          \
+        const struct tr_kind kind = {.ops = rr_ops(), .set_up = rr_set_up_loop, .uses_base = true};                    \
         tr_case_##name(&kind);                                                                                         \
     }                                                                                                                  \
     Test(rdma_rails, name)                                                                                             \
     {                                                                                                                  \
-        const struct tr_kind kind = {.ops = ops(), .set_up = set_up_rails, .uses_base = true};                         \
+        const struct tr_kind kind = {.ops = rr_ops(), .set_up = rr_set_up_rails, .uses_base = true};                   \
         tr_case_##name(&kind);                                                                                         \
     }
 #include "tests/support/transport_cases.def"

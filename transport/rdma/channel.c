@@ -479,7 +479,7 @@ static void start(struct rdma_channel *c, const struct rdma_held *r)
             rdma_fail(c, -EPROTO, "the other side starts with %d lanes, lane %d is not up", lanes, i);
             return;
         }
-    c->lanes = lanes;
+    rdma_lanes_trim(c, lanes);
     c->state = RDMA_OPEN;
     c->deadline = TP_NEVER;
     c->told = true;

@@ -15,7 +15,13 @@
 
 #include "transport/rdma/rdma.h"
 
-enum { BACKLOG = 128, RETRIES = 7, PORT_TRIES = 8 };
+enum {
+    BACKLOG = 128,
+    RETRIES = 7,
+    PORT_TRIES = 8,
+    RESOLVE_MS =
+        500, /* then it is tried again, to the channel's deadline: a kernel may miss that a neighbour answered */
+};
 
 static uint32_t bit(const struct rdma_lane *l)
 {
@@ -147,13 +153,24 @@ static int connect_ms(const struct rdma *ep)
     return (int)(ep->connect_ns / 1000000) + 1;
 }
 
+/* from: NULL when the id is bound already. */
+static void resolve(struct rdma_lane *l, struct sockaddr_in6 *from)
+{
+    struct cfg_error err;
+    if (rdma_resolve_addr(l->id, (struct sockaddr *)from, (struct sockaddr *)&l->to, RESOLVE_MS) == 0)
+        return;
+    int e = errno;
+    cfg_error_set(&err, e, "%s has no way to that address (%s)", l->rail->name, strerror(e));
+    lane_failed(l, -e, err.msg);
+}
+
 static void dial_lane(struct rdma_channel *c, int index, struct rdma_rail *r, const struct sockaddr_in6 *to)
 {
     struct rdma *ep = rdma_of(c);
     struct rdma_lane *l = &c->lane[index];
     struct sockaddr_in6 from;
-    struct cfg_error err;
     l->rail = r;
+    l->to = *to;
     to_sockaddr(r->address, 0, &from);
     if (rdma_create_id(ep->cm, &l->id, l, RDMA_PS_TCP)) {
         l->id = NULL;
@@ -164,15 +181,10 @@ static void dial_lane(struct rdma_channel *c, int index, struct rdma_rail *r, co
     if (tos)
         rdma_set_option(l->id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &tos, sizeof tos);
     l->state = RDMA_RESOLVING;
-    struct sockaddr_in6 dst = *to;
-    if (from.sin6_family != dst.sin6_family) {
+    if (from.sin6_family != to->sin6_family)
         lane_failed(l, -EAFNOSUPPORT, "one side has an IPv4 address, the other an IPv6 one; use the same on both");
-        return;
-    }
-    if (rdma_resolve_addr(l->id, (struct sockaddr *)&from, (struct sockaddr *)&dst, connect_ms(ep))) {
-        cfg_error_set(&err, errno, "%s has no way to that address (%s)", r->name, strerror(errno));
-        lane_failed(l, -errno, err.msg);
-    }
+    else
+        resolve(l, &from);
 }
 
 static void dial_first(struct rdma_channel *c)
@@ -313,6 +325,8 @@ static void replied(struct rdma_lane *l, const uint8_t *bytes, size_t size)
         c->reply = r;
         int lanes = c->base.class == TP_CLASS_CONTROL ? 1 : r.lanes < ep->rails ? r.lanes : ep->rails;
         c->lanes = lanes;
+        c->lanes_by = rdma_now(ep) + ep->connect_ns / 4;
+        rdma_due(ep, c->lanes_by);
         for (int i = 1; i < lanes; i++) {
             struct sockaddr_in6 to;
             to_sockaddr(r.address[i], port_of(&c->to), &to);
@@ -324,6 +338,16 @@ static void replied(struct rdma_lane *l, const uint8_t *bytes, size_t size)
     rdma_mark(c);
 }
 
+void rdma_lanes_trim(struct rdma_channel *c, int n)
+{
+    for (int i = n; i < RDMA_LANES; i++) {
+        if (c->lane[i].id && c->lane[i].state == RDMA_UP)
+            rdma_disconnect(c->lane[i].id);
+        rdma_lane_free(&c->lane[i]);
+    }
+    c->lanes = n;
+}
+
 void rdma_lanes_ready(struct rdma_channel *c)
 {
     uint32_t all = (UINT32_C(1) << c->lanes) - 1;
@@ -333,12 +357,7 @@ void rdma_lanes_ready(struct rdma_channel *c)
     int n = 1;
     while (c->lanes_up >> n & 1)
         n++;
-    for (int i = n; i < c->lanes; i++) {
-        if (c->lane[i].id && c->lane[i].state == RDMA_UP)
-            rdma_disconnect(c->lane[i].id);
-        rdma_lane_free(&c->lane[i]);
-    }
-    c->lanes = n;
+    rdma_lanes_trim(c, n);
     uint8_t lanes = (uint8_t)n;
     if (!rdma_steer(c, RDMA_START, &lanes, 1)) {
         rdma_fail(c, -EIO, "%s: the first request was not taken", c->lane[0].rail->name);
@@ -558,6 +577,11 @@ static void lane_event(struct rdma_lane *l, const struct rdma_cm_event *e, const
         lane_failed(l, refused_reason(e->status), text);
         break;
     case RDMA_CM_EVENT_ADDR_ERROR:
+        if (e->status == -ETIMEDOUT && !c->failed && rdma_now(rdma_of(c)) < c->deadline) {
+            resolve(l, NULL);
+            break;
+        }
+        /* fall through */
     case RDMA_CM_EVENT_ROUTE_ERROR:
     case RDMA_CM_EVENT_CONNECT_ERROR:
     case RDMA_CM_EVENT_UNREACHABLE:

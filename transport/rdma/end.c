@@ -211,8 +211,13 @@ int64_t rdma_deadlines(struct rdma_channel *c, int64_t now)
         return TP_NEVER;
     }
     if (c->state == RDMA_OPENING) {
+        if (c->lanes_by && now >= c->lanes_by) {
+            c->lanes_failed |= ((UINT32_C(1) << c->lanes) - 1) & ~c->lanes_up;
+            c->lanes_by = 0;
+            rdma_mark(c);
+        }
         if (now < c->deadline)
-            return c->deadline;
+            return c->lanes_by ? c->lanes_by : c->deadline;
         rdma_fail(c, -ETIMEDOUT, "no connection after %lld ms", (long long)(ep->connect_ns / 1000000));
         return TP_NEVER;
     }

@@ -131,6 +131,7 @@ struct rdma_lane {
     struct rdma_rail *rail;
     int index;
     enum rdma_lane_state state;
+    struct sockaddr_in6 to; /* where it is dialled; an IPv4 address may be in it */
     struct rdma_lane *next_by_qpn;
     struct rdma_cm_id *id;
     struct ibv_qp *qp;
@@ -202,6 +203,7 @@ struct rdma_channel {
     uint32_t stripe_awaited; /* 0: none */
     /* time */
     int64_t heard, deadline;
+    int64_t lanes_by; /* dialling: lanes that are not up by then are done without */
     int64_t drained_at;
     /* the end, when it is known and not yet reported */
     int failed;
@@ -285,7 +287,9 @@ int rdma_dial(struct tp_endpoint *base, const char *address, enum tp_class class
               struct cfg_error *err);
 /* Takes what the connection manager has to say. */
 void rdma_cm_take(struct rdma *ep);
-/* All lanes of a dialled channel are up or have failed: goes on with those that are. */
+/* Ends the lanes from n on; they were begun, but are not used. */
+void rdma_lanes_trim(struct rdma_channel *c, int n);
+/* When all lanes of a dialled channel are up or have failed, goes on with those that are. */
 void rdma_lanes_ready(struct rdma_channel *c);
 
 /* channel.c */

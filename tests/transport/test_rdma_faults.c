@@ -1,0 +1,464 @@
+/* The provider rdma where it is more than any provider, and where it can fail in ways of its own: several devices,
+ * smaller MTUs and depths, registration in pieces, locked memory, peers that are killed, wires that are cut. Runs in
+ * the guest of tests/rdma/guest.sh. */
+#include "tests/harness.h"
+
+#include <errno.h>
+#include <event2/event.h>
+#include <linux/capability.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/support/rdma_rig.h"
+
+enum { BIG = 512 << 10 };
+
+static struct tr_kind kind_of(void (*set_up)(struct tr_rig *r))
+{
+    return (struct tr_kind){.ops = rr_ops(), .set_up = set_up, .uses_base = true};
+}
+
+static void fill(uint8_t *bytes, size_t size, unsigned seed)
+{
+    for (size_t i = 0; i < size; i++)
+        bytes[i] = (uint8_t)(i * 31 + (i >> 8) * 7 + seed);
+}
+
+/* Puts size bytes with an immediate, and looks at them when it has come. */
+static void put_and_compare(struct tr_rig *r, struct tp_channel *c, size_t from, size_t to, size_t size, unsigned seed)
+{
+    int immediates = r->side[1].immediates + 1, done = r->side[0].puts_done + 1;
+    fill(r->window[0] + from, size, seed);
+    tr_put(r, c, from, to, size, seed, seed);
+    tr_until(r, &r->side[1].immediates, immediates);
+    tr_until(r, &r->side[0].puts_done, done);
+    cr_expect_arr_eq(r->window[0] + from, r->window[1] + to, size, "%zu bytes from %zu to %zu", size, from, to);
+}
+
+/* ---- several devices ------------------------------------------------------------------------------------------- */
+
+Test(rdma_faults, large_puts_use_every_device_and_frames_only_the_first)
+{
+    const struct tr_kind kind = kind_of(rr_set_up_rails);
+    struct tr_rig *r = tr_new(&kind);
+    struct tp_channel *c[2];
+    tr_join(r, TP_CLASS_KV, c);
+    /* What a second device sends meanwhile is the stripes', all but the packets that made its connection. */
+    long before = rr_counter("rxe3", "sent_pkts");
+    for (int i = 0; i < 100; i++)
+        tr_send_number(r, c[0], (uint64_t)i, 4000);
+    tr_until(r, &r->side[1].frames, 100);
+    rr_shell("sleep 0.05"); /* the kernel keeps counters for 12 ms */
+    long frames = rr_counter("rxe3", "sent_pkts");
+    cr_expect_lt(frames - before, 5, "frames keep to the first device");
+    for (unsigned i = 0; i < 8; i++)
+        put_and_compare(r, c[0], 4096 * i, 100 + i, BIG, i + 1);
+    rr_shell("sleep 0.05");
+    long packets = rr_counter("rxe3", "sent_pkts") - frames;
+    cr_expect_ge(packets, 8 * (BIG / 2) / 4096, "half of the bytes go over the second device");
+    tr_free(r);
+}
+
+/* The bytes that the second wire delays are there when the first tells of them. */
+static void look(struct tr_side *s, const struct tr_event *e, const uint8_t *bytes)
+{
+    int *wrong = s->ctx;
+    (void)bytes;
+    if (e->what == TR_IMMEDIATE || e->what == TR_FRAME) {
+        uint8_t want = (uint8_t)e->number;
+        for (size_t i = 0; i < BIG; i++)
+            *wrong += s->rig->window[1][i] != want;
+    }
+}
+
+Test(rdma_faults, what_tells_of_a_stripe_waits_for_the_slowest_device)
+{
+    const struct tr_kind kind = kind_of(rr_set_up_rails);
+    struct tr_rig *r = tr_new(&kind);
+    struct tp_channel *c[2];
+    int wrong = 0;
+    tr_join(r, TP_CLASS_KV, c);
+    r->side[1].on_event = look;
+    r->side[1].ctx = &wrong;
+    rr_shell("tc qdisc add dev rdma3 root netem delay 30ms");
+    for (int i = 1; i <= 6; i++) {
+        memset(r->window[0], i, BIG);
+        if (i % 2) {
+            tr_put(r, c[0], 0, 0, BIG, i, (uint64_t)i);
+            tr_until(r, &r->side[1].immediates, (i + 1) / 2);
+        } else {
+            tr_put(r, c[0], 0, 0, BIG, -1, (uint64_t)i);
+            tr_send_number(r, c[0], (uint64_t)i, 8);
+            tr_until(r, &r->side[1].frames, i / 2);
+        }
+        tr_until(r, &r->side[0].puts_done, i);
+    }
+    rr_shell("tc qdisc del dev rdma3 root");
+    cr_expect_eq(wrong, 0, "%d bytes came later than what told of them", wrong);
+    tr_free(r);
+}
+
+Test(rdma_faults, a_rail_that_does_not_reach_is_left_out)
+{
+    const struct tr_kind kind = kind_of(rr_set_up_rails);
+    struct tr_rig *r = tr_prepare(&kind);
+    /* rxe0 is a network of its own. */
+    rr_config[1].devices = "rxe2,rxe0";
+    r->config[0].connect_ns = INT64_C(8000000000);
+    tr_open(r);
+    struct tp_channel *c[2];
+    tr_join(r, TP_CLASS_KV, c);
+    put_and_compare(r, c[0], 0, 0, BIG, 1);
+    tr_free(r);
+}
+
+/* ---- what is agreed -------------------------------------------------------------------------------------------- */
+
+Test(rdma_faults, the_smaller_of_both_sides)
+{
+    const struct tr_kind kind = kind_of(rr_set_up_wire);
+    struct tr_rig *r = tr_prepare(&kind);
+    r->config[0].depth = 200;
+    r->config[0].frame_max = 5000;
+    r->config[1].depth = 5;
+    r->config[1].frame_max = 9000;
+    tr_open(r);
+    struct tp_channel *c[2];
+    tr_join(r, TP_CLASS_EXPERT, c);
+    for (int i = 0; i < 2; i++) {
+        cr_expect_eq(c[i]->credits_max, 5);
+        cr_expect_eq(c[i]->frame_max, 5000);
+    }
+    r->side[1].check_payload = r->side[0].check_payload = true;
+    for (int i = 0; i < 300; i++) {
+        tr_send_number(r, c[0], (uint64_t)i, 5000);
+        tr_send_number(r, c[1], (uint64_t)i, 64);
+        tr_put(r, c[0], 0, 0, 3000, i, (uint64_t)i);
+    }
+    tr_until(r, &r->side[1].frames, 300);
+    tr_until(r, &r->side[0].frames, 300);
+    tr_until(r, &r->side[1].immediates, 300);
+    cr_expect(r->side[0].in_order && r->side[1].in_order && r->side[0].payload_ok && r->side[1].payload_ok);
+    tr_free(r);
+}
+
+Test(rdma_faults, ports_with_different_mtus)
+{
+    const struct tr_kind kind = kind_of(rr_set_up_wire);
+    rr_shell("ip link set rdma2 mtu 1500");
+    for (int way = 0; way < 2; way++) {
+        struct tr_rig *r = tr_prepare(&kind);
+        if (way) {
+            rr_config[0].devices = "rxe2";
+            rr_config[1].devices = "rxe1";
+            strcpy(r->address, "10.77.1.1:0");
+        }
+        tr_open(r);
+        struct tp_channel *c[2];
+        tr_join(r, TP_CLASS_KV, c);
+        r->side[1].check_payload = true;
+        for (unsigned i = 0; i < 4; i++) {
+            put_and_compare(r, c[0], 0, 3, BIG, i + 1);
+            tr_send_number(r, c[0], i, c[0]->frame_max);
+        }
+        tr_until(r, &r->side[1].frames, 4);
+        cr_expect(r->side[1].payload_ok);
+        tr_free(r);
+    }
+    rr_shell("ip link set rdma2 mtu 4200");
+}
+
+Test(rdma_faults, receive_queues_never_run_empty)
+{
+    enum { CHANNELS = 24 };
+    const struct tr_kind kind = kind_of(rr_set_up_loop);
+    struct tr_rig *r = tr_prepare(&kind);
+    r->config[0].depth = r->config[1].depth = 16;
+    tr_open(r);
+    static struct tp_channel *c[CHANNELS][2];
+    long not_ready = rr_counter("rxe0", "send_rnr_err"), received = rr_counter("rxe0", "rcvd_rnr_err");
+    for (int i = 0; i < CHANNELS; i++)
+        tr_join(r, (enum tp_class)(i % TP_CLASSES), c[i]);
+    /* Everybody sends all that is accepted, and nobody takes anything meanwhile. */
+    uint8_t bytes[64] = {0};
+    struct iovec v = {bytes, sizeof bytes};
+    int sent = 0;
+    for (int round = 0; round < 20; round++) {
+        for (int i = 0; i < CHANNELS; i++)
+            while (c[i][0]->ops->send(c[i][0], &v, 1) == 0)
+                sent++;
+        cr_assert_ge(sent, CHANNELS * 8 * (round + 1));
+        tr_until(r, &r->side[1].frames, sent);
+        for (int k = 0; k < 3; k++)
+            tr_turn(r);
+    }
+    rr_shell("sleep 0.05");
+    cr_expect_eq(rr_counter("rxe0", "send_rnr_err"), not_ready, "a receiver was not ready");
+    cr_expect_eq(rr_counter("rxe0", "rcvd_rnr_err"), received, "a receiver was not ready");
+    tr_free(r);
+}
+
+/* ---- memory ---------------------------------------------------------------------------------------------------- */
+
+Test(rdma_faults, regions_are_registered_in_pieces)
+{
+    const struct tr_kind kind = kind_of(rr_set_up_loop);
+    struct tr_rig *r = tr_prepare(&kind);
+    rr_config[0].register_max = 300 << 10; /* 4 pieces */
+    rr_config[1].register_max = 140 << 10; /* 8, at other places */
+    long before = rr_resources("rxe0", "mr");
+    tr_open(r);
+    cr_expect_eq(rr_resources("rxe0", "mr") - before, 4 + 8);
+    struct tp_channel *c[2];
+    tr_join(r, TP_CLASS_KV, c);
+    put_and_compare(r, c[0], 0, 0, TR_WINDOW, 1);
+    put_and_compare(r, c[0], 1, 7, TR_WINDOW - 7, 2);
+    put_and_compare(r, c[0], (300 << 10) - 5, (140 << 10) - 3, 11, 3);
+    put_and_compare(r, c[0], (300 << 10) - 1, (140 << 10) - 1, 1, 4);
+    struct tp_region *extra;
+    struct tp_key key;
+    struct cfg_error err;
+    static uint8_t memory[2 << 20];
+    cr_expect_eq(kind.ops->add_region(r->side[1].ep, memory, sizeof memory, &extra, &key, &err), -ENOMEM);
+    cr_expect(strstr(err.msg, "15 registrations"), "%s", err.msg);
+    tr_free(r);
+}
+
+/* Runs f in a process of its own that may lock 64 KiB. Returns its exit status. */
+static int in_a_tight_process(int (*f)(void))
+{
+    int status = -1;
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+        struct __user_cap_data_struct data[2] = {{0}};
+        struct rlimit limit = {64 << 10, 64 << 10};
+        if (setrlimit(RLIMIT_MEMLOCK, &limit) || syscall(SYS_capset, &head, data))
+            _exit(99);
+        _exit(f());
+    }
+    cr_assert_gt(pid, 0);
+    waitpid(pid, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+}
+
+static int64_t zero_clock(void *ctx)
+{
+    (void)ctx;
+    return 1;
+}
+
+static void no_wake(void *ctx)
+{
+    (void)ctx;
+}
+
+static int try_to_register(void)
+{
+    const struct tp_rdma_plugin *p;
+    struct tp_rdma_config config = {.devices = "rxe0"};
+    struct tp_endpoint_config e = {.provider = &config,
+                                   .host = {.now = zero_clock, .wake = no_wake, .base = event_base_new()}};
+    struct tp_endpoint *ep;
+    struct tp_region *region;
+    struct tp_key key;
+    struct cfg_error err = {""};
+    static uint8_t memory[1 << 20];
+    if (tp_rdma_load(&p, &err) || p->ops->open(&e, &ep, &err)) {
+        fprintf(stderr, "%s\n", err.msg);
+        return 1;
+    }
+    int rc = p->ops->add_region(ep, memory, sizeof memory, &region, &key, &err);
+    fprintf(stderr, "%s\n", err.msg);
+    bool said = strstr(err.msg, "1024 KiB") && strstr(err.msg, "64 KiB may be locked") && strstr(err.msg, "memlock");
+    p->ops->close(ep);
+    event_base_free(e.host.base);
+    return rc == -ENOMEM && said ? 0 : 2;
+}
+
+Test(rdma_faults, a_limit_on_locked_memory_is_named)
+{
+    rr_need_guest();
+    cr_expect_eq(in_a_tight_process(try_to_register), 0);
+}
+
+/* ---- peers and wires that go away ------------------------------------------------------------------------------ */
+
+/* A process that listens, offers its window and takes what comes, until it is killed. It writes its address and key to
+ * fd. */
+static void be_a_peer(int fd, const struct tr_kind *kind)
+{
+    struct tr_rig *r = tr_new(kind);
+    if (write(fd, r->bound, sizeof r->bound) < 0 || write(fd, &r->key[1], sizeof r->key[1]) < 0)
+        _exit(1);
+    for (;;)
+        tr_turn(r);
+}
+
+static pid_t start_peer(const struct tr_kind *kind, struct tr_rig *r)
+{
+    int fd[2];
+    cr_assert_eq(pipe(fd), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        close(fd[0]);
+        be_a_peer(fd[1], kind);
+    }
+    close(fd[1]);
+    cr_assert_gt(pid, 0);
+    cr_assert_eq(read(fd[0], r->bound, sizeof r->bound), (ssize_t)sizeof r->bound);
+    cr_assert_eq(read(fd[0], &r->key[1], sizeof r->key[1]), (ssize_t)sizeof r->key[1]);
+    close(fd[0]);
+    return pid;
+}
+
+/* A channel to a peer that is another process. */
+static struct tp_channel *join_peer(struct tr_rig *r)
+{
+    struct tp_channel *c;
+    struct cfg_error err;
+    int opened = r->side[0].opened + 1;
+    cr_assert_eq(r->kind->ops->connect(r->side[0].ep, r->bound, TP_CLASS_KV, NULL, &c, &err), 0, "%s", err.msg);
+    tr_until(r, &r->side[0].opened, opened);
+    return c;
+}
+
+Test(rdma_faults, a_peer_is_killed_in_the_middle_of_transfers)
+{
+    const struct tr_kind kind = kind_of(rr_set_up_rails);
+    /* Processes before this one's endpoints: they share nothing with it. */
+    struct tr_rig *r = tr_prepare(&kind);
+    pid_t peer[3];
+    struct {
+        char bound[TP_ADDRESS_TEXT];
+        struct tp_key key;
+    } at[3];
+    for (int i = 0; i < 3; i++) {
+        peer[i] = start_peer(&kind, r);
+        memcpy(at[i].bound, r->bound, sizeof r->bound);
+        at[i].key = r->key[1];
+    }
+    tr_open(r);
+    long qps = rr_resources("rxe1", "qp"), qps_second = rr_resources("rxe3", "qp");
+    for (int i = 0; i < 3; i++) {
+        memcpy(r->bound, at[i].bound, sizeof r->bound);
+        r->key[1] = at[i].key;
+        struct tp_channel *c = join_peer(r);
+        int done = r->side[0].puts_done, closed = r->side[0].closed + 1, accepted = 0;
+        struct tp_put p = {.region = r->region[0], .from = r->window[0], .size = BIG, .key = r->key[1]};
+        /* Some have arrived, many are under way. */
+        for (int turns = 0; r->side[0].puts_done < done + 3 + i; turns++) {
+            p.cookie = (uint64_t)accepted;
+            accepted += c->ops->put(c, &p) == 0;
+            tr_turn(r);
+            cr_assert_lt(turns, 1000000);
+        }
+        kill(peer[i], SIGKILL);
+        waitpid(peer[i], NULL, 0);
+        tr_until(r, &r->side[0].closed, closed);
+        cr_expect_eq(r->side[0].puts_done - done, accepted, "every put has one end");
+        const struct tr_event *e = &r->side[0].log[r->side[0].n - 1];
+        cr_expect_eq(e->what, TR_CLOSED);
+        cr_expect(e->status == -ECONNRESET || e->status == -ETIMEDOUT, "%d", e->status);
+        cr_expect_eq(r->side[0].ep->channels, 0);
+        cr_expect_eq(rr_resources("rxe1", "qp"), qps, "no queue pair is left, round %d", i);
+        cr_expect_eq(rr_resources("rxe3", "qp"), qps_second, "no queue pair is left, round %d", i);
+    }
+    tr_free(r);
+}
+
+Test(rdma_faults, a_wire_that_is_cut_ends_the_channel_in_time)
+{
+    const struct tr_kind kind = kind_of(rr_set_up_wire);
+    struct tr_rig *r = tr_prepare(&kind);
+    r->config[0].silence_ns = r->config[1].silence_ns = INT64_C(1000000000);
+    tr_open(r);
+    struct tp_channel *c[2];
+    tr_join(r, TP_CLASS_KV, c);
+    put_and_compare(r, c[0], 0, 0, 100000, 1);
+    rr_shell("tc qdisc add dev rdma1 root netem loss 100%%");
+    tr_put(r, c[0], 0, 0, 100000, 2, 2);
+    tr_send_number(r, c[0], 0, 100);
+    tr_until(r, &r->side[0].closed, 1);
+    rr_shell("tc qdisc del dev rdma1 root");
+    cr_expect_eq(r->side[0].log[r->side[0].n - 1].status, -ETIMEDOUT);
+    cr_expect_eq(r->side[0].puts_done, 2);
+    cr_expect_eq(r->side[0].ep->channels, 0);
+    tr_free(r);
+}
+
+Test(rdma_faults, lost_packets_are_sent_again)
+{
+    const struct tr_kind kind = kind_of(rr_set_up_wire);
+    struct tr_rig *r = tr_new(&kind);
+    struct tp_channel *c[2];
+    tr_join(r, TP_CLASS_KV, c);
+    rr_shell("tc qdisc add dev rdma1 root netem loss 1%%");
+    r->side[1].check_payload = true;
+    for (unsigned i = 0; i < 10; i++) {
+        put_and_compare(r, c[0], 0, 0, BIG, i + 1);
+        tr_send_number(r, c[0], i, 10000);
+    }
+    tr_until(r, &r->side[1].frames, 10);
+    rr_shell("tc qdisc del dev rdma1 root");
+    cr_expect(r->side[1].payload_ok && r->side[1].in_order);
+    tr_free(r);
+}
+
+Test(rdma_faults, nothing_is_left_in_the_kernel)
+{
+    static const char *const what[] = {"qp", "cq", "mr", "srq", "cm_id", "pd"};
+    const struct tr_kind kind = kind_of(rr_set_up_rails);
+    long before[6];
+    for (int i = 0; i < 6; i++)
+        before[i] = rr_resources("rxe1", what[i]);
+    for (int round = 0; round < 2; round++) {
+        struct tr_rig *r = tr_new(&kind);
+        struct tp_channel *c[2];
+        for (int i = 0; i < 10; i++) {
+            tr_join(r, TP_CLASS_KV, c);
+            tr_put(r, c[0], 0, 0, BIG, 1, 1);
+            tr_send_number(r, c[1], 0, 5000);
+        }
+        if (round)
+            tr_until(r, &r->side[1].immediates, 10);
+        tr_free(r); /* with all of them open, and in the first round in the middle of it */
+    }
+    for (int i = 0; i < 6; i++)
+        cr_expect_eq(rr_resources("rxe1", what[i]), before[i], "%s", what[i]);
+}
+
+/* ---- refusals --------------------------------------------------------------------------------------------------- */
+
+Test(rdma_faults, what_cannot_be_is_refused_with_a_cure)
+{
+    const struct tr_kind kind = kind_of(rr_set_up_wire);
+    struct cfg_error err;
+    struct tp_endpoint *ep;
+    char bound[TP_ADDRESS_TEXT];
+    struct tr_rig *r = tr_prepare(&kind);
+    rr_config[0].devices = "mlx5_0";
+    cr_expect_eq(kind.ops->open(&r->config[0], &ep, &err), -ENOTSUP, "no such device");
+    cr_expect(strstr(err.msg, "no RDMA device mlx5_0"), "%s", err.msg);
+    rr_config[0] = (struct tp_rdma_config){.address = "10.99.0.1"};
+    cr_expect_eq(kind.ops->open(&r->config[0], &ep, &err), -ENOTSUP, "no such address");
+    cr_expect(strstr(err.msg, "10.77.1.1 on rxe1"), "%s", err.msg);
+    rr_config[0] = (struct tp_rdma_config){.address = "10.77.1.1"};
+    tr_open(r);
+    cr_expect_eq(kind.ops->listen(r->side[0].ep, "10.77.2.1:0", bound, &err), -EADDRNOTAVAIL);
+    cr_expect(strstr(err.msg, "rxe1 with 10.77.1.1"), "%s", err.msg);
+    cr_expect_eq(kind.ops->listen(r->side[0].ep, "10.77.1.1:x", bound, &err), -EINVAL);
+    /* A port that another endpoint has. */
+    char taken[TP_ADDRESS_TEXT];
+    snprintf(taken, sizeof taken, "10.77.1.1%s", strrchr(r->bound, ':'));
+    cr_expect_eq(kind.ops->listen(r->side[0].ep, taken, bound, &err), 0, "%s", err.msg);
+    struct tp_channel *c;
+    cr_assert_eq(kind.ops->connect(r->side[0].ep, "10.77.2.2:9", TP_CLASS_KV, NULL, &c, &err), 0);
+    tr_until(r, &r->side[0].closed, 1);
+    cr_expect_lt(r->side[0].log[r->side[0].n - 1].status, 0);
+    tr_free(r);
+}
