@@ -263,7 +263,10 @@ static void report(struct act_exchange *e)
 {
     size_t n = (size_t)e->map->layers * (size_t)e->map->experts * sizeof *e->counts, bytes;
     struct act_msg m;
-    if (!e->counts || act_msg_new(ACT_EXPERT_COUNTS, e->experts->balancer, n, &m))
+    struct act_addr present = act_current(act_self_runtime(e->self), e->balancer);
+    e->balancer = act_addr_is_nobody(present) ? e->balancer : present;
+    e->reported = act_now(e->self);
+    if (!e->counts || act_addr_is_nobody(e->balancer) || act_msg_new(ACT_EXPERT_COUNTS, e->balancer, n, &m))
         return;
     *act_p_expert_counts(&m) = (struct act_p_expert_counts){
         .map = e->map->version, .layers = (uint16_t)e->map->layers, .experts = (uint16_t)e->map->experts};
@@ -273,7 +276,6 @@ static void report(struct act_exchange *e)
         return;
     }
     memset(e->counts, 0, n);
-    e->reported = act_now(e->self);
 }
 
 static void apply_switch(struct act_exchange *e)
@@ -324,6 +326,23 @@ static bool take_switch(struct act_exchange *e, struct act_msg *m)
     if (act_reply(e->self, &p, &r))
         act_msg_drop(&r);
     return false;
+}
+
+/* What this source uses, for a balancer that began anew. */
+static void tell_map(struct act_exchange *e, struct act_msg *m)
+{
+    struct act_promise p = act_promise_of(m);
+    const struct act_map *newest = e->next ? e->next : e->map;
+    struct act_msg r;
+    size_t bytes;
+    if (act_msg_new(ACT_EXPERT_SWITCH, ACT_NOBODY, act_map_bytes(newest), &r)) {
+        act_return(e->self, m);
+        return;
+    }
+    act_map_write(newest, act_msg_tail(&r, &bytes));
+    act_p_expert_switch(&r)->map = newest->version;
+    if (act_reply(e->self, &p, &r))
+        act_msg_drop(&r);
 }
 
 void act_exchange_begin(struct act_exchange *e)
@@ -406,6 +425,10 @@ static bool take_returned(struct act_exchange *e, struct act_msg *m)
 /* A shard was found, or is known to be gone (nobody). */
 static bool take_shard(struct act_exchange *e, const struct act_p_expert_shard *p)
 {
+    if (p->index == ACT_SHARD_BALANCER) {
+        e->balancer = p->shard;
+        report(e);
+    }
     if (p->index >= (uint32_t)e->experts->n)
         return false;
     struct act_exchange_peer *peer = &e->peer[p->index];
@@ -440,6 +463,9 @@ bool act_exchange_message(struct act_exchange *e, struct act_msg *m)
         return act_p_expert_result(m)->stream == e->stream && take_result(e, m);
     case ACT_EXPERT_SWITCH:
         return take_switch(e, m);
+    case ACT_EXPERT_MAP_ASK:
+        tell_map(e, m);
+        return false;
     case ACT_EXPERT_SHARD:
         return take_shard(e, act_p_expert_shard(m));
     case ACT_ROOM:
@@ -468,7 +494,8 @@ int act_exchange_init(struct act_exchange *e, struct act_self *self, struct mdl_
     e->providers = (struct mdl_providers){e, dispatch, mdl_providers_local.engram, mdl_providers_local.kv};
     for (int s = 0; s < experts->n; s++)
         e->peer[s].addr = experts->shard[s];
-    if (!experts->n || act_addr_is_nobody(experts->balancer))
+    e->balancer = experts->balancer;
+    if (!experts->n || !experts->balanced)
         return 0;
     e->counts = calloc((size_t)e->map->layers * (size_t)e->map->experts, sizeof *e->counts);
     if (!e->counts)

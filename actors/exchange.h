@@ -32,6 +32,9 @@ enum {
 /* Streams of a source. The bit tells a shard that the step is a prompt's and gives way to running streams. */
 enum { ACT_STREAM_BULK = 0x8000 };
 
+/* As the index in EXPERT_SHARD: not a shard but the balancer. */
+#define ACT_SHARD_BALANCER UINT32_MAX
+
 /* Timers of exchanges carry this tag and their stream; the actor hands such TIMERs to act_exchange_message. */
 #define ACT_EXCHANGE_TAG UINT64_C(0x45584348000000)
 
@@ -49,7 +52,8 @@ struct act_experts {
     struct act_addr shard[ACT_SHARDS_MAX]; /* in the map's order */
     const struct act_map *map;             /* to begin with */
     struct act_exchange_limits limits;
-    struct act_addr balancer; /* gets EXPERT_COUNTS; nobody: none */
+    bool balanced;            /* there is a balancer, or will be */
+    struct act_addr balancer; /* gets EXPERT_COUNTS; nobody: not known yet */
     int64_t report_ns;        /* between two of them */
 };
 
@@ -95,6 +99,7 @@ struct act_exchange {
     bool stalled;
     int64_t stalled_since;
     struct act_timer timer;
+    struct act_addr balancer;
     uint32_t *counts; /* [layers][experts] pairs since the last report; NULL without a balancer */
     int64_t reported;
     struct act_exchange_counters counters;

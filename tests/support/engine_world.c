@@ -85,7 +85,11 @@ static void spawn(struct ts_world *w, enum ts_part part, int index, const void *
 static void spawn_at_client(struct ts_world *w, const struct act_behaviour *b, const void *arg, struct act_addr *out)
 {
     struct cfg_error err;
-    const struct act_spawn spec = {.behaviour = b, .worker = TS_WORLD_CLIENT, .arg = arg, .outbox = 256};
+    const struct act_spawn spec = {.behaviour = b,
+                                   .worker = TS_WORLD_CLIENT,
+                                   .arg = arg,
+                                   .outbox = 256,
+                                   .policy = b == &act_balancer_behaviour ? ACT_POLICY_RESTART : ACT_POLICY_STOP};
     cr_assert_eq(act_runtime_spawn(w->rt, &spec, out, &err), 0, "%s", err.msg);
 }
 
@@ -111,6 +115,11 @@ uint64_t ts_world_run(struct ts_world *w, uint64_t seed)
     for (int i = 0; i < w->e.experts.n; i++) {
         w->expert[i] = (struct act_expert_arg){.m = w->m, .map = w->map, .index = i};
         spawn(w, TS_PART_EXPERT, i, &w->expert[i], &w->e.experts.shard[i]);
+    }
+    if (w->balance) {
+        w->balancer.experts = &w->e.experts;
+        w->e.experts.balanced = true;
+        spawn_at_client(w, &act_balancer_behaviour, &w->balancer, &w->e.experts.balancer);
     }
     for (w->e.n_decode = 0; w->e.n_decode < (w->decodes ? w->decodes : 1); w->e.n_decode++)
         spawn(w, TS_PART_DECODE, w->e.n_decode, &w->e, &w->e.decode[w->e.n_decode]);

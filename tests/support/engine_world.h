@@ -3,6 +3,7 @@
 #ifndef WEFT_TESTS_SUPPORT_ENGINE_WORLD_H
 #define WEFT_TESTS_SUPPORT_ENGINE_WORLD_H
 
+#include "actors/balancer.h"
 #include "actors/engine.h"
 #include "actors/expert.h"
 #include "actors/placement.h"
@@ -72,6 +73,8 @@ struct ts_world {
     int n;
     struct act_router_arg router;
     const struct act_store *store; /* tiers below the device, on the client's worker; NULL: none */
+    bool balance; /* with a balancer; what it does not say of `balancer` is filled in */
+    struct act_balancer_arg balancer;
     int prefills, decodes; /* actors; 0: one */
     bool restart;          /* one that failed begins again */
     struct ts_kill kill[TS_WORLD_KILLS];
