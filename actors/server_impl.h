@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 
+#include "actors/balancer.h"
 #include "actors/engine.h"
 #include "actors/expert.h"
 #include "actors/gateway/gateway.h"
@@ -29,7 +30,8 @@ struct act_server {
     struct act_runtime *rt;
     struct act_engine engine;
     struct act_expert_arg expert[ACT_SHARDS_MAX];
-    struct act_map *map; /* of the experts, to begin with */
+    struct act_map *map; /* of the experts of this node's group, to begin with */
+    struct act_balancer_arg balancer;
     struct act_router_arg router;
     struct act_store store; /* n_tiers 0: nothing below the device */
     struct act_tier_source_arg tier_source;
@@ -58,6 +60,9 @@ int server_plan(struct act_server *s, struct cfg_error *err);
 /* server_tiers.c: opens the tiers below the device, as configured, when the device tier exists; and closes them. */
 int server_tiers_open(struct act_server *s, struct cfg_error *err);
 void server_tiers_close(struct act_server *s);
+/* server_experts.c: the node's group of expert shards, those of this process, and the balancer where this is the
+ * group's first expert node. Shards of other nodes are nobody until they are found. */
+int server_spawn_experts(struct act_server *s, struct cfg_error *err);
 /* Makes the actors of the node's roles; the runtime exists and does not run yet. */
 int server_spawn(struct act_server *s, struct cfg_error *err);
 

@@ -1,7 +1,5 @@
 /* The actors of a node, by its roles. Each function makes the actors of one role and writes their addresses where the
  * others look for them; a role that the node has not leaves nobody there. */
-#include <errno.h>
-
 #include "actors/decode.h"
 #include "actors/prefill.h"
 #include "actors/server_impl.h"
@@ -20,28 +18,6 @@ static int spawn_store(struct act_server *s, struct cfg_error *err)
     const struct act_spawn spec = {
         .behaviour = &act_tier_store_behaviour, .worker = SERVER_WORKER_TIER, .arg = &s->store, .outbox = 4096};
     return s->store.n_tiers ? act_runtime_spawn(s->rt, &spec, &s->engine.store, err) : 0;
-}
-
-static int spawn_experts(struct act_server *s, struct cfg_error *err)
-{
-    struct act_engine *e = &s->engine;
-    int n = s->config->engine.expert_shards, experts = s->m->cfg->n_experts;
-    n = n < experts ? n : experts;
-    if (act_map_even(1, s->m->cfg->n_layers, experts, n, &s->map))
-        return cfg_error_set(err, ENOMEM, "experts: no map of %d experts over %d shards", experts, n);
-    e->experts.map = s->map;
-    for (int i = 0; i < n; i++) {
-        s->expert[i] = (struct act_expert_arg){.m = s->m, .map = s->map, .index = i};
-        const struct act_spawn spec = {.behaviour = &act_expert_behaviour,
-                                       .worker = SERVER_WORKER_ENGINE,
-                                       .arg = &s->expert[i],
-                                       .policy = ACT_POLICY_RESTART};
-        int r = act_runtime_spawn(s->rt, &spec, &e->experts.shard[i], err);
-        if (r)
-            return r;
-    }
-    e->experts.n = n;
-    return 0;
 }
 
 static int spawn_decode(struct act_server *s, struct cfg_error *err)
@@ -124,7 +100,7 @@ int server_spawn(struct act_server *s, struct cfg_error *err)
     } parts[] = {
         {CFG_ROLE_PREFILL | CFG_ROLE_DECODE, spawn_store},
         {CFG_ROLE_PREFILL | CFG_ROLE_DECODE, spawn_tier},
-        {CFG_ROLE_EXPERT, spawn_experts},
+        {CFG_ROLE_PREFILL | CFG_ROLE_DECODE | CFG_ROLE_EXPERT, server_spawn_experts},
         {CFG_ROLE_DECODE, spawn_decode},
         {CFG_ROLE_PREFILL, spawn_prefill},
         {CFG_ROLE_GATEWAY, spawn_router},

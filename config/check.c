@@ -89,6 +89,13 @@ static void check_node(const struct cfg_config *c, const struct cfg_node *n, str
     if (n->roles && !gateway && n->listen[0])
         REPORT_AT(report, c, n->place, "Take listen out or add the role gateway.",
                   "node \"%s\" has listen but not the role gateway", n->name);
+    bool served = !(n->roles & (CFG_ROLE_PREFILL | CFG_ROLE_DECODE));
+    for (int i = 0; i < c->n_nodes && !served; i++)
+        served = c->nodes[i].roles & CFG_ROLE_EXPERT && strcmp(c->nodes[i].experts, n->experts) == 0;
+    if (!served && n->experts[0])
+        REPORT_AT(report, c, n->place, "Give an expert node the same name in experts.",
+                  "node \"%s\" uses the expert group \"%s\", and no node with the role expert is in it", n->name,
+                  n->experts);
     for (const struct cfg_node *o = c->nodes; o < n; o++) {
         if (n->name[0] && strcmp(o->name, n->name) == 0)
             REPORT_AT(report, c, n->place, "Give each node a name of its own.",

@@ -21,7 +21,7 @@ enum {
     CFG_ADDRESS_TEXT = 256,
     CFG_NODES_MAX = 256,
     CFG_FILES_MAX = 16, /* the file and what it includes */
-    CFG_KEYS_MAX = 128,
+    CFG_KEYS_MAX = 160,
 };
 
 enum cfg_cpu { CFG_CPU_AUTO, CFG_CPU_SCALAR, CFG_CPU_AVX2, CFG_CPU_AVX512 };
@@ -30,6 +30,7 @@ enum cfg_routing { CFG_ROUTING_AUTO, CFG_ROUTING_LOAD, CFG_ROUTING_PREFIX };
 enum cfg_speculation { CFG_SPECULATION_OFF, CFG_SPECULATION_FIXED, CFG_SPECULATION_DYNAMIC };
 enum cfg_acceptance { CFG_ACCEPTANCE_MATCH, CFG_ACCEPTANCE_REJECTION };
 enum cfg_budget { CFG_BUDGET_LAGGED, CFG_BUDGET_EARLY_STOP };
+enum cfg_lost { CFG_LOST_TAKEOVER, CFG_LOST_WAIT };
 enum cfg_log_level { CFG_LOG_ERROR, CFG_LOG_WARNING, CFG_LOG_INFO, CFG_LOG_DEBUG };
 enum cfg_log_format { CFG_LOG_TEXT, CFG_LOG_JSON };
 
@@ -54,6 +55,7 @@ struct cfg_node {
     unsigned roles;
     char host[CFG_ADDRESS_TEXT];
     char listen[CFG_ADDRESS_TEXT]; /* "HOST:PORT"; "": no gateway */
+    char experts[CFG_NAME_TEXT];   /* group of expert shards that it uses or belongs to */
 };
 
 /* Every field is the key of the same path; docs/CONFIG.md explains each. */
@@ -113,6 +115,12 @@ struct cfg_config {
         int expert_shards, prefill_actors, decode_actors;
         int routing; /* enum cfg_routing */
     } engine;
+    struct {
+        int wave_rows, spare;
+        int lost; /* enum cfg_lost */
+        int64_t deadline_us, patience_us, balance_us;
+        double gain;
+    } experts;
     struct {
         char keys_file[CFG_PATH_TEXT];                        /* "": no keys are asked for */
         char tls_cert[CFG_PATH_TEXT], tls_key[CFG_PATH_TEXT]; /* both or none */

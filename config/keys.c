@@ -13,6 +13,7 @@
 
 static const char *const cpu_values[] = {"auto", "scalar", "avx2", "avx512", NULL};
 static const char *const bridge_values[] = {"truncate", "full", NULL};
+static const char *const lost_values[] = {"takeover", "wait", NULL};
 static const char *const routing_values[] = {"auto", "load", "prefix", NULL};
 static const char *const speculation_values[] = {"off", "fixed", "dynamic", NULL};
 static const char *const acceptance_values[] = {"match", "rejection", NULL};
@@ -177,6 +178,24 @@ const struct cfg_key cfg_keys[] = {
      .help = "What decides where a prompt is computed: load alone, or prefix, which weighs tokens that a Prefill has "
              "computed before against its load. auto: load when all of them read the same cache, else prefix."},
 
+    {"experts", CFG_GROUP, .help = "Experts on shards: how they are reached, and how they are spread."},
+    {"experts.wave_rows", CFG_INT, "rows", 1, 65535, AT(experts.wave_rows), .fallback = "512",
+     .help = "Most rows in one message to a shard; larger batches go in waves. Results do not depend on it."},
+    {"experts.deadline", CFG_DURATION, "ms", 1, 3600000, AT(experts.deadline_us), .fallback = "5s",
+     .help = "A shard that has not answered by then is left out for a while, and the step begins again without it."},
+    {"experts.lost", CFG_ENUM, .values = lost_values, AT(experts.lost), .fallback = "takeover",
+     .help = "Experts whose shards are all gone: another shard reads them from the checkpoint (takeover), or requests "
+             "wait for one of the shards to come back (wait)."},
+    {"experts.patience", CFG_DURATION, "ms", 0, 3600000, AT(experts.patience_us), .fallback = "30s",
+     .help = "When no shard can compute an expert, requests wait this long and then fail."},
+    {"experts.spare", CFG_INT, "experts", 0, 1024, AT(experts.spare), .fallback = "0",
+     .help = "Experts that a shard holds per layer beyond its equal part: room for second copies of busy ones."},
+    {"experts.balance", CFG_DURATION, "ms", 0, 86400000, AT(experts.balance_us), .fallback = "30s",
+     .help = "Time between two looks at how evenly the shards are used; experts move when it pays. 0: never. Without "
+             "effect in a deployment of one process."},
+    {"experts.gain", CFG_DOUBLE, .min = 0.01, .max = 10, AT(experts.gain), .fallback = "0.1",
+     .help = "Experts move when the busiest shard gets less busy by more than this part of the mean."},
+
     {"security", CFG_GROUP,
      .help = "Who may use the server, and what is encrypted. Nothing is, without a certificate."},
     {"security.keys_file", CFG_TEXT, "file", AT(security.keys_file), .fallback = "",
@@ -210,6 +229,10 @@ const struct cfg_key cfg_keys[] = {
      .help = "What the node does. Every role but kv must be taken by at least one node."},
     {"nodes[].host", CFG_TEXT, IN_NODE(host), .fallback = "127.0.0.1",
      .help = "Name or address under which the other nodes reach it."},
+    {"nodes[].experts", CFG_TEXT, IN_NODE(experts), .fallback = "",
+     .help =
+         "Prefill, decode and expert nodes with the same name here belong together: shards of this group serve these "
+         "nodes. So prefill and decode can have expert groups of different sizes."},
     {"nodes[].listen", CFG_ADDRESS, "HOST:PORT", IN_NODE(listen), .fallback = "",
      .help = "Where a gateway accepts clients. Needed with the role gateway, and only with it. An IPv6 address stands "
              "in brackets."},
