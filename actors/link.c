@@ -1,0 +1,680 @@
+/* The link: nodes that come and go, the directory, puts, watches, tools. See link.h. */
+#include "actors/link.h"
+
+#include <errno.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "actors/link_impl.h"
+#include "actors/runtime/log.h"
+#include "transport/bytes.h"
+
+enum { ENTRY_BYTES = 20 };
+
+/* ---- the world of the net -------------------------------------------------------------------------- */
+
+static int64_t host_now(void *ctx)
+{
+    return act_now(((struct link *)ctx)->self);
+}
+
+/* The real thing where there is a loop; the simulation's own bits elsewhere. */
+static void host_random(void *ctx, void *out, size_t size)
+{
+    struct link *l = ctx;
+    if (l->arg->net.endpoint.host.base) {
+        randombytes_buf(out, size);
+        return;
+    }
+    for (size_t i = 0; i < size; i++)
+        ((uint8_t *)out)[i] = (uint8_t)(act_random(l->self) >> 32);
+}
+
+/* Any thread (inproc). */
+static void host_wake(void *ctx)
+{
+    struct link *l = ctx;
+    /* Acq_rel: what the waker did is seen by the poll that the message causes. Partner: link_receive. */
+    if (atomic_exchange_explicit(&l->awake, 1, memory_order_acq_rel))
+        return;
+    struct act_msg m = act_msg_make(ACT_NODES_WATCH, act_self_addr(l->self));
+    if (act_runtime_post(act_self_runtime(l->self), &m))
+        /* Release: as above. The next timer polls. */
+        atomic_store_explicit(&l->awake, 0, memory_order_release);
+}
+
+static void on_log(void *ctx, enum tp_log_level level, const char *text)
+{
+    struct link *l = ctx;
+    static const enum act_log_level levels[] = {ACT_LOG_ERROR, ACT_LOG_WARNING, ACT_LOG_INFO};
+    act_log_write(l->arg->log, levels[level], "link", 0, "%s", text);
+}
+
+/* ---- the directory --------------------------------------------------------------------------------- */
+
+static int tell_up(struct link *l, struct act_addr who, const struct link_peer *p)
+{
+    struct act_msg m;
+    size_t bytes = (size_t)p->n_actors * sizeof p->actor[0];
+    if (act_msg_new(ACT_NODE_UP, who, bytes, &m))
+        return -ENOMEM;
+    *act_p_node_up(&m) =
+        (struct act_p_node_up){.node = p->node, .peer = p->number, .roles = p->roles, .actors = (uint32_t)p->n_actors};
+    memcpy(act_msg_tail(&m, &bytes), p->actor, bytes);
+    int r = act_send(l->self, &m);
+    if (r)
+        act_msg_drop(&m);
+    return r;
+}
+
+/* NODE_UP once the node is complete: its directory is here and every class is connected. */
+static void show(struct link *l, int index, bool changed)
+{
+    struct link_peer *p = &l->peer[index];
+    const struct tp_peer_info *info = tp_net_peer(l->net, index);
+    if (!p->number || !p->listed || !info || (p->shown && !changed))
+        return;
+    for (int i = 0; i < TP_CLASSES; i++)
+        if (!info->class_up[i])
+            return;
+    p->shown = true;
+    act_log_event(l->arg->log, ACT_LOG_INFO, "link", 0, changed ? "node_changed" : "node_up",
+                  "node=%s epoch=%llu actors=%d", info->name, (unsigned long long)info->epoch, p->n_actors);
+    for (int i = 0; i < l->subscribers; i++)
+        tell_up(l, l->subscriber[i], p);
+}
+
+static void send_directory(struct link *l, int index)
+{
+    const struct act_link_arg *a = l->arg;
+    uint8_t bytes[LINK_HEAD + 4 + ACT_LINK_ACTORS_MAX * ENTRY_BYTES] = {LINK_DIRECTORY}, *at = bytes + LINK_HEAD + 4;
+    tp_put_uint(bytes + LINK_HEAD, (uint64_t)a->n_own, 4);
+    for (int i = 0; i < a->n_own; i++, at += ENTRY_BYTES) {
+        tp_put_uint(at, a->own[i].kind, 4);
+        tp_put_uint(at + 4, a->own[i].a, 4);
+        tp_put_uint(at + 8, a->own[i].b, 4);
+        tp_put_uint(at + 12, a->own[i].addr.index, 4);
+        tp_put_uint(at + 16, a->own[i].addr.generation, 4);
+    }
+    struct iovec v = {bytes, (size_t)(at - bytes)};
+    if (tp_net_send(l->net, index, TP_CLASS_CONTROL, &v, 1))
+        tp_net_fence(l->net, index, TP_CLASS_CONTROL);
+}
+
+static int take_directory(struct link *l, int index, const uint8_t *bytes, size_t size, struct cfg_error *err)
+{
+    struct link_peer *p = &l->peer[index];
+    size_t n = size >= LINK_HEAD + 4 ? tp_get32(bytes + LINK_HEAD) : ACT_LINK_ACTORS_MAX + 1;
+    const uint8_t *at = bytes + LINK_HEAD + 4;
+    if (n > ACT_LINK_ACTORS_MAX || size != LINK_HEAD + 4 + n * ENTRY_BYTES)
+        return cfg_error_set(err, EPROTO, "a malformed directory");
+    bool changed = p->shown;
+    for (size_t i = 0; i < n; i++, at += ENTRY_BYTES) {
+        uint32_t slot = tp_get32(at + 12), generation = tp_get32(at + 16);
+        if (slot >= ACT_INDEX_MAX || !generation)
+            return cfg_error_set(err, EPROTO, "a malformed directory");
+        p->actor[i] = (struct act_node_actor){.kind = tp_get32(at),
+                                              .a = tp_get32(at + 4),
+                                              .b = tp_get32(at + 8),
+                                              .addr = {.generation = generation,
+                                                       .peer = p->number & (ACT_PEERS_MAX - 1),
+                                                       .index = slot & (ACT_INDEX_MAX - 1)}};
+    }
+    p->n_actors = (int)n;
+    p->listed = true;
+    show(l, index, changed);
+    return 0;
+}
+
+/* One of this node's own actors has ended; when it was started again, the others learn its new address. */
+static void own_ended(struct link *l, const struct act_p_down *d)
+{
+    struct act_addr now = act_current(act_self_runtime(l->self), d->who);
+    bool changed = false;
+    for (int i = 0; i < l->arg->n_own; i++)
+        if (act_addr_equal(l->arg->own[i].addr, d->who)) {
+            if (!act_addr_is_nobody(now)) {
+                l->arg->own[i].addr = now;
+                act_monitor(l->self, now, 0);
+            } else {
+                l->arg->own[i] = l->arg->own[--l->arg->n_own];
+                i--;
+            }
+            changed = true;
+        }
+    for (int i = 0; changed && i < tp_net_peers(l->net); i++)
+        if (l->peer[i].number)
+            send_directory(l, i);
+}
+
+/* ---- nodes that come and go ------------------------------------------------------------------------ */
+
+static void on_up(void *ctx, int index, uint64_t epoch)
+{
+    struct link *l = ctx;
+    const struct tp_peer_info *info = tp_net_peer(l->net, index);
+    struct link_peer *p = &l->peer[index];
+    struct act_runtime *rt = act_self_runtime(l->self);
+    uint16_t number;
+    int r = act_peer_number(rt, info->number, epoch, &number);
+    if (!r && number == 0)
+        r = -EINVAL;
+    if (!r)
+        r = act_peer_route(rt, number, act_self_addr(l->self));
+    if (r) {
+        act_log_write(l->arg->log, ACT_LOG_ERROR, "link", 0, "node %s cannot be given a number: %s", info->name,
+                      strerror(-r));
+        tp_net_fence(l->net, index, TP_CLASS_CONTROL);
+        return;
+    }
+    memset(p, 0, offsetof(struct link_peer, actor));
+    p->n_actors = p->calls = 0;
+    p->number = number;
+    p->node = info->number;
+    p->roles = info->roles;
+    l->index_of[number] = (int16_t)(index + 1);
+    send_directory(l, index);
+    act_yield(l->self);
+}
+
+static void end_puts(struct link *l, int index, uint64_t cookie, int status)
+{
+    for (struct link_put **at = &l->puts, *x; (x = *at);) {
+        bool mine = index >= 0 ? x->index == index && !x->given : x->cookie == cookie;
+        if (!mine) {
+            at = &x->next;
+            continue;
+        }
+        *at = x->next;
+        if (!*at)
+            l->puts_tail = at;
+        struct act_msg m = act_msg_make(ACT_LINK_PUT_DONE, ACT_NOBODY);
+        act_p_link_put_done(&m)->status = status;
+        act_p_link_put_done(&m)->generation = x->generation;
+        act_reply(l->self, &x->promise, &m);
+        free(x);
+        if (index < 0)
+            return;
+    }
+}
+
+static void end_fences(struct link *l, int index, int class)
+{
+    for (struct link_fence **at = &l->fences, *x; (x = *at);) {
+        if (x->index != index || (class >= 0 && (int)x->class != class)) {
+            at = &x->next;
+            continue;
+        }
+        *at = x->next;
+        struct act_msg m = act_msg_make(ACT_LINK_FENCE, ACT_NOBODY);
+        *act_p_link_fence(&m) =
+            (struct act_p_link_fence){.peer = x->peer, .class = (uint16_t)x->class, .generation = x->generation};
+        act_reply(l->self, &x->promise, &m);
+        free(x);
+    }
+}
+
+static void end_watches(struct link *l, uint16_t number, int reason)
+{
+    for (struct link_watch **at = &l->watches, *w; (w = *at);) {
+        /* Of actors there, and on behalf of actors there. */
+        if (w->who.peer != number && w->watcher.peer != number) {
+            at = &w->next;
+            continue;
+        }
+        *at = w->next;
+        if (w->who.peer == number) {
+            struct act_msg m = act_msg_make(ACT_DOWN, w->watcher);
+            *act_p_down(&m) = (struct act_p_down){.who = w->who, .reason = reason, .tag = w->tag};
+            if (act_send(l->self, &m))
+                act_msg_drop(&m);
+        }
+        free(w);
+    }
+}
+
+static void on_down(void *ctx, int index, uint64_t epoch, int reason, const char *why)
+{
+    struct link *l = ctx;
+    struct link_peer *p = &l->peer[index];
+    uint16_t number = p->number;
+    (void)epoch;
+    (void)why;
+    if (!number)
+        return;
+    act_peer_route(act_self_runtime(l->self), number, ACT_NOBODY);
+    p->number = 0;
+    link_give_back(l, number);
+    end_puts(l, index, 0, -ENOTCONN);
+    end_fences(l, index, -1);
+    end_watches(l, number, reason);
+    for (int i = 0; p->shown && i < l->subscribers; i++) {
+        struct act_msg m = act_msg_make(ACT_NODE_DOWN, l->subscriber[i]);
+        *act_p_node_down(&m) = (struct act_p_node_down){.node = p->node, .peer = number, .reason = reason};
+        if (act_send(l->self, &m))
+            act_msg_drop(&m);
+    }
+    p->shown = p->listed = false;
+    l->index_of[number] = 0;
+    act_yield(l->self);
+}
+
+static void on_class_up(void *ctx, int index, enum tp_class class, uint32_t generation)
+{
+    struct link *l = ctx;
+    (void)class;
+    (void)generation;
+    show(l, index, false);
+    act_yield(l->self);
+}
+
+static void on_class_down(void *ctx, int index, enum tp_class class, uint32_t generation, int reason)
+{
+    struct link *l = ctx;
+    (void)generation;
+    (void)reason;
+    end_fences(l, index, (int)class);
+    act_yield(l->self);
+}
+
+static void on_message(void *ctx, int index, enum tp_class class, const uint8_t *bytes, size_t size)
+{
+    struct link *l = ctx;
+    struct cfg_error err;
+    (void)class;
+    if (!l->peer[index].number)
+        return;
+    int r = bytes[0] == LINK_DIRECTORY ? take_directory(l, index, bytes, size, &err)
+                                       : link_take(l, index, bytes, size, &err);
+    if (r) {
+        const struct tp_peer_info *info = tp_net_peer(l->net, index);
+        act_log_write(l->arg->log, ACT_LOG_ERROR, "link", 0, "node %s is cut off: %s", info ? info->name : "?",
+                      err.msg);
+        tp_net_fence(l->net, index, TP_CLASS_CONTROL);
+    }
+    act_yield(l->self);
+}
+
+/* ---- puts ------------------------------------------------------------------------------------------ */
+
+static void on_immediate(void *ctx, int index, enum tp_class class, uint32_t immediate)
+{
+    struct link *l = ctx;
+    struct act_addr to = l->arg->port[class][immediate >> 28];
+    const struct tp_peer_info *info = tp_net_peer(l->net, index);
+    struct act_msg m = act_msg_make(ACT_LINK_IMMEDIATE, act_current(act_self_runtime(l->self), to));
+    *act_p_link_immediate(&m) = (struct act_p_link_immediate){.peer = l->peer[index].number,
+                                                              .class = (uint16_t) class,
+                                                              .immediate = immediate,
+                                                              .generation = info ? info->generation[class] : 0};
+    if (act_addr_is_nobody(m.dst) || !l->peer[index].number || act_send(l->self, &m))
+        l->dropped_immediates++;
+    act_yield(l->self);
+}
+
+static void on_put_done(void *ctx, int index, enum tp_class class, uint64_t cookie, int status)
+{
+    struct link *l = ctx;
+    (void)index;
+    (void)class;
+    end_puts(l, -1, cookie, status);
+    act_yield(l->self);
+}
+
+/* Gives the net what it takes, in order per node and class. */
+static void give_puts(struct link *l)
+{
+    uint32_t full[ACT_LINK_PEERS_MAX] = {0};
+    for (struct link_put *x = l->puts, *next; x; x = next) {
+        next = x->next;
+        if (x->given || (full[x->index] >> x->class & 1))
+            continue;
+        const struct tp_peer_info *info = tp_net_peer(l->net, x->index);
+        x->generation = info ? info->generation[x->class] : 0;
+        int r = tp_net_put(l->net, x->index, x->class, &x->put);
+        if (r == -EAGAIN)
+            full[x->index] |= 1u << x->class;
+        else if (r)
+            end_puts(l, -1, x->cookie, r);
+        else
+            x->given = true;
+    }
+}
+
+static void on_room(void *ctx, int index, enum tp_class class)
+{
+    struct link *l = ctx;
+    (void)index;
+    (void)class;
+    act_yield(l->self);
+}
+
+static int index_of(const struct link *l, uint16_t number)
+{
+    return number < ACT_PEERS_MAX ? l->index_of[number] - 1 : -1;
+}
+
+static void take_put(struct link *l, struct act_msg *m)
+{
+    const struct act_p_link_put *p = act_p_link_put(m);
+    const struct act_b_link_put *b = act_b_link_put(m);
+    struct act_promise promise = act_promise_of(m);
+    int index = index_of(l, p->peer);
+    struct link_put *x = index >= 0 && p->class < TP_CLASSES ? calloc(1, sizeof *x) : NULL;
+    if (!x) {
+        struct act_msg r = act_msg_make(ACT_LINK_PUT_DONE, ACT_NOBODY);
+        act_p_link_put_done(&r)->status = -ENOTCONN;
+        act_reply(l->self, &promise, &r);
+        return;
+    }
+    x->promise = promise;
+    x->cookie = ++l->cookies;
+    x->peer = p->peer;
+    x->index = index;
+    x->class = (enum tp_class)p->class;
+    x->put = (struct tp_net_put){.from_window = b->from_window,
+                                 .from = b->from,
+                                 .to_window = b->to_window,
+                                 .to = b->to,
+                                 .size = b->size,
+                                 .with_immediate = p->flags & ACT_LINK_WITH_IMMEDIATE,
+                                 .immediate = p->immediate,
+                                 .cookie = x->cookie};
+    *l->puts_tail = x;
+    l->puts_tail = &x->next;
+}
+
+static void take_fence(struct link *l, struct act_msg *m)
+{
+    const struct act_p_link_fence *f = act_p_link_fence(m);
+    int index = index_of(l, f->peer);
+    const struct tp_peer_info *info = index >= 0 ? tp_net_peer(l->net, index) : NULL;
+    struct link_fence *x = calloc(1, sizeof *x);
+    if (!x)
+        return; /* the request comes back when the link ends; its sender has a deadline */
+    *x = (struct link_fence){.promise = act_promise_of(m),
+                             .index = index,
+                             .class = (enum tp_class)f->class,
+                             .peer = f->peer,
+                             .generation = info && f->class < TP_CLASSES ? info->generation[f->class] : 0};
+    x->next = l->fences;
+    l->fences = x;
+    if (info && f->class < TP_CLASSES && info->class_up[f->class])
+        tp_net_fence(l->net, index, (enum tp_class)f->class);
+    else
+        end_fences(l, index, f->class);
+}
+
+/* ---- watches --------------------------------------------------------------------------------------- */
+
+static struct act_addr link_of(const struct link *l, unsigned number)
+{
+    int index = index_of(l, (uint16_t)number);
+    for (int i = 0; index >= 0 && i < l->peer[index].n_actors; i++)
+        if (l->peer[index].actor[i].kind == ACT_NODE_LINK)
+            return l->peer[index].actor[i].addr;
+    return ACT_NOBODY;
+}
+
+static void take_watch(struct link *l, struct act_msg *m)
+{
+    struct act_addr who = act_p_link_watch(m)->who;
+    struct link_watch *w = calloc(1, sizeof *w);
+    if (!w)
+        return;
+    *w = (struct link_watch){.next = l->watches, .watcher = m->src, .who = who, .tag = act_p_link_watch(m)->tag};
+    l->watches = w;
+    if (who.peer == 0) { /* somebody elsewhere watches an actor of this node */
+        act_monitor(l->self, who, 1);
+        return;
+    }
+    struct act_addr other = link_of(l, who.peer);
+    if (act_addr_is_nobody(other)) {
+        end_watches(l, (uint16_t)who.peer, -ENOTCONN);
+        return;
+    }
+    struct act_msg on = *m;
+    on.dst = other;
+    link_send(l, &on);
+}
+
+void link_watch_done(struct link *l, struct act_addr watcher, struct act_addr who)
+{
+    for (struct link_watch **at = &l->watches, *w; (w = *at);) {
+        if (!act_addr_equal(w->who, who) || !act_addr_equal(w->watcher, watcher)) {
+            at = &w->next;
+            continue;
+        }
+        *at = w->next;
+        free(w);
+    }
+}
+
+/* An actor of this node has ended: one of its directory (tag 0), or one that somebody elsewhere watches. */
+static void take_down(struct link *l, struct act_msg *m)
+{
+    struct act_p_down *d = act_p_down(m);
+    if (d->tag == 0) {
+        own_ended(l, d);
+        return;
+    }
+    for (struct link_watch **at = &l->watches, *w; (w = *at);) {
+        if (!act_addr_equal(w->who, d->who)) {
+            at = &w->next;
+            continue;
+        }
+        *at = w->next;
+        struct act_msg r = act_msg_make(ACT_DOWN, w->watcher);
+        *act_p_down(&r) = (struct act_p_down){.who = w->who, .reason = d->reason, .tag = w->tag};
+        r.src = act_self_addr(l->self);
+        link_send(l, &r);
+        free(w);
+    }
+}
+
+/* ---- tools ----------------------------------------------------------------------------------------- */
+
+static void on_asked(void *ctx, uint64_t tool, const uint8_t *bytes, size_t size)
+{
+    struct link *l = ctx;
+    char question[256];
+    snprintf(question, sizeof question, "%.*s", (int)(size < 255 ? size : 255), (const char *)bytes);
+    char *answer = l->arg->asked ? l->arg->asked(l->arg->ctx, question) : NULL;
+    if (answer)
+        tp_net_answer(l->net, tool, answer, strlen(answer));
+    free(answer);
+}
+
+static const struct tp_net_sink sink = {.up = on_up,
+                                        .down = on_down,
+                                        .class_up = on_class_up,
+                                        .class_down = on_class_down,
+                                        .message = on_message,
+                                        .immediate = on_immediate,
+                                        .put_done = on_put_done,
+                                        .room = on_room,
+                                        .asked = on_asked,
+                                        .log = on_log};
+
+bool act_link_peer_info(struct act_self *self, int index, struct tp_peer_info *out, int *calls)
+{
+    struct link *l = act_self_state(self);
+    const struct tp_peer_info *info = l->net && index < tp_net_peers(l->net) ? tp_net_peer(l->net, index) : NULL;
+    if (!info)
+        return false;
+    *out = *info;
+    *calls = l->peer[index].calls;
+    return true;
+}
+
+/* ---- the actor ------------------------------------------------------------------------------------- */
+
+static void add_peers(struct link *l, const struct act_link_peer *list, int n)
+{
+    struct cfg_error err;
+    for (int i = 0; i < n; i++) {
+        bool there = list[i].number == l->arg->net.self.number;
+        for (int k = 0; !there && k < tp_net_peers(l->net); k++) {
+            const struct tp_peer_info *info = tp_net_peer(l->net, k);
+            there = info && !strcmp(info->name, list[i].name) && info->number == list[i].number &&
+                    !strcmp(info->address, list[i].address);
+        }
+        if (!there && (tp_net_peers(l->net) == ACT_LINK_PEERS_MAX ||
+                       tp_net_add_peer(l->net, list[i].name, list[i].number, list[i].address, &err) < 0))
+            act_log_write(l->arg->log, ACT_LOG_ERROR, "link", 0, "node %s was not added: %s", list[i].name,
+                          tp_net_peers(l->net) == ACT_LINK_PEERS_MAX ? "too many nodes have come and gone" : err.msg);
+    }
+}
+
+/* Those that left the list go first, so that an address can change. */
+static void reload(struct link *l)
+{
+    struct act_link_peer *list = l->arg->reload ? calloc(ACT_LINK_PEERS_MAX, sizeof *list) : NULL;
+    int n = list ? l->arg->reload(l->arg->ctx, list, ACT_LINK_PEERS_MAX) : -1;
+    for (int k = 0; n >= 0 && k < tp_net_peers(l->net); k++) {
+        const struct tp_peer_info *info = tp_net_peer(l->net, k);
+        bool stays = !info;
+        for (int i = 0; !stays && i < n; i++)
+            stays = !strcmp(info->name, list[i].name) && info->number == list[i].number &&
+                    !strcmp(info->address, list[i].address);
+        if (!stays)
+            tp_net_remove_peer(l->net, k);
+    }
+    if (n >= 0)
+        add_peers(l, list, n);
+    free(list);
+}
+
+static int open_net(struct link *l, struct cfg_error *err)
+{
+    struct act_link_arg *a = l->arg;
+    struct tp_net_config c = a->net;
+    c.sink = &sink;
+    c.endpoint.host = (struct tp_host){
+        .ctx = l, .now = host_now, .random = host_random, .wake = host_wake, .base = act_self_event_base(l->self)};
+    a->net.endpoint.host.base = c.endpoint.host.base;
+    int r = tp_net_new(&c, &l->net, err);
+    for (int i = 0; !r && i < a->n_windows; i++)
+        r = tp_net_add_window(l->net, a->window[i].id, a->window[i].base, a->window[i].size, err);
+    if (!r && a->listen[0])
+        r = tp_net_listen(l->net, a->listen, a->bound, err);
+    if (!r)
+        add_peers(l, a->peer, a->n_peers);
+    return r;
+}
+
+static int link_start(struct act_self *self, void *state, const void *arg)
+{
+    struct link *l = state;
+    struct cfg_error err;
+    l->self = self;
+    l->arg = (struct act_link_arg *)(uintptr_t)arg;
+    l->puts_tail = &l->puts;
+    int r = open_net(l, &err);
+    if (r) {
+        if (l->arg->start_error)
+            *l->arg->start_error = err;
+        tp_net_free(l->net);
+        l->net = NULL;
+        return r;
+    }
+    /* The first call of receive finds the directory complete: actors that are spawned after the link are in it. */
+    act_timer_after(self, &l->timer, 0, 0);
+    return 0;
+}
+
+static void subscribe(struct link *l, struct act_addr who)
+{
+    for (int i = 0; i < l->subscribers; i++)
+        if (act_addr_equal(l->subscriber[i], who) ||
+            act_addr_is_nobody(act_current(act_self_runtime(l->self), l->subscriber[i])))
+            l->subscriber[i--] = l->subscriber[--l->subscribers];
+    if (l->subscribers == (int)(sizeof l->subscriber / sizeof l->subscriber[0])) {
+        act_log_write(l->arg->log, ACT_LOG_ERROR, "link", 0, "too many actors want to know the nodes");
+        return;
+    }
+    l->subscriber[l->subscribers++] = who;
+    for (int i = 0; i < tp_net_peers(l->net); i++)
+        if (l->peer[i].shown)
+            tell_up(l, who, &l->peer[i]);
+}
+
+static void take_own(struct link *l, struct act_msg *m)
+{
+    switch (m->type) {
+    case ACT_NODES_WATCH:
+        if (!act_addr_is_nobody(m->src)) /* else a wake-up */
+            subscribe(l, m->src);
+        break;
+    case ACT_LINK_PUT:
+        take_put(l, m);
+        break;
+    case ACT_LINK_FENCE:
+        take_fence(l, m);
+        break;
+    case ACT_LINK_WATCH:
+        take_watch(l, m);
+        break;
+    case ACT_DOWN:
+        take_down(l, m);
+        break;
+    case ACT_RELOAD:
+        reload(l);
+        break;
+    default:
+        break;
+    }
+}
+
+static int link_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    struct link *l = state;
+    /* Acq_rel: partner is host_wake. */
+    atomic_exchange_explicit(&l->awake, 0, memory_order_acq_rel);
+    for (int i = 0; !l->begun && i < l->arg->n_own; i++)
+        act_monitor(self, l->arg->own[i].addr, 0);
+    l->begun = true;
+    for (int i = 0; i < count; i++) {
+        if (m[i].dst.peer)
+            link_send(l, &m[i]);
+        else
+            take_own(l, &m[i]);
+    }
+    give_puts(l);
+    int64_t next = tp_net_poll(l->net);
+    if (next <= act_now(self))
+        act_yield(self);
+    else if (next != TP_NEVER)
+        act_timer_at(self, &l->timer, next, 0);
+    return 0;
+}
+
+static void link_stop(struct act_self *self, void *state, int reason)
+{
+    struct link *l = state;
+    (void)self;
+    for (int i = 0; i < ACT_LINK_PEERS_MAX; i++)
+        if (l->peer[i].number) {
+            act_peer_route(act_self_runtime(l->self), l->peer[i].number, ACT_NOBODY);
+            link_give_back(l, l->peer[i].number);
+        }
+    tp_net_free(l->net);
+    while (l->puts)
+        end_puts(l, -1, l->puts->cookie, -ESHUTDOWN);
+    for (struct link_fence *f; (f = l->fences);) {
+        l->fences = f->next;
+        free(f);
+    }
+    for (struct link_watch *w; (w = l->watches);) {
+        l->watches = w->next;
+        free(w);
+    }
+    free(l->scratch);
+    if (reason != -ESHUTDOWN && l->arg->failed)
+        l->arg->failed(l->arg->ctx, reason);
+}
+
+const struct act_behaviour act_link_behaviour = {
+    .name = "link", .state_size = sizeof(struct link), .start = link_start, .receive = link_receive, .stop = link_stop};

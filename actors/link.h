@@ -1,0 +1,88 @@
+/* The link: the actor of an io worker through which this process reaches the others. It owns the net (transport/net.h)
+ * and is the route of every incarnation that is up (runtime/peers.h).
+ *
+ * Messages. What an actor sends to an address of another node comes to the link, is encoded (runtime/wire.h) and sent;
+ * there it is delivered with its source. A request has exactly one end also when the node is lost: its reply, its
+ * return (nobody was there), or a return marked ACT_MSG_ABANDONED (the node was lost after it had left). Messages of
+ * one class between two actors keep their order; classes are apart: EXPERT_* go over `expert`, KV_* and SNAPSHOT over
+ * `kv`, everything else over `control`.
+ *
+ * Directory. Each node tells the others which of its actors can be addressed (struct act_node_actor). Who wants to know
+ * sends NODES_WATCH and gets NODE_UP when a node is up on all classes (again when its list changes: it replaces the one
+ * before) and NODE_DOWN when it is lost.
+ *
+ * Puts. Memory that others may write is a window, registered before start under an id; LINK_PUT writes into a window of
+ * another node. The top four bits of an immediate choose who is told of it there (port).
+ *
+ * Tools (weft status, drain, check) ask over authenticated connections; server.c answers. */
+#ifndef WEFT_ACTORS_LINK_H
+#define WEFT_ACTORS_LINK_H
+
+#include "actors/runtime/runtime.h"
+#include "transport/net.h"
+
+enum {
+    ACT_LINK_PEERS_MAX = 256,
+    ACT_LINK_ACTORS_MAX = 512,
+    ACT_LINK_WINDOWS_MAX = 8,
+    ACT_LINK_PORTS = 16,
+    ACT_LINK_WITH_IMMEDIATE = 1, /* LINK_PUT carries one */
+};
+
+/* What an actor is, for the directory. a and b mean what the kind says. */
+enum act_node_kind {
+    ACT_NODE_LINK = 1,
+    ACT_NODE_GATEWAY = 2,
+    ACT_NODE_PREFILL = 3,
+    ACT_NODE_DECODE = 4,
+    ACT_NODE_TIER = 5,   /* the device tier */
+    ACT_NODE_EXPERT = 6, /* a: index of the shard in the node; b: shards of the node */
+    ACT_NODE_KV = 7,     /* tiers that others may use */
+};
+
+struct act_node_actor {
+    uint32_t kind, a, b;
+    struct act_addr addr;
+};
+
+struct act_link_peer {
+    char name[TP_NAME_TEXT];
+    uint16_t number;
+    char address[TP_ADDRESS_TEXT];
+};
+
+struct act_link_window {
+    uint32_t id;
+    void *base;
+    size_t size;
+};
+
+/* arg of the actor: everything is set before the runtime starts and outlives it, except peers. */
+struct act_link_arg {
+    struct tp_net_config net;     /* ops, provider, self, secret, times; the rest is the link's */
+    char listen[TP_ADDRESS_TEXT]; /* "": accepts nobody */
+    struct act_link_peer *peer;   /* on start, and again on RELOAD (under lock of whoever set reload) */
+    int n_peers;
+    struct act_link_window window[ACT_LINK_WINDOWS_MAX];
+    int n_windows;
+    struct act_node_actor own[ACT_LINK_ACTORS_MAX]; /* the directory of this node; before the runtime starts */
+    int n_own;
+    struct act_addr port[TP_CLASSES][ACT_LINK_PORTS]; /* who gets LINK_IMMEDIATE; nobody: it is dropped and counted */
+    struct act_log *log;
+    void *ctx; /* of the functions below; thread of the io worker */
+    /* The node list as it is now, for RELOAD; NULL: it does not change. The caller copies at most max. */
+    int (*reload)(void *ctx, struct act_link_peer *out, int max);
+    /* The answer to a tool's question, a text that the link frees; NULL: there is none. */
+    char *(*asked)(void *ctx, const char *question);
+    /* The link has ended by itself: the node is cut off. May be NULL. */
+    void (*failed)(void *ctx, int reason);
+    struct cfg_error *start_error;
+    char bound[TP_ADDRESS_TEXT]; /* where it listens; set on start */
+};
+
+extern const struct act_behaviour act_link_behaviour;
+
+/* What the link knows about a node, for metrics and status; on the io worker's thread. false: no such index. */
+bool act_link_peer_info(struct act_self *self, int index, struct tp_peer_info *out, int *calls);
+
+#endif

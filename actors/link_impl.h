@@ -1,0 +1,103 @@
+/* What link.c (peers, puts, directory, tools) and link_messages.c (messages and what was asked) share. */
+#ifndef WEFT_ACTORS_LINK_IMPL_H
+#define WEFT_ACTORS_LINK_IMPL_H
+
+#include <stdatomic.h>
+
+#include "actors/link.h"
+#include "actors/runtime/peers.h"
+#include "actors/runtime/wire.h"
+
+enum { LINK_BUCKETS = 1024, LINK_HEAD = 4 };
+
+/* First byte of a message between links. */
+enum link_kind {
+    LINK_MESSAGE = 1,
+    LINK_RETURNED = 2,  /* the message could not be delivered; it follows as it was sent */
+    LINK_ABANDONED = 3, /* the same without its payload: a PING with its addresses, byte 1 is its type */
+    LINK_DIRECTORY = 4,
+};
+
+/* A request of this process that is at another node. */
+struct link_call {
+    struct link_call *next;
+    struct act_addr from, to;
+    uint64_t request;
+    int64_t deadline;
+    uint16_t attempt, promise;
+    uint8_t type;
+};
+
+struct link_watch {
+    struct link_watch *next;
+    struct act_addr watcher, who;
+    uint32_t tag;
+};
+
+struct link_put {
+    struct link_put *next;
+    uint64_t cookie;
+    struct act_promise promise;
+    uint16_t peer; /* in addresses */
+    int index;
+    enum tp_class class;
+    uint32_t generation;
+    bool given; /* to the net */
+    struct tp_net_put put;
+};
+
+struct link_fence {
+    struct link_fence *next;
+    struct act_promise promise;
+    int index;
+    enum tp_class class;
+    uint16_t peer;
+    uint32_t generation;
+};
+
+struct link_peer {
+    uint16_t number; /* in addresses; 0: not up */
+    uint16_t node;
+    uint32_t roles;
+    bool listed; /* its directory has come */
+    bool shown;  /* NODE_UP was sent */
+    struct act_node_actor actor[ACT_LINK_ACTORS_MAX];
+    int n_actors;
+    int calls;
+};
+
+struct link {
+    struct act_self *self;
+    struct act_link_arg *arg;
+    struct tp_net *net;
+    struct act_timer timer;
+    _Atomic int awake; /* a wake-up is under way */
+    bool begun;        /* the directory is watched */
+    struct link_peer peer[ACT_LINK_PEERS_MAX];
+    int16_t index_of[ACT_PEERS_MAX]; /* number in addresses to index + 1 */
+    struct link_call *call[LINK_BUCKETS];
+    struct link_watch *watches;
+    struct link_put *puts, **puts_tail;
+    struct link_fence *fences;
+    uint64_t cookies;
+    struct act_addr subscriber[64];
+    int subscribers;
+    uint8_t *scratch;
+    size_t scratch_size;
+    uint64_t dropped_immediates, late_replies, bounced;
+};
+
+/* link_messages.c */
+/* A message for another node: sends it, or gives it back. */
+void link_send(struct link *l, struct act_msg *m);
+/* A message from another node. -EPROTO: nonsense; the node is cut off. */
+int link_take(struct link *l, int index, const uint8_t *bytes, size_t size, struct cfg_error *err);
+/* Every request that is at this incarnation comes back. */
+void link_give_back(struct link *l, uint16_t number);
+enum tp_class link_class(unsigned type);
+
+/* link.c */
+/* The watcher has had its DOWN from there. */
+void link_watch_done(struct link *l, struct act_addr watcher, struct act_addr who);
+
+#endif

@@ -1,0 +1,460 @@
+/* The link between nodes: two runtimes in one simulation over inproc, and two with threads over TCP. */
+#include "tests/harness.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "actors/link.h"
+#include "actors/runtime/sim.h"
+#include "actors/runtime/stats.h"
+#include "transport/inproc.h"
+#include "transport/tcp.h"
+
+enum { MS = 1000000, WINDOW = 1 << 16, WINDOW_ID = 5 };
+#define A_REQUEST_KEEPS UINT64_C(1000000) /* request ids from here on are kept by the server without an answer */
+
+/* ---- a server: answers PING with PONG and the same buffer; keeps some; ends on DRAIN -------------------------- */
+
+struct server {
+    int kept, cancelled;
+};
+
+static int server_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    struct server *s = state;
+    for (int i = 0; i < count; i++) {
+        struct act_promise p = act_promise_of(&m[i]);
+        if (m[i].type == ACT_DRAIN)
+            act_stop(self, 0);
+        if (m[i].type == ACT_CANCEL) {
+            s->cancelled++;
+            struct act_msg r = act_msg_make(ACT_CANCELLED, m[i].src);
+            r.request = m[i].request;
+            if (act_send(self, &r))
+                act_msg_drop(&r);
+        }
+        if (m[i].type != ACT_PING || m[i].request >= A_REQUEST_KEEPS) {
+            s->kept++;
+            continue;
+        }
+        struct act_msg r = act_msg_make(ACT_PONG, ACT_NOBODY);
+        act_p_pong(&r)->a = act_p_ping(&m[i])->a + 1;
+        r.buf = act_msg_take(&m[i]);
+        if (act_reply(self, &p, &r))
+            act_msg_drop(&r);
+    }
+    return 0;
+}
+
+static const struct act_behaviour server_behaviour = {
+    .name = "server", .state_size = sizeof(struct server), .receive = server_receive};
+
+/* ---- a client: what happens to it is counted, what it does is told from outside ------------------------------- */
+
+struct client {
+    struct act_addr link, server;
+    uint16_t peer;
+    int ups, node_downs, downs, down_reason, replies, wrong, returned, abandoned, payloads, cancelled, immediates, puts,
+        fences, put_status;
+    uint32_t immediate;
+    _Atomic int ends; /* of requests; read by the test's thread */
+    _Atomic int known;
+};
+
+static void take_returned(struct client *c, struct act_msg *m)
+{
+    if (m->flags & ACT_MSG_ABANDONED)
+        c->abandoned++;
+    else
+        c->returned++;
+    c->payloads += m->buf != NULL;
+}
+
+static int client_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    struct client *c = *(struct client **)state;
+    size_t bytes;
+    for (int i = 0; i < count; i++) {
+        switch (m[i].type) {
+        case ACT_RELOAD: { /* from the test: begin */
+            struct act_msg w = act_msg_make(ACT_NODES_WATCH, c->link);
+            act_send(self, &w);
+            break;
+        }
+        case ACT_NODE_UP: {
+            const struct act_node_actor *a = act_msg_tail(&m[i], &bytes);
+            c->ups++;
+            c->peer = act_p_node_up(&m[i])->peer;
+            for (uint32_t k = 0; k < act_p_node_up(&m[i])->actors; k++)
+                if (a[k].kind == ACT_NODE_DECODE)
+                    c->server = a[k].addr;
+            /* Release: what is known of the node. Partner: the test's thread. */
+            atomic_store_explicit(&c->known, c->ups, memory_order_release);
+            break;
+        }
+        case ACT_NODE_DOWN:
+            c->node_downs++;
+            break;
+        case ACT_DOWN:
+            c->downs++;
+            c->down_reason = act_p_down(&m[i])->reason;
+            break;
+        case ACT_PONG:
+            c->wrong += act_p_pong(&m[i])->a != m[i].request + 1 ||
+                        (m[i].buf && m[i].buf->data[m[i].buf->size - 1] != (uint8_t)m[i].request);
+            c->replies++;
+            atomic_fetch_add_explicit(&c->ends, 1, memory_order_release); /* partner: the test's thread */
+            break;
+        case ACT_UNDELIVERABLE:
+            take_returned(c, &m[i]);
+            atomic_fetch_add_explicit(&c->ends, 1, memory_order_release); /* partner: the test's thread */
+            break;
+        case ACT_CANCELLED:
+            c->cancelled++;
+            break;
+        case ACT_LINK_IMMEDIATE:
+            c->immediates++;
+            c->immediate = act_p_link_immediate(&m[i])->immediate;
+            break;
+        case ACT_LINK_PUT_DONE:
+            c->puts++;
+            c->put_status = act_p_link_put_done(&m[i])->status;
+            break;
+        case ACT_LINK_FENCE:
+            c->fences++;
+            break;
+        case ACT_PING: { /* from the test: ask a of these, of b bytes, with request ids from m->request on */
+            for (uint64_t k = 0; k < act_p_ping(&m[i])->a; k++) {
+                struct act_msg q = act_msg_make(ACT_PING, c->server);
+                q.request = m[i].request + k;
+                act_p_ping(&q)->a = q.request;
+                size_t size = act_p_ping(&m[i])->b;
+                if (size) {
+                    q.buf = act_buf_new(size);
+                    memset(q.buf->data, (uint8_t)q.request, size);
+                }
+                if (act_request(self, &q)) {
+                    act_msg_drop(&q);
+                    c->wrong++;
+                }
+            }
+            break;
+        }
+        case ACT_DRAINED: { /* from the test: watch the server */
+            struct act_msg w = act_msg_make(ACT_LINK_WATCH, c->link);
+            *act_p_link_watch(&w) = (struct act_p_link_watch){.who = c->server, .tag = 7};
+            act_send(self, &w);
+            break;
+        }
+        case ACT_KV_STAT: { /* from the test: put */
+            struct act_msg p;
+            act_msg_new(ACT_LINK_PUT, c->link, 0, &p);
+            *act_p_link_put(&p) = (struct act_p_link_put){
+                .peer = c->peer, .class = TP_CLASS_KV, .flags = ACT_LINK_WITH_IMMEDIATE, .immediate = 2u << 28 | 99};
+            *act_b_link_put(&p) = (struct act_b_link_put){
+                .from_window = WINDOW_ID, .to_window = WINDOW_ID, .from = 16, .to = 32, .size = WINDOW - 32};
+            if (act_request(self, &p))
+                act_msg_drop(&p);
+            break;
+        }
+        case ACT_KV_UNPARK: { /* from the test: fence */
+            struct act_msg f = act_msg_make(ACT_LINK_FENCE, c->link);
+            *act_p_link_fence(&f) = (struct act_p_link_fence){.peer = c->peer, .class = TP_CLASS_KV};
+            act_request(self, &f);
+            break;
+        }
+        default:
+            break;
+        }
+    }
+    return 0;
+}
+
+static int client_start(struct act_self *self, void *state, const void *arg)
+{
+    (void)self;
+    *(const void **)state = arg;
+    return 0;
+}
+
+static const struct act_behaviour client_behaviour = {
+    .name = "client", .state_size = sizeof(struct client *), .start = client_start, .receive = client_receive};
+
+/* Ends the actor that it is told of. */
+static int killer_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    (void)m;
+    if (count)
+        act_exit(self, **(struct act_addr **)state, -EIO);
+    return 0;
+}
+
+static const struct act_behaviour killer_behaviour = {
+    .name = "killer", .state_size = sizeof(struct act_addr *), .start = client_start, .receive = killer_receive};
+
+/* ---- two nodes ------------------------------------------------------------------------------------------------ */
+
+struct pair {
+    struct act_sim *sim; /* NULL: threads */
+    struct tp_inproc_hub *hub;
+    struct act_runtime *rt[2];
+    struct act_link_arg *arg[2];
+    struct act_link_peer peer[2];
+    struct act_addr link[2], client_addr, server;
+    struct client client;
+    uint8_t *window[2];
+};
+
+static void fill_arg(struct pair *p, int i, uint64_t epoch)
+{
+    struct act_link_arg *a = p->arg[i];
+    *a = (struct act_link_arg){.net = {.ops = p->sim ? &tp_inproc : &tp_tcp,
+                                       .endpoint.provider = p->hub,
+                                       .self = {.kind = TP_KIND_NODE,
+                                                .number = (uint16_t)(i + 1),
+                                                .epoch = epoch,
+                                                .roles = 1,
+                                                .model = 1,
+                                                .block_tokens = 256}},
+                               .peer = &p->peer[1 - i],
+                               .n_peers = i == 0 || p->sim, /* over TCP the first node learns the port of the other */
+                               .n_windows = 1};
+    snprintf(a->net.self.name, sizeof a->net.self.name, "n%d", i);
+    snprintf(a->listen, sizeof a->listen, "%s", p->sim ? i ? "b" : "a" : "127.0.0.1:0");
+    a->window[0] = (struct act_link_window){WINDOW_ID, p->window[i], WINDOW};
+}
+
+static struct act_addr spawn(struct act_runtime *rt, int worker, const struct act_behaviour *b, const void *arg)
+{
+    struct act_spawn spec = {.behaviour = b, .worker = worker, .arg = arg, .outbox = 1 << 16};
+    struct act_addr a;
+    struct cfg_error err;
+    cr_assert_eq(act_runtime_spawn(rt, &spec, &a, &err), 0, "%s", err.msg);
+    return a;
+}
+
+static void spawn_node(struct pair *p, int i)
+{
+    p->link[i] = spawn(p->rt[i], 0, &act_link_behaviour, p->arg[i]);
+    p->arg[i]->own[p->arg[i]->n_own++] = (struct act_node_actor){.kind = ACT_NODE_LINK, .addr = p->link[i]};
+    if (i == 0) {
+        p->client.link = p->link[0];
+        p->client_addr = spawn(p->rt[0], 1, &client_behaviour, &p->client);
+    } else {
+        p->server = spawn(p->rt[1], 1, &server_behaviour, NULL);
+        p->arg[1]->own[p->arg[1]->n_own++] = (struct act_node_actor){.kind = ACT_NODE_DECODE, .addr = p->server};
+    }
+}
+
+static struct act_config runtime_config(int i, bool threads, uint64_t epoch)
+{
+    struct act_config c = {.node = (uint16_t)(i + 1), .epoch = epoch, .workers = 2};
+    c.worker[0].kind = threads ? ACT_WORKER_IO : ACT_WORKER_ENGINE;
+    c.worker[1].kind = ACT_WORKER_ENGINE;
+    c.worker[0].cpu = c.worker[1].cpu = -1;
+    return c;
+}
+
+static struct pair *pair_new(bool threads, uint64_t seed)
+{
+    struct pair *p = calloc(1, sizeof *p);
+    struct cfg_error err;
+    for (int i = 0; i < 2; i++) {
+        p->arg[i] = calloc(1, sizeof *p->arg[i]);
+        p->window[i] = calloc(1, WINDOW);
+    }
+    if (!threads) {
+        const struct act_sim_config sc = {.seed = seed};
+        cr_assert_eq(act_sim_new(&sc, &p->sim, &err), 0);
+        p->hub = tp_inproc_hub_new();
+    }
+    for (int i = 1; i >= 0; i--) {
+        struct act_config c = runtime_config(i, threads, 10 + (uint64_t)i);
+        fill_arg(p, i, 10 + (uint64_t)i);
+        cr_assert_eq(threads ? act_runtime_new(&c, &p->rt[i], &err) : act_sim_add(p->sim, &c, &p->rt[i], &err), 0, "%s",
+                     err.msg);
+        snprintf(p->peer[i].name, sizeof p->peer[i].name, "n%d", i);
+        p->peer[i].number = (uint16_t)(i + 1);
+        if (!threads)
+            snprintf(p->peer[i].address, sizeof p->peer[i].address, "%s", i ? "b" : "a");
+    }
+    if (threads) { /* node 1 listens first; it need not know where node 0 is, since that one dials */
+        p->arg[1]->n_peers = 1;
+        strcpy(p->peer[0].address, "127.0.0.1:1");
+    }
+    spawn_node(p, 1);
+    if (threads)
+        snprintf(p->peer[1].address, sizeof p->peer[1].address, "%s", p->arg[1]->bound);
+    spawn_node(p, 0);
+    p->arg[0]->port[TP_CLASS_KV][2] = p->client_addr;
+    p->arg[1]->port[TP_CLASS_KV][2] = p->server;
+    return p;
+}
+
+static void pair_free(struct pair *p)
+{
+    if (p->sim)
+        act_sim_free(p->sim);
+    for (int i = 0; i < 2; i++) {
+        if (!p->sim)
+            act_runtime_free(p->rt[i]);
+        free(p->arg[i]);
+        free(p->window[i]);
+    }
+    tp_inproc_hub_free(p->hub);
+    free(p);
+}
+
+static void tell(struct pair *p, enum act_type type, uint64_t request, uint64_t a, uint64_t b)
+{
+    struct act_msg m = act_msg_make(type, p->client_addr);
+    m.request = request;
+    if (type == ACT_PING)
+        *act_p_ping(&m) = (struct act_p_ping){a, b};
+    cr_assert_eq(act_runtime_post(p->rt[0], &m), 0);
+}
+
+static void run(struct pair *p, int64_t ms)
+{
+    act_sim_run(p->sim, act_sim_now(p->sim) + ms * MS, 1000000);
+}
+
+/* ---- the tests ------------------------------------------------------------------------------------------------ */
+
+Test(link, requests_cross_and_every_one_has_an_end)
+{
+    long before = act_buf_live();
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        struct pair *p = pair_new(false, seed);
+        struct client *c = &p->client;
+        tell(p, ACT_RELOAD, 0, 0, 0);
+        run(p, 500);
+        cr_assert_eq(c->ups, 1, "seed %llu", (unsigned long long)seed);
+        cr_assert_neq(c->server.peer, 0);
+        tell(p, ACT_PING, 1, 100, 0);
+        tell(p, ACT_PING, 1000, 20, 5000);
+        tell(p, ACT_PING, 2000, 3, 1000000);
+        run(p, 500);
+        cr_expect_eq(c->replies, 123);
+        cr_expect_eq(c->wrong, 0);
+        /* The server keeps some, somebody watches it, and it ends. */
+        tell(p, ACT_DRAINED, 0, 0, 0);
+        tell(p, ACT_PING, A_REQUEST_KEEPS, 10, 100);
+        run(p, 100);
+        cr_expect_eq(c->abandoned, 0);
+        struct act_msg end = act_msg_make(ACT_DRAIN, p->server);
+        act_runtime_post(p->rt[1], &end);
+        run(p, 100);
+        cr_expect_eq(c->abandoned, 10, "%d of the kept requests have ended", c->abandoned);
+        cr_expect_eq(c->downs, 1);
+        cr_expect_eq(c->down_reason, 0);
+        cr_expect_eq(c->ups, 2, "the directory has changed");
+        cr_expect_eq(c->node_downs, 0);
+        /* Nobody is there any more: they come back with what they carried. */
+        tell(p, ACT_PING, 5000, 5, 64);
+        run(p, 100);
+        cr_expect_eq(c->returned, 5);
+        cr_expect_eq(c->payloads, 5);
+        int messages, requests;
+        cr_assert_eq(act_stats_lane(p->rt[0], 1, 0, &messages, &requests), 0);
+        cr_expect_eq(messages + requests, 0, "no room has leaked");
+        pair_free(p);
+    }
+    cr_expect_eq(act_buf_live(), before);
+}
+
+Test(link, a_lost_node_gives_back_what_it_was_asked)
+{
+    struct pair *p = pair_new(false, 3);
+    struct client *c = &p->client;
+    tell(p, ACT_RELOAD, 0, 0, 0);
+    run(p, 500);
+    tell(p, ACT_DRAINED, 0, 0, 0);
+    tell(p, ACT_PING, A_REQUEST_KEEPS, 30, 100);
+    run(p, 100);
+    cr_expect_eq(c->ends, 0);
+    /* Its link stops: every connection ends, and nobody comes back. */
+    struct act_spawn spec = {.behaviour = &killer_behaviour, .worker = 0, .arg = &p->link[1]};
+    struct act_addr killer;
+    struct cfg_error err;
+    cr_assert_eq(act_runtime_spawn(p->rt[1], &spec, &killer, &err), 0);
+    struct act_msg go = act_msg_make(ACT_DRAIN, killer);
+    act_runtime_post(p->rt[1], &go);
+    run(p, 200);
+    cr_expect_eq(c->abandoned, 30);
+    cr_expect_eq(c->node_downs, 1);
+    cr_expect_eq(c->downs, 1);
+    cr_expect_lt(c->down_reason, 0);
+    tell(p, ACT_PING, 1, 4, 10);
+    run(p, 10);
+    cr_expect_eq(c->returned, 4, "what is sent to a lost node comes back at once");
+    cr_expect_eq(c->payloads, 4);
+    pair_free(p);
+}
+
+Test(link, puts_land_and_tell_their_port)
+{
+    struct pair *p = pair_new(false, 4);
+    struct client *c = &p->client;
+    tell(p, ACT_RELOAD, 0, 0, 0);
+    run(p, 500);
+    memset(p->window[0], 0x2a, WINDOW);
+    tell(p, ACT_KV_STAT, 0, 0, 0);
+    run(p, 100);
+    cr_expect_eq(c->puts, 1);
+    cr_expect_eq(c->put_status, 0);
+    cr_expect_eq(p->window[1][31], 0);
+    cr_expect_eq(p->window[1][32], 0x2a);
+    cr_expect_eq(p->window[1][WINDOW - 1], 0x2a);
+    tell(p, ACT_KV_UNPARK, 0, 0, 0);
+    run(p, 500);
+    cr_expect_eq(c->fences, 1);
+    cr_expect_eq(c->node_downs, 0);
+    tell(p, ACT_KV_STAT, 0, 0, 0);
+    run(p, 100);
+    cr_expect_eq(c->puts, 2);
+    cr_expect_eq(c->put_status, 0, "the class is connected again");
+    pair_free(p);
+}
+
+static bool wait_for(_Atomic int *what, int n)
+{
+    /* Acquire: partner is client_receive. */
+    for (int i = 0; i < 60000; i++) {
+        if (atomic_load_explicit(what, memory_order_acquire) >= n)
+            return true;
+        struct timespec t = {0, MS};
+        nanosleep(&t, NULL);
+    }
+    return false;
+}
+
+Test(link, threads_over_tcp_and_a_node_that_is_killed)
+{
+    long before = act_buf_live();
+    struct pair *p = pair_new(true, 0);
+    struct client *c = &p->client;
+    struct cfg_error err;
+    for (int i = 0; i < 2; i++)
+        cr_assert_eq(act_runtime_start(p->rt[i], &err), 0);
+    tell(p, ACT_RELOAD, 0, 0, 0);
+    cr_assert(wait_for(&c->known, 1), "the nodes do not find each other");
+    tell(p, ACT_PING, 1, 200, 3000);
+    tell(p, ACT_PING, 1000, 3, 3000000);
+    cr_assert(wait_for(&c->ends, 203));
+    tell(p, ACT_PING, A_REQUEST_KEEPS, 50, 1000);
+    tell(p, ACT_PING, 5000, 150, 20000);
+    act_runtime_free(p->rt[1]);
+    p->rt[1] = NULL;
+    cr_assert(wait_for(&c->ends, 403), "requests are left without an end: %d", c->ends);
+    act_runtime_stop(p->rt[0]);
+    cr_expect_eq(c->ends, 403, "each has one end");
+    cr_expect_eq(c->wrong, 0);
+    cr_expect_ge(c->replies, 203);
+    cr_expect_eq(c->node_downs, 1);
+    pair_free(p);
+    cr_expect_eq(act_buf_live(), before);
+}
