@@ -102,6 +102,8 @@ static void per_place(struct gw_bytes *b, const char *name, const char *help, co
 
 static void draft_metrics(const struct gw_decode_figures *d, struct gw_bytes *b)
 {
+    single(b, "spec_decode_num_drafts_total", "counter", "Drafts given to verification: of one request in one step.",
+           d->places ? (double)d->offered_at[0] : 0);
     single(b, "spec_decode_num_draft_tokens_total", "counter", "Draft tokens given to verification.",
            (double)d->offered);
     single(b, "spec_decode_num_accepted_tokens_total", "counter", "Draft tokens kept.", (double)d->accepted);

@@ -1,6 +1,7 @@
 /* Linked into a second weft program for tests (--wrap=dec_pick): what the network says is overruled, so that the
  * engine, the sampler and the gateway work on chosen tokens. $WEFT_SCRIPT names a file with one token id a line, read
- * again when a sequence gives its first token; behind the last line comes the end of text. A line "!ID" makes the
+ * again when a sequence gives its first token; behind the last line comes the end of text. A negative
+ * number is the error with which the step fails there. A line "!ID" makes the
  * drafter guess something else at that place, so that the step ends with it. One sequence at a time. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,6 +38,10 @@ int32_t __wrap_dec_pick(void *ctx, int pos, float *logits, bool draft)
     if (at == 0 && !draft)
         read_script();
     int32_t id = at >= 0 && at < n_script ? script[at] : s->owner->e->m->cfg->eos_id;
+    if (id < 0 && !draft)
+        return id;
+    if (id < 0)
+        id = s->owner->e->m->cfg->eos_id;
     if (draft && at >= 0 && at < n_script && wrong_guess[at])
         id = (id + 1) % vocab;
     for (int i = 1; i < vocab; i++)

@@ -321,3 +321,68 @@ Test(script, one_call_only_when_parallel_calls_are_off)
     ask_and_check(TS_CHAT, true, CHAT_TOOLS ",\"parallel_tool_calls\":false",
                   &(struct expected){"", "", "tool_calls", 1, {{"run", "{\"a\":\"1\"}"}}}, "one call", 0);
 }
+
+/* A call that is asked for begins in the prompt; the model writes the rest. */
+Test(script, forced_calls_begin_where_the_model_goes_on)
+{
+    static const char tail[] = "</" D " invoke>\n</" D " calls>";
+    static const struct {
+        const char *choice, *head, *name;
+    } rows[] = {
+        {"{\"type\":\"function\",\"function\":{\"name\":\"run\"}}", "", "run"},
+        {"\"required\"", "weather\">\n", "weather"},
+    };
+    start(4);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char text[512], more[512], arguments[] = "{\"a\":\"1\"}";
+        snprintf(text, sizeof text, "%s" STRING("a", "1") "%s", rows[i].head, tail);
+        snprintf(more, sizeof more, CHAT_TOOLS ",\"reasoning_effort\":\"high\",\"tool_choice\":%s", rows[i].choice);
+        at_every_place(TS_CHAT, text, more, &(struct expected){"", "", "tool_calls", 1, {{rows[i].name, arguments}}},
+                       7);
+    }
+}
+
+/* The model wants to call; it may not, so its markup cannot come. */
+Test(script, forbidden_calls_do_not_come)
+{
+    int32_t ids[IDS_MAX];
+    start(4);
+    write_script(ids, tokens_of("No " CALLS(CALL("run", STRING("a", "1"))), 0, 64, ids), -1);
+    for (int stream = 0; stream < 2; stream++) {
+        struct ts_answer a =
+            ts_ask(&server, TS_CHAT, "Go", 0, stream, CHAT_TOOLS ",\"tool_choice\":\"none\",\"max_tokens\":40");
+        cr_expect_eq(a.n_calls, 0);
+        cr_expect(!strncmp(a.text, "No ", 3), "%s", a.text);
+        cr_expect_not(strstr(a.text, D), "%s", a.text);
+        ts_answer_free(&a);
+    }
+}
+
+/* What has begun and then fails ends with an error, never as if it were complete. */
+Test(script, a_failure_in_mid_stream_is_said)
+{
+    static const char *const ends[] = {"[DONE]", "[DONE]", "response.completed", "message_stop"};
+    int32_t ids[IDS_MAX];
+    start(4);
+    int n = tokens_of("one two three", 0, 3, ids);
+    ids[n++] = -5;
+    for (int wrong = -2; wrong < 0; wrong++)
+        for (int p = 0; p < TS_PROTOCOLS; p++) {
+            write_script(ids, n, wrong);
+            for (int stream = 0; stream < 2; stream++) {
+                char *body = ts_body((enum ts_protocol)p, "Go", 60, stream, "");
+                struct ts_reply r = ts_post(&server, ts_path((enum ts_protocol)p), body);
+                cr_expect_eq(r.status, stream ? 200 : 500, "%s: %d %s", ts_path((enum ts_protocol)p), r.status, r.body);
+                cr_expect(r.whole && strstr(r.body, "the engine failed on this request"), "%s", r.body);
+                cr_expect_not(strstr(r.body, ends[p]) || strstr(r.body, "\"finish_reason\":\"stop\""), "%s", r.body);
+                cr_expect_eq(stream, strstr(r.body, "data: ") != NULL);
+                ts_reply_free(&r);
+                free(body);
+            }
+        }
+    cr_expect_float_eq(ts_metric(&server, "weft_request_success_total{finished_reason=\"error\"}"), 16, 0.1);
+    ts_until_metric(&server, "weft_num_requests_running", 0);
+    ts_until_metric(&server, "weft_kv_pages_held", 8);
+    write_script(ids, n - 1, -1);
+    ask_and_check(TS_CHAT, true, "", &(struct expected){"one two three", "", "stop", 0, {{0}}}, "afterwards", 0);
+}
