@@ -39,6 +39,7 @@ struct act_engine {
     int store_pages;               /* pages lent to the tiers below at a time, for storing */
     int64_t read_timeout_ns;       /* a prompt waits this long for them */
     bool snapshots;                /* sequences keep the window rows that snapshots need */
+    int snapshot_blocks;           /* and one is kept every so many blocks of a prompt; 0: only at ends */
     int vocab;                     /* ids that may be picked */
     struct act_experts experts;
     /* Set before start. */

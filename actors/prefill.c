@@ -488,6 +488,14 @@ static bool may_share(const struct prefill *p, const struct job *j, bool late)
     return j->state == JOB_RUNNING && (act_load_whole(&j->load) || (late && !p->step->n_segments));
 }
 
+/* Tokens of the prompt up to the next point at which a snapshot is kept. */
+static int rows_until_point(const struct prefill *p, const struct job *j, int rows)
+{
+    int every = p->e->snapshots ? p->e->snapshot_blocks * p->e->layout.block_tokens : 0;
+    int left = every ? every - j->plan.encoder_at % every : rows;
+    return j->plan.encoder_at < j->plan.n && left < rows ? left : rows;
+}
+
 static void build_step(struct prefill *p)
 {
     int rows = p->step->capacity;
@@ -496,7 +504,7 @@ static void build_step(struct prefill *p)
         for (struct job *j = p->first, *next; j; j = next) {
             next = j->next;
             struct mdl_segment seg;
-            if (!may_share(p, j, late) || !rows || !mdl_prefill_next(&j->plan, rows, &seg))
+            if (!may_share(p, j, late) || !rows || !mdl_prefill_next(&j->plan, rows_until_point(p, j, rows), &seg))
                 continue;
             if (mdl_step_add(p->step, &seg, &p->err)) {
                 job_fail(p, j, -EIO, p->err.msg);
@@ -630,6 +638,15 @@ static void hand_off(struct prefill *p, struct job *j, const float *logits)
     job_remove(p, j);
 }
 
+/* Another prompt may go on from here that begins like this one. */
+static void keep_point(struct prefill *p, const struct job *j, const struct mdl_segment *seg)
+{
+    int every = p->e->snapshots ? p->e->snapshot_blocks * p->e->layout.block_tokens : 0, end = seg->start + seg->n;
+    if (every && seg->layer_begin == 0 && end % every == 0 && end > j->plan.hit && end < j->plan.n &&
+        (j->plan.continued || !j->plan.hit))
+        act_history_snapshot(p->self, p->e, &j->recipe, j->recipe.ids, j->seq);
+}
+
 static void end_step(struct prefill *p, int status)
 {
     p->running = false;
@@ -658,6 +675,7 @@ static void end_step(struct prefill *p, int status)
         struct mdl_segment more;
         mdl_step_commit(p->step, at, seg->n);
         mdl_prefill_advance(&j->plan, seg);
+        keep_point(p, j, seg);
         if (!mdl_prefill_next(&j->plan, 1, &more))
             hand_off(p, j, mdl_step_logits(p->step, at, seg->n - 1));
     }

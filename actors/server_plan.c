@@ -87,6 +87,7 @@ static int plan_engine(struct act_server *s, struct cfg_error *err)
     r = act_speculation_prepare(c, s->log, server_has(s, CFG_ROLE_DECODE), e, err);
     if (r)
         return r;
+    e->snapshot_blocks = c->kv.snapshot_blocks;
     e->snapshots = c->kv.snapshots > 0 && e->limits.replay > 0 && e->limits.rollback > 0;
     if (!server_has(s, CFG_ROLE_PREFILL | CFG_ROLE_DECODE))
         return 0;

@@ -5,13 +5,20 @@
 #include "actors/runtime/log.h"
 #include "actors/server_impl.h"
 #include "kvtiers/host.h"
+#include "kvtiers/shared.h"
 #include "kvtiers/ssd.h"
 
-enum { DEPTH = 256, US_PER_S = 1000000 };
+enum { DEPTH = 256, US_PER_S = 1000000, SSD = 0, SHARED = 1 };
 
-static void on_log(void *ctx, bool warning, const char *text)
+static void on_ssd_log(void *ctx, bool warning, const char *text)
 {
     act_log_write(((struct act_server *)ctx)->log, warning ? ACT_LOG_WARNING : ACT_LOG_INFO, "tier-ssd", 0, "%s", text);
+}
+
+static void on_shared_log(void *ctx, bool warning, const char *text)
+{
+    act_log_write(((struct act_server *)ctx)->log, warning ? ACT_LOG_WARNING : ACT_LOG_INFO, "tier-shared", 0, "%s",
+                  text);
 }
 
 static void add_tier(struct act_store *c, enum act_tier_kind kind, struct kv_tier *t)
@@ -21,35 +28,34 @@ static void add_tier(struct act_store *c, enum act_tier_kind kind, struct kv_tie
 }
 
 /* Requests on registered memory cost the kernel less. Where it cannot be had, everything works all the same. */
-static void register_memory(struct act_server *s, struct kv_tier *host)
+static void register_memory(struct act_server *s, struct kv_storage *st, struct kv_tier *host, const char *folder)
 {
-    const struct cfg_config *c = s->config;
     struct kv_device_stats d;
     void *base;
     size_t len;
     kv_device_stat(s->engine.device, &d);
     kv_host_memory(host, &base, &len);
-    int r = s->store.storage->ops->register_memory(s->store.storage, kv_device_bytes(s->engine.device, 0),
-                                                   (size_t)d.pages * s->engine.layout.block_bytes);
+    int r = st->ops->register_memory(st, kv_device_bytes(s->engine.device, 0),
+                                     (size_t)d.pages * s->engine.layout.block_bytes);
     if (!r)
-        r = s->store.storage->ops->register_memory(s->store.storage, base, len);
+        r = st->ops->register_memory(st, base, len);
     if (r)
         act_log_write(
-            s->log, ACT_LOG_WARNING, "tier-ssd", 0,
+            s->log, ACT_LOG_WARNING, "tiers", 0,
             "%s: pages are not registered with io_uring (%d), so each request pins them anew; raise the limit "
             "of locked memory (ulimit -l)",
-            c->kv.ssd.path, r);
+            folder, r);
 }
 
 static int open_ssd(struct act_server *s, struct kv_tier *host, struct cfg_error *err)
 {
     const struct cfg_config *c = s->config;
     struct kv_tier *ssd;
-    int r = kv_storage_uring_new(c->kv.ssd.path, DEPTH, &s->store.storage, err);
+    int r = kv_storage_uring_new(c->kv.ssd.path, DEPTH, &s->store.storage[SSD], err);
     if (r)
         return r;
-    register_memory(s, host);
-    const struct kv_ssd_params p = {.storage = s->store.storage,
+    register_memory(s, s->store.storage[SSD], host, c->kv.ssd.path);
+    const struct kv_ssd_params p = {.storage = s->store.storage[SSD],
                                     .folder = c->kv.ssd.path,
                                     .layout = s->store.layout,
                                     .bytes = c->kv.ssd.size,
@@ -58,7 +64,7 @@ static int open_ssd(struct act_server *s, struct kv_tier *host, struct cfg_error
                                     .write_bytes_per_day = c->kv.ssd.write_per_day,
                                     .direct = c->kv.ssd.direct,
                                     .clock = kv_clock_system,
-                                    .log = on_log,
+                                    .log = on_ssd_log,
                                     .log_ctx = s};
     r = kv_ssd_new(&p, &ssd, err);
     if (!r)
@@ -66,15 +72,43 @@ static int open_ssd(struct act_server *s, struct kv_tier *host, struct cfg_error
     return r;
 }
 
+static int open_shared(struct act_server *s, struct cfg_error *err)
+{
+    const struct cfg_config *c = s->config;
+    struct kv_tier *shared;
+    int r = kv_storage_uring_new(c->kv.shared.path, DEPTH, &s->store.storage[SHARED], err);
+    if (r)
+        return r;
+    const struct kv_shared_params p = {.storage = s->store.storage[SHARED],
+                                       .folder = c->kv.shared.path,
+                                       .node = s->node->name,
+                                       .layout = s->store.layout,
+                                       .bytes = c->kv.shared.size,
+                                       .segment_bytes = c->kv.shared.segment,
+                                       .seal_ns = c->kv.shared.seal_us * 1000,
+                                       .poll_ns = c->kv.shared.poll_us * 1000,
+                                       .orphan_ns = c->kv.shared.orphan_us * 1000,
+                                       .removals_per_s = c->kv.shared.removals,
+                                       .ttl_s = c->kv.ttl_us / US_PER_S,
+                                       .direct = c->kv.shared.direct,
+                                       .clock = kv_clock_system,
+                                       .log = on_shared_log,
+                                       .log_ctx = s};
+    r = kv_shared_new(&p, &shared, err);
+    if (!r)
+        add_tier(&s->store, ACT_TIER_SHARED, shared);
+    return r;
+}
+
 int server_tiers_open(struct act_server *s, struct cfg_error *err)
 {
     const struct cfg_config *c = s->config;
     struct act_engine *e = &s->engine;
-    bool ssd = c->kv.ssd.path[0] != 0;
+    bool ssd = c->kv.ssd.path[0] != 0, shared = c->kv.shared.path[0] != 0;
     struct kv_tier *host;
     size_t bytes[MDL_MAX_SOURCES];
     e->read_timeout_ns = c->kv.read_timeout_us * 1000;
-    if (!e->device || (!ssd && !c->kv.host))
+    if (!e->device || (!ssd && !shared && !c->kv.host))
         return 0;
     for (int i = 0; i < s->m->cfg->n_kv_sources; i++)
         bytes[i] = e->layout.source[i].bytes;
@@ -99,7 +133,10 @@ int server_tiers_open(struct act_server *s, struct cfg_error *err)
         return r;
     add_tier(&s->store, ACT_TIER_HOST, host);
     r = ssd ? open_ssd(s, host, err) : 0;
-    s->tier_source.storage = s->store.storage;
+    if (!r && shared)
+        r = open_shared(s, err);
+    for (int i = 0; i < ACT_STORAGES_MAX; i++)
+        s->tier_source.storage[i] = s->store.storage[i];
     return r;
 }
 
@@ -110,6 +147,8 @@ void server_tiers_close(struct act_server *s)
         struct kv_tier *t = s->store.tier[--s->store.n_tiers];
         t->ops->free(t);
     }
-    kv_storage_free(s->store.storage);
-    s->store.storage = NULL;
+    for (int i = 0; i < ACT_STORAGES_MAX; i++) {
+        kv_storage_free(s->store.storage[i]);
+        s->store.storage[i] = NULL;
+    }
 }

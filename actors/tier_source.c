@@ -9,16 +9,16 @@
 
 struct tier_source {
     int bell;
-    struct kv_storage *storage;
+    struct act_tier_source_arg arg;
 };
 
 static int tier_source_open(void *arg, void **source, struct cfg_error *err)
 {
-    const struct act_tier_source_arg *a = arg;
     struct tier_source *s = malloc(sizeof *s);
     if (!s)
         return cfg_error_set(err, ENOMEM, "no memory for a worker");
-    *s = (struct tier_source){.bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), .storage = a->storage};
+    *s =
+        (struct tier_source){.bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), .arg = *(struct act_tier_source_arg *)arg};
     if (s->bell < 0) {
         int e = errno;
         free(s);
@@ -28,18 +28,29 @@ static int tier_source_open(void *arg, void **source, struct cfg_error *err)
     return 0;
 }
 
+static int poll_all(struct tier_source *s)
+{
+    int n = 0;
+    for (int i = 0; i < ACT_STORAGES_MAX; i++)
+        if (s->arg.storage[i])
+            n += s->arg.storage[i]->ops->poll(s->arg.storage[i]);
+    return n;
+}
+
 /* What the actors submitted since the last turn enters the kernel here, together. */
 static int tier_source_wait(void *source, int64_t timeout_ns)
 {
     struct tier_source *s = source;
     uint64_t count;
-    if (s->storage && s->storage->ops->poll(s->storage))
-        return 0;
-    struct pollfd p[2] = {{.fd = s->bell, .events = POLLIN},
-                          {.fd = s->storage ? s->storage->ops->descriptor(s->storage) : -1, .events = POLLIN}};
+    struct pollfd p[1 + ACT_STORAGES_MAX] = {{.fd = s->bell, .events = POLLIN}};
     struct timespec t = {timeout_ns / 1000000000, timeout_ns % 1000000000};
-    int n = ppoll(p, 2, timeout_ns == INT64_MAX ? NULL : &t, NULL);
-    if (n < 0)
+    if (poll_all(s))
+        return 0;
+    for (int i = 0; i < ACT_STORAGES_MAX; i++) {
+        struct kv_storage *st = s->arg.storage[i];
+        p[1 + i] = (struct pollfd){.fd = st ? st->ops->descriptor(st) : -1, .events = POLLIN};
+    }
+    if (ppoll(p, 1 + ACT_STORAGES_MAX, timeout_ns == INT64_MAX ? NULL : &t, NULL) < 0)
         return errno == EINTR ? 0 : -errno;
     if (p[0].revents) {
         ssize_t r;
@@ -47,8 +58,7 @@ static int tier_source_wait(void *source, int64_t timeout_ns)
             r = read(s->bell, &count, sizeof count);
         while (r < 0 && errno == EINTR);
     }
-    if (p[1].revents)
-        s->storage->ops->poll(s->storage);
+    poll_all(s);
     return 0;
 }
 

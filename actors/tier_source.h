@@ -1,4 +1,4 @@
-/* What a tier worker sleeps on: the completions of one storage, and the wake-ups of the runtime. Completions call done
+/* What a tier worker sleeps on: the completions of its storages, and the wake-ups of the runtime. Completions call done
  * of their requests on the worker's thread. */
 #ifndef WEFT_ACTORS_TIER_SOURCE_H
 #define WEFT_ACTORS_TIER_SOURCE_H
@@ -6,9 +6,11 @@
 #include "actors/runtime/world.h"
 #include "kvtiers/storage.h"
 
+enum { ACT_STORAGES_MAX = 2 };
+
 /* arg: struct act_tier_source_arg *, which outlives the worker. */
 struct act_tier_source_arg {
-    struct kv_storage *storage; /* NULL: none */
+    struct kv_storage *storage[ACT_STORAGES_MAX]; /* NULL: none */
 };
 extern const struct act_source_ops act_source_tier;
 

@@ -469,14 +469,16 @@ static void on_tick(struct store *s)
 /* A storage without a descriptor (the simulation's) is looked after in turns of the actor. */
 static void turn_storage(struct store *s)
 {
-    struct kv_storage *st = s->c->storage;
-    struct kv_storage_stats stats;
-    if (!st || st->ops->descriptor(st) >= 0)
-        return;
-    st->ops->poll(st);
-    st->ops->stat(st, &stats);
-    if (stats.in_flight)
-        act_timer_after(s->self, &s->poll, POLL_NS, TAG_POLL);
+    for (int i = 0; i < ACT_STORAGES_MAX; i++) {
+        struct kv_storage *st = s->c->storage[i];
+        struct kv_storage_stats stats;
+        if (!st || st->ops->descriptor(st) >= 0)
+            continue;
+        st->ops->poll(st);
+        st->ops->stat(st, &stats);
+        if (stats.in_flight)
+            act_timer_after(s->self, &s->poll, POLL_NS, TAG_POLL);
+    }
 }
 
 static int store_receive(struct act_self *self, void *state, struct act_msg *m, int count)
@@ -521,12 +523,14 @@ static int store_start(struct act_self *self, void *state, const void *arg)
 static void store_stop(struct act_self *self, void *state, int reason)
 {
     struct store *s = state;
-    struct kv_storage *st = s->c->storage;
     (void)self;
     (void)reason;
     s->stopping = true;
-    while ((s->asks || s->pushes) && st && st->ops->wait(st, 10000))
-        ;
+    for (int i = 0; i < ACT_STORAGES_MAX; i++) {
+        struct kv_storage *st = s->c->storage[i];
+        while ((s->asks || s->pushes) && st && st->ops->wait(st, 10000))
+            ;
+    }
     while (s->held) {
         struct held_store *h = s->held;
         s->held = h->next;

@@ -1,5 +1,5 @@
-/* The tiers below the device, as an actor on a tier worker: host, ssd, in the order in which they are asked. It alone
- * calls them and their storage.
+/* The tiers below the device, as an actor on a tier worker: host, ssd, shared, in the order in which they are asked. It
+ * alone calls them and their storages.
  *
  * Finished blocks come as TIER_STORE: they are copied into the host tier, which gives the pages back at once, and go on
  * from there to the durable tiers. A lookup takes each block from the first tier that has it; a read reports source by
@@ -8,7 +8,7 @@
 #define WEFT_ACTORS_TIER_STORE_H
 
 #include "actors/runtime/runtime.h"
-#include "kvtiers/storage.h"
+#include "actors/tier_source.h"
 #include "kvtiers/tier.h"
 
 enum { ACT_TIERS_MAX = 4 };
@@ -32,7 +32,7 @@ struct act_store {
     struct kv_tier *tier[ACT_TIERS_MAX]; /* [0]: host, always there */
     enum act_tier_kind kind[ACT_TIERS_MAX];
     int n_tiers;
-    struct kv_storage *storage; /* of the ssd tier; NULL: none */
+    struct kv_storage *storage[ACT_STORAGES_MAX]; /* of the tiers; NULL: none */
     struct kv_clock clock;
     const struct act_addr *observer; /* gets KV_STATS twice a second; nobody: none */
 };

@@ -100,7 +100,8 @@ struct cfg_config {
     struct {
         int64_t memory, snapshots; /* bytes of KV pages, of snapshots */
         int block_tokens;
-        int64_t host; /* bytes; 0: no host tier */
+        int snapshot_blocks; /* 0: none between the ends */
+        int64_t host;        /* bytes; 0: no host tier */
         int64_t write_behind;
         int64_t ttl_us, read_timeout_us;
         struct {
@@ -108,6 +109,12 @@ struct cfg_config {
             int64_t size, reserve, write_per_day;
             bool direct;
         } ssd;
+        struct {
+            char path[CFG_PATH_TEXT]; /* "": no shared tier */
+            int64_t size, segment, seal_us, poll_us, orphan_us;
+            double removals; /* per second */
+            bool direct;
+        } shared;
     } kv;
     struct {
         int decode_streams, prefill_streams;

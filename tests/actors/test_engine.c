@@ -119,6 +119,32 @@ Test(engine, a_later_turn_goes_on_exactly_from_a_snapshot)
     }
 }
 
+/* A prompt that leaves an earlier one in the middle goes on from the last point before that, as if it were cold. */
+Test(engine, a_prompt_that_branches_off_goes_on_from_a_snapshot_point)
+{
+    for (int same = 36; same <= 116; same += 16) {
+        struct ts_world w;
+        ts_world_open(&w, 64, 2);
+        w.e.snapshots = true;
+        w.e.snapshot_blocks = 2;
+        ts_world_requests(&w, 2, (unsigned)same);
+        w.wanted[0].n_prompt = 120;
+        w.wanted[0].start = 0;
+        struct ts_wanted *second = &w.wanted[1];
+        memcpy(second->prompt, w.wanted[0].prompt, (size_t)same * sizeof(int32_t));
+        for (int i = same; i < 150; i++)
+            second->prompt[i] = (w.wanted[0].prompt[i % 120] + 1) % w.m->cfg->vocab_size;
+        second->n_prompt = 150;
+        second->start = INT64_C(2000000000);
+        ts_world_run(&w, (uint64_t)same);
+        cr_assert_eq(w.got[1].cached, same / 32 * 32, "%d tokens are the same, %d cached", same, w.got[1].cached);
+        for (int i = 0; i < w.n; i++)
+            ts_world_check_same(&w, i);
+        ts_world_check_baseline(&w);
+        ts_world_close(&w);
+    }
+}
+
 /* The cancel is sent first, so it overtakes the prompt for certain; nothing of the request may remain or be answered.
  */
 Test(engine, a_cancel_that_overtakes_its_prompt_still_counts)

@@ -191,8 +191,8 @@ static void add_script(struct rig *r)
 static void add_ssd(struct rig *r, int blocks)
 {
     struct cfg_error err;
-    r->store.storage = kv_storage_sim_new(r->disk);
-    const struct kv_ssd_params p = {.storage = r->store.storage,
+    r->store.storage[0] = kv_storage_sim_new(r->disk);
+    const struct kv_ssd_params p = {.storage = r->store.storage[0],
                                     .folder = "disk",
                                     .layout = r->layout,
                                     .bytes = blocks * (int64_t)r->layout.block_bytes,
@@ -212,8 +212,8 @@ static void close_world(struct rig *r, bool keep)
         if (t != &r->script.base || !keep)
             t->ops->free(t);
     }
-    kv_storage_free(r->store.storage);
-    r->store.storage = NULL;
+    kv_storage_free(r->store.storage[0]);
+    r->store.storage[0] = NULL;
     kv_device_free(r->w.e.device);
     act_map_free(r->w.map);
     mdl_model_close(r->w.m);

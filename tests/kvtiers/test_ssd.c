@@ -172,15 +172,15 @@ static bool crash_at(uint64_t seed, int64_t point, enum kv_crash how)
     struct rig r;
     bool durable[KEYS] = {0}, touched[KEYS] = {0};
     rig_new(&r, seed, 24);
+    static struct ts_op o;
     kv_disk_stop_after(r.disk, point);
     for (int i = 0; i < KEYS && !kv_disk_stopped(r.disk); i++) {
-        static struct ts_op o;
         int two[2] = {i, i + 1 < KEYS ? i + 1 : 0};
         ts_op_run(&o, r.tier, r.storage, &r.layout, TS_STORE, two, 2);
         for (int k = 0; k < 2 && o.done; k++)
             durable[two[k]] |= o.op.count == 2;
         if (o.done)
-            ts_op_free(&o); /* otherwise the dead process has it */
+            ts_op_free(&o); /* otherwise the process that dies has it */
         if (i % 5 == 4 && !kv_disk_stopped(r.disk)) {
             int gone = i - 2;
             ts_op_run(&o, r.tier, r.storage, &r.layout, TS_DROP, &gone, 1);
@@ -198,6 +198,7 @@ static bool crash_at(uint64_t seed, int64_t point, enum kv_crash how)
     for (int k = 0; k < KEYS; k++)
         visible[k] = durable[k] && !touched[k] && has(&r, k);
     rig_crash(&r, how);
+    ts_op_free(&o);
     rig_open(&r);
     for (int k = 0; k < KEYS; k++) {
         bool here = read_back(&r, k);

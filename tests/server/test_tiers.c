@@ -170,6 +170,30 @@ Test(tiers, replayed_hits_of_one_length_give_one_text)
     ts_answer_free(&second);
 }
 
+/* Two processes on one folder: what the first one computed, the second one reads. */
+Test(tiers, exact_text_is_the_same_from_the_shared_tier_of_another_process)
+{
+    struct ts_server first;
+    char *text = NULL;
+    folder = ts_temp_dir();
+    cr_assert_gt(asprintf(&text,
+                          "write_behind = \"128KiB\"; shared = { path = \"%s\"; size = \"64MiB\"; seal = \"100ms\"; "
+                          "poll = \"20ms\"; };",
+                          folder),
+                 0);
+    start("true", text);
+    struct ts_answer cold = ask(0);
+    until_stored("shared", 10);
+    first = server;
+    start("true", text);
+    until_stored("shared", 10);
+    same(&cold, ask(0), "shared");
+    until_read("shared");
+    ts_answer_free(&cold);
+    ts_server_free(&first);
+    free(text);
+}
+
 /* Row 55: damage costs the block, not the answer. */
 Test(tiers, damaged_files_are_recomputed)
 {

@@ -1,0 +1,369 @@
+#include "kvtiers/shared.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kvtiers/shared_impl.h"
+
+enum { BUCKETS = 1 << 16, ERRORS_MOST = 4 };
+
+void shared_say(const struct shared *t, bool warning, const char *fmt, ...)
+{
+    char text[512];
+    va_list ap;
+    if (!t->p.log)
+        return;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    t->p.log(t->p.log_ctx, warning, text);
+}
+
+int64_t shared_now(const struct shared *t)
+{
+    return t->p.clock.now(t->p.clock.ctx);
+}
+
+int64_t shared_wall(const struct shared *t)
+{
+    return t->p.clock.wall(t->p.clock.ctx);
+}
+
+void shared_submit(struct shared *t, struct kv_io *io, void (*done)(struct kv_io *))
+{
+    io->done = done;
+    io->ctx = t;
+    t->in_flight++;
+    kv_io_start(t->p.storage, io);
+}
+
+/* ---- table: a key may be in several segments ---- */
+
+static struct shared_entry **bucket_of(const struct shared *t, const struct kv_key *key)
+{
+    uint32_t v;
+    memcpy(&v, key->b, sizeof v);
+    return &t->bucket[v & (BUCKETS - 1)];
+}
+
+struct shared_entry *shared_find(const struct shared *t, const struct kv_key *key)
+{
+    struct shared_entry *e = *bucket_of(t, key);
+    while (e && (memcmp(&e->key, key, sizeof *key) || (t->p.ttl_s && shared_wall(t) - e->stored_s > t->p.ttl_s)))
+        e = e->chain;
+    return e;
+}
+
+void shared_list(struct shared *t, struct shared_entry *e)
+{
+    struct shared_entry **head = bucket_of(t, &e->key);
+    e->chain = *head;
+    e->listed = true;
+    *head = e;
+    t->stats.blocks++;
+}
+
+void shared_unlist(struct shared *t, struct shared_entry *e)
+{
+    struct shared_entry **at = bucket_of(t, &e->key);
+    if (!e->listed)
+        return;
+    while (*at != e)
+        at = &(*at)->chain;
+    *at = e->chain;
+    e->listed = false;
+    t->stats.blocks--;
+}
+
+/* ---- reading ---- */
+
+static void read_settle(struct shared *t, struct kv_tier_op *op, int block, int source, int status)
+{
+    int left = 0;
+    for (int s = 0; s < t->p.layout.n_sources; s++)
+        left += op->left[s];
+    if (left == 1) {
+        t->stats.read_ns += (uint64_t)(shared_now(t) - op->began);
+        t->stats.read_ops++;
+    }
+    kv_op_read_extent(op, t->p.layout.n_sources, block, source, status);
+}
+
+/* A segment that fails again and again is not asked any more. */
+static void read_failed(struct shared *t, struct shared_entry *e)
+{
+    shared_unlist(t, e);
+    t->stats.dropped++;
+    if (++e->segment->errors >= ERRORS_MOST && e->segment->state == SEGMENT_READY)
+        shared_segment_lose(t, e->segment, SEGMENT_BAD);
+}
+
+static void on_read(struct kv_io *io)
+{
+    struct shared_read *x = io->ctx;
+    struct shared *t = x->t;
+    struct shared_entry *e = x->entry;
+    struct kv_tier_op *op = x->op;
+    int block = x->block, source = x->source, status = 0;
+    if (io->result < 0) {
+        status = (int)io->result;
+        t->stats.errors++;
+    } else if ((size_t)io->result != io->len) {
+        status = -EIO;
+        t->stats.short_reads++;
+    } else if (kv_extent_sum(&e->key, source, e->segment->id, io->bytes, io->len) != e->sum[source]) {
+        status = -EBADMSG;
+        t->stats.bad++;
+    } else {
+        t->stats.read_bytes += io->len;
+        t->stats.read += source == t->p.layout.n_sources - 1;
+    }
+    if (status && e->listed)
+        read_failed(t, e);
+    e->segment->pins--;
+    x->next_free = t->free_read;
+    t->free_read = x;
+    t->in_flight--;
+    read_settle(t, op, block, source, status);
+    shared_pump(t);
+}
+
+static void pump_read(struct shared *t)
+{
+    const struct kv_layout *l = &t->p.layout;
+    struct shared_work *w = t->works;
+    struct kv_tier_op *op = w->op;
+    int block = w->block, source = w->source;
+    struct shared_entry *e = w->entry[block];
+    if (++w->block == w->n) {
+        w->block = 0;
+        if (++w->source == l->n_sources) {
+            t->works = w->next;
+            if (!t->works)
+                t->works_end = &t->works;
+            free(w);
+        }
+    }
+    if (!e) {
+        read_settle(t, op, block, source, -ENOENT);
+        return;
+    }
+    struct shared_read *x = t->free_read;
+    t->free_read = x->next_free;
+    *x = (struct shared_read){.t = t, .op = op, .entry = e, .block = block, .source = source};
+    x->io = (struct kv_io){.op = KV_IO_READ,
+                           .file = e->segment->file,
+                           .flags = t->p.direct ? KV_OPEN_DIRECT : 0,
+                           .bytes = op->block[block].bytes + l->offset[source],
+                           .len = l->bytes[source],
+                           .offset = e->offset + (uint64_t)e->run_len * l->offset[source] +
+                                     (uint64_t)e->run_at * l->bytes[source],
+                           .done = on_read,
+                           .ctx = x};
+    t->in_flight++;
+    kv_io_start(t->p.storage, &x->io);
+}
+
+static void shared_read_op(struct kv_tier *tier, struct kv_tier_op *op)
+{
+    struct shared *t = (struct shared *)tier;
+    struct shared_work *w = op->n ? malloc(sizeof *w + (size_t)op->n * sizeof(struct shared_entry *)) : NULL;
+    if (!w) {
+        kv_op_finish(op, 0, op->n ? -ENOMEM : 0);
+        return;
+    }
+    *w = (struct shared_work){.op = op, .n = op->n};
+    op->began = shared_now(t);
+    kv_op_read_begin(op, t->p.layout.n_sources);
+    for (int i = 0; i < op->n; i++) {
+        struct shared_entry *e = w->entry[i] = shared_find(t, &op->block[i].key);
+        if (!e)
+            continue;
+        op->block[i].info = e->info;
+        e->segment->pins += t->p.layout.n_sources; /* one per extent */
+        e->segment->uses++;
+        double per = (double)e->segment->uses / (e->segment->n ? e->segment->n : 1);
+        e->segment->worth = t->floor + 1 + (per < 8 ? per : 8);
+    }
+    *t->works_end = w;
+    t->works_end = &w->next;
+    shared_pump(t);
+}
+
+/* ---- the other verbs ---- */
+
+static void shared_lookup(struct kv_tier *tier, struct kv_tier_op *op)
+{
+    struct shared *t = (struct shared *)tier;
+    struct shared_entry *e;
+    int n = 0;
+    while (n < op->n && (e = shared_find(t, &op->block[n].key)))
+        op->block[n++].info = e->info;
+    t->stats.lookups += (uint64_t)op->n;
+    t->stats.found += (uint64_t)n;
+    kv_op_finish(op, n, 0);
+}
+
+static void shared_store(struct kv_tier *tier, struct kv_tier_op *op)
+{
+    struct shared *t = (struct shared *)tier;
+    op->next = NULL;
+    op->status = 0;
+    op->pending = 1; /* taken away when all of it is on its way */
+    *t->stores_end = op;
+    t->stores_end = &op->next;
+    shared_pump(t);
+}
+
+static void shared_drop(struct kv_tier *tier, struct kv_tier_op *op)
+{
+    struct shared *t = (struct shared *)tier;
+    struct shared_entry *e;
+    int n = 0;
+    for (int i = 0; i < op->n; i++) {
+        bool any = false;
+        for (; (e = shared_find(t, &op->block[i].key)); any = true)
+            shared_unlist(t, e);
+        n += any;
+    }
+    t->stats.dropped += (uint64_t)n;
+    kv_op_finish(op, n, 0);
+}
+
+static void shared_stat(struct kv_tier *tier, struct kv_tier_stats *out)
+{
+    struct shared *t = (struct shared *)tier;
+    *out = t->stats;
+    out->capacity = (uint64_t)t->p.bytes;
+    out->read_only = t->read_only;
+    out->rebuilding = !t->listed_at;
+    out->queue = t->in_flight;
+    for (const struct shared_segment *s = t->segments; s; s = s->next)
+        if (s->state == SEGMENT_READY && shared_wall(t) - s->newest_s > out->oldest_s)
+            out->oldest_s = shared_wall(t) - s->newest_s;
+}
+
+static void shared_tick(struct kv_tier *tier)
+{
+    shared_pump((struct shared *)tier);
+}
+
+static void
+shared_each(struct kv_tier *tier,
+            void (*fn)(void *ctx, const struct kv_key *key, const struct kv_block_info *info, int64_t age_s), void *ctx)
+{
+    struct shared *t = (struct shared *)tier;
+    for (struct shared_segment *s = t->segments; s; s = s->next)
+        for (int i = 0; i < s->n && s->state == SEGMENT_READY; i++) {
+            const struct shared_entry *e = shared_entry_at(t, s->entries, i);
+            if (e->listed)
+                fn(ctx, &e->key, &e->info, shared_wall(t) - e->stored_s);
+        }
+}
+
+void shared_pump(struct shared *t)
+{
+    t->again = true;
+    if (t->pumping)
+        return; /* a callback came back here */
+    t->pumping = true;
+    while (t->again) {
+        t->again = false;
+        while (t->works && t->free_read)
+            pump_read(t);
+        shared_write_turn(t);
+        shared_folder_turn(t);
+    }
+    t->pumping = false;
+}
+
+static void shared_free(struct kv_tier *tier)
+{
+    struct shared *t = (struct shared *)tier;
+    bool alive = true;
+    t->ending = true;
+    shared_pump(t);
+    while (alive && (t->in_flight || t->works))
+        alive = t->p.storage->ops->wait(t->p.storage, 10000) > 0;
+    for (struct kv_tier_op *op = t->stores, *next; op; op = next) {
+        next = op->next;
+        kv_op_finish(op, 0, -ESHUTDOWN);
+    }
+    while (t->works) {
+        struct shared_work *w = t->works;
+        t->works = w->next;
+        free(w);
+    }
+    for (struct shared_segment *s = t->segments; s && alive; s = s->next) {
+        struct kv_io io = {.op = KV_IO_CLOSE, .file = s->file};
+        if (s->file >= 0 && kv_io_run(t->p.storage, &io) == -ETIMEDOUT)
+            alive = false;
+    }
+    shared_segments_free(t);
+    free(t->footer);
+    free(t->seal_bytes);
+    free(t->written);
+    free(t->read);
+    free(t->bucket);
+    free(t);
+}
+
+static const struct kv_tier_ops shared_ops = {
+    .name = "shared",
+    .lookup = shared_lookup,
+    .read = shared_read_op,
+    .store = shared_store,
+    .drop = shared_drop,
+    .stat = shared_stat,
+    .tick = shared_tick,
+    .each = shared_each,
+    .free = shared_free,
+};
+
+int kv_shared_new(const struct kv_shared_params *params, struct kv_tier **out, struct cfg_error *err)
+{
+    *out = NULL;
+    struct shared *t = calloc(1, sizeof *t);
+    if (!t)
+        return cfg_error_set(err, ENOMEM, "shared tier: out of memory");
+    t->base.ops = &shared_ops;
+    t->p = *params;
+    if (t->p.segment_bytes < (int64_t)t->p.layout.block_bytes)
+        t->p.segment_bytes = (int64_t)t->p.layout.block_bytes;
+    snprintf(t->node, sizeof t->node, "%s", params->node[0] ? params->node : "node");
+    for (char *c = t->node; *c; c++)
+        *c = isalnum((unsigned char)*c) || *c == '.' ? *c : '_';
+    t->layout_id = kv_layout_id(&t->p.layout);
+    t->entry_bytes = (sizeof(struct shared_entry) + 8 * (size_t)t->p.layout.n_sources + 15) / 16 * 16;
+    /* Unique among the lives of one name; EXCL guards against two that live at once. */
+    t->epoch = (uint64_t)shared_wall(t) << 20 | ((uint64_t)shared_now(t) & 0xfffff);
+    t->works_end = &t->works;
+    t->stores_end = &t->stores;
+    t->file = -1;
+    t->backoff = INT64_C(1000000000);
+    t->removals_at = shared_now(t);
+    t->bucket = calloc(BUCKETS, sizeof *t->bucket);
+    t->read = calloc(SHARED_READS, sizeof *t->read);
+    if (!t->bucket || !t->read) {
+        shared_free(&t->base);
+        return cfg_error_set(err, ENOMEM, "shared tier: out of memory");
+    }
+    for (int i = 0; i < SHARED_READS; i++) {
+        t->read[i].next_free = t->free_read;
+        t->free_read = &t->read[i];
+    }
+    /* Whether this file system takes what will be asked of it is better known now. */
+    struct kv_io io = {.op = KV_IO_LIST, .path = ""};
+    int64_t n = kv_io_run(t->p.storage, &io);
+    free(io.names);
+    if (n < 0) {
+        shared_free(&t->base);
+        return cfg_error_set(err, (int)-n, "%s: the folder cannot be read: %s", params->folder, strerror((int)-n));
+    }
+    *out = &t->base;
+    return 0;
+}

@@ -1,0 +1,443 @@
+/* The shared tier: many writers and readers of one folder, a writer that dies at any write, damage, room. */
+#include "tests/harness.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "kvtiers/shared.h"
+#include "kvtiers/storage_sim.h"
+#include "tests/support/kv_blocks.h"
+#include "tests/support/process.h"
+
+#define MS INT64_C(1000000)
+
+struct node {
+    struct kv_layout layout;
+    struct kv_storage *storage;
+    struct kv_tier *tier;
+};
+
+static struct kv_shared_params params(const struct node *n, const char *name)
+{
+    return (struct kv_shared_params){.storage = n->storage,
+                                     .folder = "disk",
+                                     .node = name,
+                                     .layout = n->layout,
+                                     .bytes = 1 << 30,
+                                     .segment_bytes = 20 * (int64_t)n->layout.block_bytes,
+                                     .seal_ns = 100 * MS,
+                                     .poll_ns = 50 * MS,
+                                     .orphan_ns = 60000 * MS,
+                                     .removals_per_s = 10,
+                                     .direct = true,
+                                     .clock = ts_clock};
+}
+
+static void open_with(struct node *n, const struct kv_shared_params *p)
+{
+    struct cfg_error err;
+    cr_assert_eq(kv_shared_new(p, &n->tier, &err), 0, "%s", err.msg);
+}
+
+static void open_node(struct node *n, struct kv_disk *disk, const char *name)
+{
+    *n = (struct node){.layout = ts_layout(256), .storage = kv_storage_sim_new(disk)};
+    struct kv_shared_params p = params(n, name);
+    open_with(n, &p);
+}
+
+static void close_node(struct node *n)
+{
+    if (n->tier)
+        n->tier->ops->free(n->tier);
+    kv_storage_free(n->storage);
+    *n = (struct node){0};
+}
+
+/* Time goes by for some nodes: what is due is sealed, listed, removed. */
+static void pass(struct node *const *n, int count, int64_t ms)
+{
+    for (int64_t at = 0; at < ms; at += 20) {
+        ts_clock_ns += 20 * MS;
+        for (int i = 0; i < count; i++) {
+            n[i]->tier->ops->tick(n[i]->tier);
+            ts_turn(n[i]->storage);
+        }
+    }
+}
+
+static bool store(struct node *n, int block)
+{
+    return ts_store_one(n->tier, n->storage, &n->layout, block);
+}
+
+static bool has(struct node *n, int block)
+{
+    return ts_has(n->tier, n->storage, &n->layout, block);
+}
+
+static bool read_back(struct node *n, int block)
+{
+    return ts_read_one(n->tier, n->storage, &n->layout, block);
+}
+
+static struct kv_tier_stats stat(struct node *n)
+{
+    struct kv_tier_stats s;
+    n->tier->ops->stat(n->tier, &s);
+    return s;
+}
+
+/* A prefix that one node placed is used by another that never saw it. */
+Test(shared, what_one_node_stores_another_reads)
+{
+    struct kv_disk *disk = kv_disk_new(1);
+    struct node a, b, c;
+    open_node(&a, disk, "a");
+    open_node(&b, disk, "b");
+    struct node *all[] = {&a, &b};
+    static struct ts_op o;
+    int n[50];
+    for (int i = 0; i < 50; i++)
+        n[i] = i;
+    ts_op_run(&o, a.tier, a.storage, &a.layout, TS_STORE, n, 30);
+    for (int i = 0; i < 20 && !o.done; i++)
+        pass(all, 2, 20);
+    cr_assert_eq(o.done, 1, "a store that needs a second segment ends too");
+    cr_assert_eq(o.op.count, 30);
+    ts_op_free(&o);
+    pass(all, 2, 600);
+    ts_op_run(&o, b.tier, b.storage, &b.layout, TS_READ, n, 50);
+    cr_assert_eq(o.op.count, 30);
+    for (int i = 0; i < 30; i++)
+        cr_assert(ts_block_good(&b.layout, i, o.block[i].bytes));
+    ts_op_free(&o);
+    cr_assert_eq(stat(&b).blocks, 30u);
+    cr_assert(store(&b, 3), "what is there already is not written again");
+    cr_assert_eq(stat(&b).stored, 0u);
+    close_node(&a);
+    open_node(&c, disk, "c");
+    struct node *later[] = {&b, &c};
+    pass(later, 2, 300);
+    for (int i = 0; i < 30; i++)
+        cr_assert(read_back(&c, i));
+    close_node(&b);
+    close_node(&c);
+    kv_disk_free(disk);
+}
+
+/* An orderly end seals what is open. */
+Test(shared, an_orderly_end_loses_nothing)
+{
+    struct kv_disk *disk = kv_disk_new(2);
+    struct node a, b;
+    open_node(&a, disk, "a");
+    for (int i = 0; i < 5; i++)
+        cr_assert(store(&a, i));
+    close_node(&a);
+    open_node(&b, disk, "b");
+    struct node *all[] = {&b};
+    pass(all, 1, 200);
+    for (int i = 0; i < 5; i++)
+        cr_assert(read_back(&b, i));
+    close_node(&b);
+    kv_disk_free(disk);
+}
+
+/* The machine of a writer stops at its n-th write point, for every n: what others find afterwards is right, what was
+ * sealed is there, and what was left unfinished is removed by the writer's next life. */
+static bool dies_at(uint64_t seed, int64_t point, enum kv_crash how)
+{
+    enum { KEYS = 36 };
+    struct kv_disk *disk = kv_disk_new(seed);
+    struct node a, b;
+    bool sealed[KEYS] = {0};
+    static struct ts_op o;
+    open_node(&a, disk, "a");
+    struct node *one[] = {&a};
+    kv_disk_stop_after(disk, point);
+    for (int i = 0; i < KEYS && !kv_disk_stopped(disk); i += 3) {
+        int three[] = {i, i + 1, i + 2};
+        ts_op_run(&o, a.tier, a.storage, &a.layout, TS_STORE, three, 3);
+        if (kv_disk_stopped(disk))
+            break;
+        for (int k = 0; k < 100 && !o.done; k++)
+            pass(one, 1, 20);
+        if (o.done)
+            ts_op_free(&o);
+        if (i % 6 == 3)
+            pass(one, 1, 300);
+        for (int k = 0; k < KEYS && !kv_disk_stopped(disk); k++)
+            sealed[k] = has(&a, k); /* it finds its own only in sealed segments */
+    }
+    bool stopped = kv_disk_stopped(disk);
+    close_node(&a);
+    ts_op_free(&o);
+    kv_disk_crash(disk, how);
+    ts_clock_s += 10;
+    open_node(&a, disk, "a");
+    open_node(&b, disk, "b");
+    struct node *all[] = {&a, &b};
+    pass(all, 2, 2000);
+    for (int k = 0; k < KEYS; k++) {
+        bool here = read_back(&b, k);
+        cr_assert(here || !sealed[k], "seed %d, point %d: block %d was sealed and is lost", (int)seed, (int)point, k);
+    }
+    cr_assert(store(&a, 500));
+    pass(all, 2, 500);
+    cr_assert(read_back(&b, 500));
+    close_node(&a);
+    close_node(&b);
+    kv_disk_free(disk);
+    return stopped;
+}
+
+Test(shared, a_writer_that_dies_at_any_write_harms_nobody, .timeout = 600)
+{
+    for (int how = 0; how < 2; how++) {
+        int64_t point = 0;
+        while (dies_at((uint64_t)point + 3, point, (enum kv_crash)how))
+            point++;
+        cr_assert_gt(point, 100, "%d write points", (int)point);
+    }
+}
+
+static int files_with(struct kv_storage *s, const char *beginning)
+{
+    struct kv_io io = {.op = KV_IO_LIST, .path = ""};
+    int64_t n = kv_io_run(s, &io);
+    int found = 0;
+    const char *at = io.names;
+    for (int64_t i = 0; i < n; i++, at += strlen(at) + 1)
+        found += !strncmp(at, beginning, strlen(beginning));
+    free(io.names);
+    return found;
+}
+
+/* Unfinished segments: the writer's next life removes them at once, others after a long time. */
+Test(shared, orphans_are_collected)
+{
+    for (int other = 0; other < 2; other++) {
+        struct kv_disk *disk = kv_disk_new(4);
+        struct node a, b;
+        open_node(&a, disk, "a");
+        cr_assert(store(&a, 1));
+        cr_assert_eq(files_with(a.storage, "open-"), 1);
+        kv_disk_stop_after(disk, 0);
+        static struct ts_op o;
+        int two = 2;
+        ts_op_run(&o, a.tier, a.storage, &a.layout, TS_STORE, &two, 1);
+        close_node(&a);
+        ts_op_free(&o);
+        kv_disk_crash(disk, KV_CRASH_KILL);
+        ts_clock_s += 10;
+        open_node(&b, disk, other ? "b" : "a");
+        struct node *all[] = {&b};
+        pass(all, 1, 500);
+        cr_assert_eq(files_with(b.storage, "open-"), other, "%s", other ? "somebody may still write" : "it is dead");
+        pass(all, 1, 61000);
+        cr_assert_eq(files_with(b.storage, "open-"), 0);
+        cr_assert_not(has(&b, 1));
+        close_node(&b);
+        kv_disk_free(disk);
+    }
+}
+
+/* Row 55: every byte of a sealed segment, flipped, is a miss or the right bytes. */
+Test(shared, a_flipped_byte_anywhere_is_a_miss)
+{
+    int misses = 0;
+    for (int64_t at = 0;; at += 977) {
+        struct kv_disk *disk = kv_disk_new(5);
+        struct node a, b;
+        open_node(&a, disk, "a");
+        for (int i = 0; i < 6; i++)
+            cr_assert(store(&a, i));
+        close_node(&a);
+        open_node(&b, disk, "b");
+        struct kv_io io = {.op = KV_IO_LIST, .path = ""};
+        int64_t n = kv_io_run(b.storage, &io);
+        char name[128] = "";
+        const char *p = io.names;
+        for (int64_t i = 0; i < n; i++, p += strlen(p) + 1)
+            if (!strncmp(p, "seg-", 4))
+                snprintf(name, sizeof name, "%s", p);
+        free(io.names);
+        bool end = at >= kv_disk_size(disk, name);
+        if (!end)
+            kv_disk_bytes(disk, name)[at] ^= 0x41;
+        struct node *all[] = {&b};
+        pass(all, 1, 200);
+        for (int i = 0; i < 6; i++) {
+            bool offered = has(&b, i), good = read_back(&b, i);
+            misses += !good;
+            cr_assert(good || !offered || !has(&b, i), "a bad block is dropped");
+        }
+        close_node(&b);
+        kv_disk_free(disk);
+        if (end)
+            break;
+    }
+    cr_assert_gt(misses, 20);
+}
+
+/* Old segments of one's own make room, a few per second; a reader that had begun reads to its end. */
+Test(shared, room_is_made_slowly_and_harms_no_reader)
+{
+    struct kv_disk *disk = kv_disk_new(6);
+    struct node a, b;
+    a = (struct node){.layout = ts_layout(256), .storage = kv_storage_sim_new(disk)};
+    struct kv_shared_params p = params(&a, "a");
+    p.bytes = 30 * (int64_t)a.layout.block_bytes;
+    p.segment_bytes = 5 * (int64_t)a.layout.block_bytes;
+    p.removals_per_s = 2;
+    open_with(&a, &p);
+    open_node(&b, disk, "b");
+    struct node *all[] = {&a, &b};
+    for (int i = 0; i < 20; i++) {
+        cr_assert(store(&a, i));
+        pass(all, 2, 120);
+    }
+    static struct ts_op slow;
+    int zero = 0;
+    cr_assert(has(&b, 0));
+    kv_disk_hold(disk, KV_IO_READ, "seg-", true);
+    ts_op_begin(&slow, b.tier, &b.layout, TS_READ, &zero, 1);
+    for (int i = 20; i < 120; i++) {
+        store(&a, i);
+        pass(all, 2, 20);
+    }
+    kv_disk_hold(disk, KV_IO_READ, "seg-", false);
+    int before = files_with(a.storage, "seg-");
+    pass(all, 2, 1000);
+    int after = files_with(a.storage, "seg-");
+    cr_assert_le(before - after, 4 + 2, "%d segments removed in a second", before - after);
+    cr_assert_eq(slow.done, 1);
+    if (slow.op.count)
+        cr_assert(ts_block_good(&b.layout, 0, slow.block[0].bytes));
+    ts_op_free(&slow);
+    pass(all, 2, 60000);
+    cr_assert_gt(stat(&a).evicted, 20u);
+    cr_assert_le(stat(&a).bytes, (uint64_t)p.bytes);
+    cr_assert_not(has(&b, 0), "what is gone is found by nobody");
+    close_node(&a);
+    close_node(&b);
+    kv_disk_free(disk);
+}
+
+Test(shared, failed_writes_are_not_published)
+{
+    static const enum kv_io_op ops[] = {KV_IO_WRITE, KV_IO_SYNC, KV_IO_RENAME, KV_IO_OPEN};
+    for (size_t f = 0; f < 4; f++) {
+        struct kv_disk *disk = kv_disk_new(7);
+        struct node a, b;
+        open_node(&a, disk, "a");
+        open_node(&b, disk, "b");
+        struct node *all[] = {&a, &b};
+        kv_disk_fail(disk, ops[f], "open-", 0, 1, f ? -EIO : -ENOSPC);
+        store(&a, 1);
+        pass(all, 2, 500);
+        cr_assert_not(has(&b, 1), "fault %d", (int)f);
+        cr_assert(stat(&a).read_only, "fault %d", (int)f);
+        pass(all, 2, 3000);
+        cr_assert_not(stat(&a).read_only);
+        cr_assert(store(&a, 2));
+        pass(all, 2, 500);
+        cr_assert(read_back(&b, 2), "fault %d: it recovers", (int)f);
+        cr_assert_eq(files_with(a.storage, "open-"), f == 2 ? 1 : 0, "fault %d leaves nothing open", (int)f);
+        close_node(&a);
+        close_node(&b);
+        kv_disk_free(disk);
+    }
+}
+
+/* ---- real processes ---- */
+
+enum { WRITERS = 3, READERS = 2, KEYS = 60, SECONDS = 3 };
+
+static int64_t real_ns(void *ctx)
+{
+    return kv_clock_system.now(ctx);
+}
+
+/* Stores and reads random blocks until it is killed or the time is over. Exit status: 0; 1: wrong bytes. */
+static void live(const char *folder, int number, bool writes)
+{
+    struct node n = {.layout = ts_layout(256)};
+    struct cfg_error err;
+    char name[16];
+    snprintf(name, sizeof name, "p%d", number);
+    if (kv_storage_uring_new(folder, 32, &n.storage, &err))
+        _exit(2);
+    struct kv_shared_params p = params(&n, name);
+    p.clock = (struct kv_clock){real_ns, kv_clock_system.wall, NULL};
+    p.seal_ns = 20 * MS;
+    p.poll_ns = 10 * MS;
+    p.orphan_ns = 1000 * MS;
+    p.bytes = 200 * (int64_t)n.layout.block_bytes;
+    p.direct = false;
+    if (kv_shared_new(&p, &n.tier, &err))
+        _exit(3);
+    srand((unsigned)number);
+    int64_t end = real_ns(NULL) + SECONDS * 1000 * MS;
+    int good = 0;
+    while (real_ns(NULL) < end) {
+        static struct ts_op o;
+        int k = rand() % KEYS;
+        ts_op_begin(&o, n.tier, &n.layout, writes && rand() % 3 ? TS_STORE : TS_READ, &k, 1);
+        bool reading = o.op.rows && o.block[0].bytes[0] == 0xee && o.block[0].bytes[100] == 0xee;
+        while (!o.done) {
+            n.storage->ops->wait(n.storage, 20);
+            n.tier->ops->tick(n.tier);
+        }
+        if (reading && o.op.count == 1 && !ts_block_good(&n.layout, k, o.block[0].bytes))
+            _exit(1);
+        good += reading && o.op.count == 1;
+        ts_op_free(&o);
+        n.tier->ops->tick(n.tier);
+        n.storage->ops->poll(n.storage);
+    }
+    close_node(&n);
+    _exit(writes || good > 20 ? 0 : 4);
+}
+
+Test(shared, many_processes_and_killed_writers_in_one_folder, .timeout = 120)
+{
+    struct kv_storage *probe;
+    struct cfg_error err;
+    char *folder = ts_temp_dir();
+    if (kv_storage_uring_new(folder, 8, &probe, &err)) {
+        ts_remove_dir(folder);
+        free(folder);
+        cr_skip_test("no io_uring here: %s", err.msg);
+    }
+    pid_t pid[WRITERS + READERS];
+    for (int i = 0; i < WRITERS + READERS; i++) {
+        pid[i] = fork();
+        if (pid[i] == 0)
+            live(folder, i, i < WRITERS);
+    }
+    /* The first writer dies again and again, wherever it is. */
+    for (int k = 0; k < 8; k++) {
+        nanosleep(&(struct timespec){0, 150000000 + 7000000 * k}, NULL);
+        kill(pid[0], SIGKILL);
+        int status;
+        waitpid(pid[0], &status, 0);
+        pid[0] = fork();
+        if (pid[0] == 0)
+            live(folder, 0, true);
+    }
+    kill(pid[0], SIGKILL);
+    for (int i = 0; i < WRITERS + READERS; i++) {
+        int status;
+        waitpid(pid[i], &status, 0);
+        if (i)
+            cr_expect(WIFEXITED(status) && WEXITSTATUS(status) == 0, "process %d: %x", i, (unsigned)status);
+    }
+    kv_storage_free(probe);
+    ts_remove_dir(folder);
+    free(folder);
+}
