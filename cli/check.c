@@ -317,7 +317,7 @@ static int check_node(struct check *k)
         check_security(k);
     }
     check_log(k);
-    if (k->rdma)
+    if (k->rdma || k->c->transport.provider == CFG_PROVIDER_RDMA)
         cli_check_rdma(k->c, k->node, say_rdma, k);
     printf("%d problem%s, %d warning%s\n", k->problems, k->problems == 1 ? "" : "s", k->warnings,
            k->warnings == 1 ? "" : "s");

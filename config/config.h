@@ -31,6 +31,7 @@ enum cfg_speculation { CFG_SPECULATION_OFF, CFG_SPECULATION_FIXED, CFG_SPECULATI
 enum cfg_acceptance { CFG_ACCEPTANCE_MATCH, CFG_ACCEPTANCE_REJECTION };
 enum cfg_budget { CFG_BUDGET_LAGGED, CFG_BUDGET_EARLY_STOP };
 enum cfg_lost { CFG_LOST_TAKEOVER, CFG_LOST_WAIT };
+enum cfg_provider { CFG_PROVIDER_TCP, CFG_PROVIDER_RDMA };
 enum cfg_log_level { CFG_LOG_ERROR, CFG_LOG_WARNING, CFG_LOG_INFO, CFG_LOG_DEBUG };
 enum cfg_log_format { CFG_LOG_TEXT, CFG_LOG_JSON };
 
@@ -128,6 +129,14 @@ struct cfg_config {
         int64_t deadline_us, patience_us, balance_us;
         double gain;
     } experts;
+    struct {
+        int provider; /* enum cfg_provider */
+        struct {
+            char devices[CFG_ADDRESS_TEXT];            /* "", "auto", or names separated by commas */
+            int class_control, class_kv, class_expert; /* traffic class bytes; 0: the network's default */
+            int64_t spin_us, register_max;             /* 0: none; 0: what the device allows */
+        } rdma;
+    } transport;
     struct {
         char keys_file[CFG_PATH_TEXT];                        /* "": no keys are asked for */
         char tls_cert[CFG_PATH_TEXT], tls_key[CFG_PATH_TEXT]; /* both or none */

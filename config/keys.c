@@ -18,6 +18,7 @@ static const char *const routing_values[] = {"auto", "load", "prefix", NULL};
 static const char *const speculation_values[] = {"off", "fixed", "dynamic", NULL};
 static const char *const acceptance_values[] = {"match", "rejection", NULL};
 static const char *const budget_values[] = {"lagged", "early_stop", NULL};
+static const char *const provider_values[] = {"tcp", "rdma", NULL};
 static const char *const level_values[] = {"error", "warning", "info", "debug", NULL};
 static const char *const format_values[] = {"text", "json", NULL};
 static const char *const role_values[] = {"gateway", "prefill", "decode", "expert", "kv", NULL};
@@ -217,6 +218,28 @@ const struct cfg_key cfg_keys[] = {
              "effect in a deployment of one process."},
     {"experts.gain", CFG_DOUBLE, .min = 0.01, .max = 10, AT(experts.gain), .fallback = "0.1",
      .help = "Experts move when the busiest shard gets less busy by more than this part of the mean."},
+
+    {"transport", CFG_GROUP, .help = "How bytes cross between the processes of a deployment."},
+    {"transport.provider", CFG_ENUM, .values = provider_values, AT(transport.provider), .fallback = "tcp",
+     .help = "tcp runs everywhere; rdma needs adapters and libraries, and where they are missing the node says so and "
+             "does not start: nothing falls back to tcp. The same for all nodes. `weft check` explains what is here."},
+    {"transport.rdma", CFG_GROUP, .help = "RDMA devices and how they are used."},
+    {"transport.rdma.devices", CFG_TEXT, AT(transport.rdma.devices), .fallback = "",
+     .help = "Empty: the device that has the address of the node's host, alone. auto: with it every usable one that is "
+             "as near. Or names, separated by commas, the one with the address first: large transfers are striped over "
+             "them, and the first of one node talks to the first of another, and so on."},
+    {"transport.rdma.class_control", CFG_INT, "", 0, 255, AT(transport.rdma.class_control), .fallback = "0",
+     .help = "Traffic class of messages, the byte in the IP header (DSCP times 4). 0: the network's default."},
+    {"transport.rdma.class_kv", CFG_INT, "", 0, 255, AT(transport.rdma.class_kv), .fallback = "0",
+     .help = "Traffic class of key-value rows."},
+    {"transport.rdma.class_expert", CFG_INT, "", 0, 255, AT(transport.rdma.class_expert), .fallback = "0",
+     .help = "Traffic class of the expert exchange. One of its own keeps it from waiting behind key-value rows."},
+    {"transport.rdma.spin", CFG_DURATION, "us", 0, 1000000, AT(transport.rdma.spin_us), .fallback = "50us",
+     .help = "Longest time that a completion queue is polled before the worker sleeps; it adapts below that. 0: never "
+             "polled, for machines with more workers than cores."},
+    {"transport.rdma.register_max", CFG_SIZE, "B", 0, INT64_C(1) << 50, AT(transport.rdma.register_max),
+     .fallback = "0",
+     .help = "Most bytes that are registered at once; more is registered in pieces. 0: what the device allows."},
 
     {"security", CFG_GROUP,
      .help = "Who may use the server, and what is encrypted. Nothing is, without a certificate."},
