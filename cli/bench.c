@@ -5,6 +5,7 @@
 #include "cli/bench_actors.h"
 #include "cli/bench_decode.h"
 #include "cli/bench_eplb.h"
+#include "cli/bench_exchange.h"
 #include "cli/bench_serve.h"
 #include "cli/cli.h"
 #include "config/suggest.h"
@@ -13,6 +14,7 @@ static const struct cli_command benches[] = {
     {"actors", "messages between workers, beside the bare ring under them", cli_bench_actors_run},
     {"eplb", "how evenly a skewed trace falls on expert shards, before and after balancing", cli_bench_eplb_run},
     {"decode", "decoding with and without drafts: throughput over numbers of sequences", cli_bench_decode_run},
+    {"exchange", "the expert exchange behind compute, with an injected link delay", cli_bench_exchange_run},
     {"serve", "a server under load: first token, between tokens, queueing, throughput", cli_bench_serve_run},
     {NULL, NULL, NULL},
 };
