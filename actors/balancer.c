@@ -448,6 +448,7 @@ static int balancer_start(struct act_self *self, void *state, const void *arg)
         if (!act_addr_is_nobody(b->shard[s]))
             act_monitor(self, b->shard[s], 0);
     }
+    act_experts_find(self, e);
     act_timer_after(self, &b->look, or_default(b->arg->interval_ns, INT64_C(30000000000)), TAG_LOOK);
     return 0;
 }

@@ -438,6 +438,7 @@ static bool take_shard(struct act_exchange *e, const struct act_p_expert_shard *
     peer->out_until = 0;
     if (owes && !same)
         lose(e);
+    e->lost |= e->stalled; /* it may be the one that is waited for */
     return e->lost;
 }
 
@@ -487,6 +488,13 @@ bool act_exchange_message(struct act_exchange *e, struct act_msg *m)
 
 /* ---- life ---- */
 
+void act_experts_find(struct act_self *self, const struct act_experts *experts)
+{
+    struct act_msg m = act_msg_make(ACT_EXPERT_FIND, experts->finder);
+    if (!act_addr_is_nobody(experts->finder) && act_send(self, &m))
+        act_msg_drop(&m);
+}
+
 int act_exchange_init(struct act_exchange *e, struct act_self *self, struct mdl_model *m, uint16_t stream,
                       const struct act_experts *experts)
 {
@@ -495,6 +503,7 @@ int act_exchange_init(struct act_exchange *e, struct act_self *self, struct mdl_
     for (int s = 0; s < experts->n; s++)
         e->peer[s].addr = experts->shard[s];
     e->balancer = experts->balancer;
+    act_experts_find(self, experts);
     if (!experts->n || !experts->balanced)
         return 0;
     e->counts = calloc((size_t)e->map->layers * (size_t)e->map->experts, sizeof *e->counts);

@@ -55,7 +55,11 @@ struct act_experts {
     bool balanced;            /* there is a balancer, or will be */
     struct act_addr balancer; /* gets EXPERT_COUNTS; nobody: not known yet */
     int64_t report_ns;        /* between two of them */
+    struct act_addr finder;   /* knows the shards of other nodes; nobody: there are none */
 };
+
+/* Asks the finder, if there is one, for EXPERT_SHARD of the shards of other nodes, now and from now on. */
+void act_experts_find(struct act_self *self, const struct act_experts *experts);
 
 struct act_exchange_counters {
     uint64_t exchanges, dispatched, results;
@@ -106,7 +110,7 @@ struct act_exchange {
     struct mdl_providers providers; /* to hand to the step */
 };
 
-/* -ENOMEM. Tells the balancer, if any, that this source exists. */
+/* -ENOMEM. Tells the balancer, if any, that this source exists, and asks the finder for shards. */
 int act_exchange_init(struct act_exchange *e, struct act_self *self, struct mdl_model *m, uint16_t stream,
                       const struct act_experts *experts);
 void act_exchange_free(struct act_exchange *e);

@@ -35,9 +35,10 @@ enum act_node_kind {
     ACT_NODE_GATEWAY = 2,
     ACT_NODE_PREFILL = 3,
     ACT_NODE_DECODE = 4,
-    ACT_NODE_TIER = 5,   /* the device tier */
-    ACT_NODE_EXPERT = 6, /* a: index of the shard in the node; b: shards of the node */
-    ACT_NODE_KV = 7,     /* tiers that others may use */
+    ACT_NODE_TIER = 5,     /* the device tier */
+    ACT_NODE_EXPERT = 6,   /* a: index of the shard in the node; b: shards of the node */
+    ACT_NODE_KV = 7,       /* tiers that others may use */
+    ACT_NODE_BALANCER = 8, /* of the node's group of experts */
 };
 
 struct act_node_actor {

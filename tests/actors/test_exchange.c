@@ -6,6 +6,8 @@
 
 #include "actors/eplb.h"
 #include "actors/exchange_wire.h"
+#include "actors/expert_finder.h"
+#include "actors/link.h"
 #include "actors/recipe.h"
 #include "tests/support/engine_world.h"
 #include "tests/support/model.h"
@@ -343,6 +345,88 @@ Test(exchange, a_silent_shard_is_left_out_after_the_deadline_and_used_again_when
         cr_assert_gt(d.swallowed, 0);
         cr_assert_lt(d.swallowed, 40, "%d dispatches went to a shard that does not answer", d.swallowed);
         cr_assert_gt(d.after, 0, "the shard was never used again");
+        ts_world_close(&w);
+    }
+}
+
+/* ---- shards that are found, and go away ---- */
+
+/* In the place of the link: node i + 1 has shard i. */
+struct fake_link {
+    struct act_addr shard[TS_WORLD_SHARDS], finder;
+    struct act_finder_arg arg;
+    struct act_timer timer;
+    int n, turn;
+};
+
+static struct fake_link fake;
+
+static void say(struct act_self *self, int node, bool up)
+{
+    struct act_msg m;
+    size_t bytes;
+    const struct act_node_actor a = {ACT_NODE_EXPERT, 0, 1, fake.shard[node - 1]};
+    if (!up) {
+        m = act_msg_make(ACT_NODE_DOWN, fake.finder);
+        act_p_node_down(&m)->node = (uint16_t)node;
+    } else {
+        cr_assert_eq(act_msg_new(ACT_NODE_UP, fake.finder, sizeof a, &m), 0);
+        *act_p_node_up(&m) = (struct act_p_node_up){.node = (uint16_t)node, .actors = 1};
+        memcpy(act_msg_tail(&m, &bytes), &a, sizeof a);
+    }
+    cr_assert_eq(act_send(self, &m), 0);
+}
+
+/* All come after a while; then one after the other is gone for a moment. */
+static int fake_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    (void)state;
+    for (int i = 0; i < count; i++) {
+        if (m[i].type == ACT_NODES_WATCH) {
+            fake.finder = m[i].src;
+            act_timer_after(self, &fake.timer, 30 * MS, 0);
+        }
+        if (m[i].type != ACT_TIMER || fake.turn > 20)
+            continue;
+        for (int k = 0; k < fake.n && !fake.turn; k++)
+            say(self, k + 1, true);
+        if (fake.turn)
+            say(self, 1 + (fake.turn - 1) / 2 % fake.n, fake.turn % 2 == 0);
+        fake.turn++;
+        act_timer_after(self, &fake.timer, 8 * MS, 0);
+    }
+    return 0;
+}
+
+static const struct act_behaviour fake_behaviour = {.name = "link", .receive = fake_receive};
+
+static void hide_shards(struct ts_world *w)
+{
+    struct cfg_error err;
+    fake = (struct fake_link){.n = w->e.experts.n};
+    memcpy(fake.shard, w->e.experts.shard, sizeof fake.shard);
+    memset(w->e.experts.shard, 0, sizeof w->e.experts.shard);
+    fake.arg = (struct act_finder_arg){.experts = &w->e.experts, .each = 1};
+    for (int i = 0; i < ACT_FINDER_NODES; i++)
+        fake.arg.first[i] = i && i <= fake.n ? i - 1 : -1;
+    struct act_spawn spec = {.behaviour = &fake_behaviour, .worker = TS_WORLD_CLIENT};
+    cr_assert_eq(act_runtime_spawn(w->rt, &spec, &fake.arg.link, &err), 0);
+    spec = (struct act_spawn){.behaviour = &act_finder_behaviour, .worker = TS_WORLD_CLIENT, .arg = &fake.arg};
+    cr_assert_eq(act_runtime_spawn(w->rt, &spec, &w->e.experts.finder, &err), 0);
+}
+
+Test(exchange, shards_of_other_nodes_are_found_lost_and_found_again)
+{
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        struct ts_world w;
+        open_apart(&w, 3, seed);
+        w.e.experts.limits.no_takeover = seed % 2;
+        for (int i = 0; i < w.n; i++)
+            w.wanted[i].max_new = TS_WORLD_NEW;
+        w.before_sources = hide_shards;
+        ts_world_run(&w, seed);
+        cr_assert_gt(fake.turn, 20, "the shards did not come and go");
+        check_all(&w, seed);
         ts_world_close(&w);
     }
 }

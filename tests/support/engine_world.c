@@ -116,6 +116,8 @@ uint64_t ts_world_run(struct ts_world *w, uint64_t seed)
         w->expert[i] = (struct act_expert_arg){.m = w->m, .map = w->map, .index = i};
         spawn(w, TS_PART_EXPERT, i, &w->expert[i], &w->e.experts.shard[i]);
     }
+    if (w->before_sources)
+        w->before_sources(w);
     if (w->balance) {
         w->balancer.experts = &w->e.experts;
         w->e.experts.balanced = true;

@@ -72,8 +72,9 @@ struct ts_world {
     struct ts_outcome got[TS_WORLD_REQUESTS];
     int n;
     struct act_router_arg router;
-    const struct act_store *store; /* tiers below the device, on the client's worker; NULL: none */
-    bool balance; /* with a balancer; what it does not say of `balancer` is filled in */
+    const struct act_store *store;              /* tiers below the device, on the client's worker; NULL: none */
+    void (*before_sources)(struct ts_world *w); /* called when the shards are there; NULL: nothing */
+    bool balance;                               /* with a balancer; what it does not say of `balancer` is filled in */
     struct act_balancer_arg balancer;
     int prefills, decodes; /* actors; 0: one */
     bool restart;          /* one that failed begins again */

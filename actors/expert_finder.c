@@ -1,0 +1,119 @@
+#include "actors/expert_finder.h"
+
+#include <string.h>
+
+#include "actors/link.h"
+
+enum { ASKERS_MAX = 512 };
+
+struct finder {
+    const struct act_finder_arg *arg;
+    struct act_addr asker[ASKERS_MAX];
+    int n_askers;
+    struct act_addr shard[ACT_SHARDS_MAX], balancer;
+};
+
+static int finder_start(struct act_self *self, void *state, const void *arg)
+{
+    struct finder *f = state;
+    f->arg = arg;
+    const struct act_experts *e = f->arg->experts;
+    memcpy(f->shard, e->shard, sizeof f->shard);
+    f->balancer = e->balancer;
+    struct act_msg m = act_msg_make(ACT_NODES_WATCH, f->arg->link);
+    return act_send(self, &m);
+}
+
+static void tell(struct act_self *self, struct act_addr to, uint32_t index, struct act_addr shard)
+{
+    struct act_msg m = act_msg_make(ACT_EXPERT_SHARD, to);
+    *act_p_expert_shard(&m) = (struct act_p_expert_shard){.index = index, .shard = shard};
+    if (act_send(self, &m))
+        act_msg_drop(&m);
+}
+
+static void tell_all(struct act_self *self, const struct finder *f, uint32_t index, struct act_addr shard)
+{
+    for (int i = 0; i < f->n_askers; i++)
+        tell(self, f->asker[i], index, shard);
+}
+
+static void set_shard(struct act_self *self, struct finder *f, int index, struct act_addr shard)
+{
+    if (index >= f->arg->experts->n || act_addr_equal(f->shard[index], shard))
+        return;
+    f->shard[index] = shard;
+    tell_all(self, f, (uint32_t)index, shard);
+}
+
+static void set_balancer(struct act_self *self, struct finder *f, struct act_addr balancer)
+{
+    if (act_addr_equal(f->balancer, balancer))
+        return;
+    f->balancer = balancer;
+    tell_all(self, f, ACT_SHARD_BALANCER, balancer);
+}
+
+/* Own shards do not come from the link; nobody is told of them, since their addresses are known and looked up. */
+static void take_ask(struct act_self *self, struct finder *f, struct act_addr who)
+{
+    bool known = false;
+    for (int i = 0; i < f->n_askers; i++)
+        known |= act_addr_equal(f->asker[i], who);
+    if (!known && f->n_askers < ASKERS_MAX)
+        f->asker[f->n_askers++] = who;
+    for (int s = 0; s < f->arg->experts->n; s++)
+        if (!act_addr_is_nobody(f->shard[s]))
+            tell(self, who, (uint32_t)s, f->shard[s]);
+    if (!act_addr_is_nobody(f->balancer))
+        tell(self, who, ACT_SHARD_BALANCER, f->balancer);
+}
+
+static void take_gone(struct finder *f, struct act_addr who)
+{
+    for (int i = 0; i < f->n_askers; i++)
+        if (act_addr_equal(f->asker[i], who))
+            f->asker[i--] = f->asker[--f->n_askers];
+}
+
+static void take_up(struct act_self *self, struct finder *f, struct act_msg *m)
+{
+    uint16_t node = act_p_node_up(m)->node;
+    size_t bytes;
+    const struct act_node_actor *a = act_msg_tail(m, &bytes);
+    int first = node < ACT_FINDER_NODES ? f->arg->first[node] : -1;
+    for (uint32_t i = 0; i < act_p_node_up(m)->actors && (i + 1) * sizeof *a <= bytes; i++) {
+        if (a[i].kind == ACT_NODE_EXPERT && first >= 0 && a[i].a < (uint32_t)f->arg->each)
+            set_shard(self, f, first + (int)a[i].a, a[i].addr);
+        if (a[i].kind == ACT_NODE_BALANCER && node == f->arg->balancer)
+            set_balancer(self, f, a[i].addr);
+    }
+}
+
+static void take_node_down(struct act_self *self, struct finder *f, uint16_t node)
+{
+    int first = node < ACT_FINDER_NODES ? f->arg->first[node] : -1;
+    for (int i = 0; i < f->arg->each && first >= 0; i++)
+        set_shard(self, f, first + i, ACT_NOBODY);
+    if (node == f->arg->balancer)
+        set_balancer(self, f, ACT_NOBODY);
+}
+
+static int finder_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    struct finder *f = state;
+    for (int i = 0; i < count; i++) {
+        if (m[i].type == ACT_EXPERT_FIND)
+            take_ask(self, f, m[i].src);
+        else if (m[i].type == ACT_NODE_UP)
+            take_up(self, f, &m[i]);
+        else if (m[i].type == ACT_NODE_DOWN)
+            take_node_down(self, f, act_p_node_down(&m[i])->node);
+        else if (m[i].type == ACT_UNDELIVERABLE && act_msg_returned_type(&m[i]) == ACT_EXPERT_SHARD)
+            take_gone(f, m[i].src);
+    }
+    return 0;
+}
+
+const struct act_behaviour act_finder_behaviour = {
+    .name = "expert_finder", .state_size = sizeof(struct finder), .start = finder_start, .receive = finder_receive};

@@ -1,0 +1,22 @@
+/* Where the expert shards of other nodes are: turns the link's NODE_UP and NODE_DOWN into EXPERT_SHARD for the sources
+ * of this process and its balancer, who ask once with EXPERT_FIND and are told of every change from then on. Without
+ * it a source would find out about a dead node by its deadline only. */
+#ifndef WEFT_ACTORS_EXPERT_FINDER_H
+#define WEFT_ACTORS_EXPERT_FINDER_H
+
+#include "actors/exchange.h"
+
+enum { ACT_FINDER_NODES = 256 };
+
+/* Everything is set before the runtime starts and outlives it. */
+struct act_finder_arg {
+    struct act_addr link;
+    const struct act_experts *experts;
+    int first[ACT_FINDER_NODES]; /* by node number: its first shard in the map; -1: not of this group */
+    int each;                    /* shards of a node */
+    int balancer;                /* number of the node that has the balancer */
+};
+
+extern const struct act_behaviour act_finder_behaviour;
+
+#endif
