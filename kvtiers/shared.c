@@ -243,6 +243,8 @@ static void shared_stat(struct kv_tier *tier, struct kv_tier_stats *out)
     out->rebuilding = !t->listed_at;
     out->queue = t->in_flight;
     for (const struct shared_segment *s = t->segments; s; s = s->next)
+        out->rebuilding |= s->state == SEGMENT_NEW;
+    for (const struct shared_segment *s = t->segments; s; s = s->next)
         if (s->state == SEGMENT_READY && shared_wall(t) - s->newest_s > out->oldest_s)
             out->oldest_s = shared_wall(t) - s->newest_s;
 }
@@ -296,6 +298,11 @@ static void shared_free(struct kv_tier *tier)
     while (t->works) {
         struct shared_work *w = t->works;
         t->works = w->next;
+        free(w);
+    }
+    while (t->running) { /* the storage is dead */
+        struct shared_write *w = t->running;
+        t->running = w->next;
         free(w);
     }
     for (struct shared_segment *s = t->segments; s && alive; s = s->next) {

@@ -9,7 +9,8 @@
  *
  * Room: a process removes its own segments, the least used first, when the folder holds more than its size; those of
  * others only when that does not help. Unfinished segments are removed by a later life of their writer, or by anybody
- * when they stayed unfinished for a long time. Removals are limited in rate. One thread. docs/FORMATS.md has the bytes. */
+ * when they stayed unfinished for a long time. Removals are limited in rate. One thread. docs/FORMATS.md has the bytes.
+ */
 #ifndef WEFT_KVTIERS_SHARED_H
 #define WEFT_KVTIERS_SHARED_H
 

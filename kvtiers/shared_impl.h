@@ -81,6 +81,7 @@ struct shared_write {
     struct kv_io io;
     struct shared *t;
     struct kv_tier_op *op;
+    struct shared_write *next, **link;
 };
 
 struct shared {
@@ -113,6 +114,7 @@ struct shared {
     uint32_t sequence;
     uint64_t segment_id, offset;
     int file, writes, write_status, folder_file;
+    struct shared_write *running;
     int64_t writer_since;
     uint8_t *written; /* [n_written] shared_entry_bytes of the open segment */
     int n_written, written_cap;

@@ -222,6 +222,9 @@ static void on_written(struct kv_io *io)
     struct shared *t = w->t;
     struct kv_tier_op *op = w->op;
     int status = io->result < 0 ? (int)io->result : (size_t)io->result < io->len ? -ENOSPC : 0;
+    *w->link = w->next;
+    if (w->next)
+        w->next->link = w->link;
     free(w);
     t->in_flight--;
     t->writes--;
@@ -256,7 +259,10 @@ static bool write_extent(struct shared *t, struct kv_tier_op *op, const struct k
     struct shared_write *w = malloc(sizeof *w);
     if (!w)
         return false;
-    *w = (struct shared_write){.t = t, .op = op};
+    *w = (struct shared_write){.t = t, .op = op, .next = t->running, .link = &t->running};
+    if (w->next)
+        w->next->link = &w->next;
+    t->running = w;
     w->io = (struct kv_io){.op = KV_IO_WRITE,
                            .file = t->file,
                            .flags = t->p.direct ? KV_OPEN_DIRECT : 0,

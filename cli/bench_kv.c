@@ -1,0 +1,322 @@
+/* `weft bench kv`: what the tiers deliver, each beside what its medium gives without them, in one run: memcpy for the
+ * host tier, fio on the same file with the same sizes, depth and kind of request for the ssd tier. */
+#include "cli/bench_kv.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+#include "cli/options.h"
+#include "kvtiers/host.h"
+#include "kvtiers/ssd.h"
+
+enum { RUN = 16, OPS_MAX = 16, DEPTH = 192, POOL_RUNS = 16 };
+
+static struct {
+    const char *path;
+    int blocks, rounds, ops;
+    double seconds;
+    bool json;
+} options = {.path = ".", .blocks = 2048, .rounds = 3, .ops = 8, .seconds = 3};
+
+struct bench {
+    struct kv_layout layout;
+    struct kv_storage *storage;
+    uint8_t *pool; /* POOL_RUNS * RUN blocks */
+    size_t pool_bytes;
+    char folder[1024];
+    double host_read, copy, ssd_write, ssd_read, fio_read, fio_write; /* bytes per second; 0: not measured */
+};
+
+static double now(void)
+{
+    return 1e-9 * (double)kv_clock_system.now(NULL);
+}
+
+/* The published model's block of 256 tokens: three sources of ratio 2, one of ratio 1. */
+static void real_layout(struct kv_layout *out)
+{
+    static const size_t bytes[] = {49152, 49152, 49152, 94208};
+    struct cfg_error err;
+    kv_layout_init(KV_FORMAT_ROWS, 256, bytes, 4, out, &err);
+}
+
+static struct kv_key key_of(int n)
+{
+    struct kv_key key;
+    const int32_t id = n;
+    kv_key_root(&(struct kv_identity){.numerics = "bench", .block_tokens = 256, .format = KV_FORMAT_ROWS}, &key);
+    kv_key_extend(&key, &id, 1, &key);
+    return key;
+}
+
+/* ---- many operations at a time ---- */
+
+struct flight {
+    struct kv_tier_op op;
+    struct kv_tier_block block[RUN];
+    bool busy;
+    int *left, *good;
+};
+
+static void on_done(struct kv_tier_op *op)
+{
+    struct flight *f = op->ctx;
+    f->busy = false;
+    (*f->left)--;
+    *f->good += op->count;
+}
+
+/* Runs 0..runs-1 in the given order, `ops` at a time. Seconds; *good: blocks that came. */
+static double drive(struct bench *b, struct kv_tier *t, bool store, const int *order, int runs, int ops, int *good)
+{
+    static struct flight flight[OPS_MAX];
+    int next = 0, left = runs;
+    double began = now();
+    *good = 0;
+    memset(flight, 0, sizeof flight);
+    while (left) {
+        for (int i = 0; i < ops && next < runs; i++) {
+            struct flight *f = &flight[i];
+            if (f->busy)
+                continue;
+            int run = order[next++];
+            for (int k = 0; k < RUN; k++)
+                f->block[k] = (struct kv_tier_block){
+                    .key = key_of(run * RUN + k),
+                    .bytes = b->pool + (size_t)((store ? run % POOL_RUNS : i) * RUN + k) * b->layout.block_bytes};
+            f->op = (struct kv_tier_op){.block = f->block, .n = RUN, .done = on_done, .ctx = f};
+            f->busy = true;
+            f->left = &left;
+            f->good = good;
+            (store ? t->ops->store : t->ops->read)(t, &f->op);
+        }
+        if (left && b->storage)
+            b->storage->ops->wait(b->storage, 1000);
+    }
+    return now() - began;
+}
+
+static int *shuffled(int n, unsigned seed)
+{
+    int *order = malloc((size_t)n * sizeof *order);
+    srand(seed);
+    for (int i = 0; order && i < n; i++)
+        order[i] = i;
+    for (int i = n - 1; order && i > 0; i--) {
+        int k = rand() % (i + 1), v = order[i];
+        order[i] = order[k];
+        order[k] = v;
+    }
+    return order;
+}
+
+/* ---- host ---- */
+
+static int bench_host(struct bench *b, struct cfg_error *err)
+{
+    struct kv_tier *t;
+    int runs = options.blocks / RUN < 64 ? options.blocks / RUN : 64, good;
+    const struct kv_host_params p = {.layout = b->layout,
+                                     .bytes = (int64_t)runs * RUN * (int64_t)b->layout.block_bytes,
+                                     .clock = kv_clock_system,
+                                     .verify = true};
+    int r = kv_host_new(&p, &t, err), *order = shuffled(runs, 1);
+    double bytes = (double)runs * RUN * (double)b->layout.block_bytes;
+    void *base;
+    size_t len;
+    if (r || !order) {
+        free(order);
+        return r ? r : -ENOMEM;
+    }
+    struct kv_storage *none = b->storage;
+    b->storage = NULL;
+    drive(b, t, true, order, runs, 1, &good);
+    for (int k = 0; k < options.rounds; k++) {
+        double s = drive(b, t, false, order, runs, 1, &good);
+        b->host_read = bytes / s > b->host_read ? bytes / s : b->host_read;
+        kv_host_memory(t, &base, &len);
+        double began = now();
+        for (int i = 0; i < runs; i++)
+            memcpy(b->pool, (uint8_t *)base + (size_t)order[i] * RUN * b->layout.block_bytes,
+                   RUN * b->layout.block_bytes);
+        s = now() - began;
+        b->copy = bytes / s > b->copy ? bytes / s : b->copy;
+    }
+    b->storage = none;
+    t->ops->free(t);
+    free(order);
+    return 0;
+}
+
+/* ---- ssd ---- */
+
+static int fio_available(void)
+{
+    return system("command -v fio >/dev/null 2>&1") == 0;
+}
+
+/* fio on the tier's own data file: the same request sizes in the same proportion, as many at a time, registered
+ * memory, past the page cache. */
+static double run_fio(const struct bench *b, const char *how)
+{
+    char command[4096], line[256];
+    double value = 0;
+    snprintf(command, sizeof command,
+             "fio --name=x --filename=%s/weft-kv.000 --rw=%s --bssplit=48k/75:92k/25 --blockalign=4k --iodepth=%d "
+             "--direct=1 --ioengine=io_uring --fixedbufs=1 --size=%lld --time_based=1 --runtime=%d --group_reporting=1 "
+             "--allow_file_create=0 --output-format=terse --terse-version=3 2>/dev/null",
+             b->folder, how, DEPTH, (long long)options.blocks * (long long)b->layout.block_bytes,
+             options.seconds < 1 ? 1 : (int)options.seconds);
+    FILE *f = popen(command, "r");
+    if (!f)
+        return 0;
+    char *all = NULL;
+    size_t n = 0;
+    FILE *m = open_memstream(&all, &n);
+    while (m && fgets(line, sizeof line, f))
+        fputs(line, m);
+    pclose(f);
+    if (m)
+        fclose(m);
+    /* Terse form 3: field 7 is the read bandwidth in KiB/s, field 48 the write bandwidth. */
+    int field = strstr(how, "read") ? 7 : 48;
+    char *at = all;
+    for (int i = 1; at && i < field; i++)
+        at = strchr(at, ';') ? strchr(at, ';') + 1 : NULL;
+    if (at)
+        value = strtod(at, NULL) * 1024;
+    free(all);
+    return value;
+}
+
+static int bench_ssd(struct bench *b, struct cfg_error *err)
+{
+    struct kv_tier *t;
+    int runs = options.blocks / RUN, good, *order = shuffled(runs, 2);
+    double bytes = (double)runs * RUN * (double)b->layout.block_bytes;
+    const struct kv_ssd_params p = {.storage = b->storage,
+                                    .folder = b->folder,
+                                    .layout = b->layout,
+                                    .bytes = (int64_t)((double)options.blocks * 1.2) * (int64_t)b->layout.block_bytes,
+                                    .direct = true,
+                                    .clock = kv_clock_system};
+    int r = order ? kv_ssd_new(&p, &t, err) : -ENOMEM;
+    if (r) {
+        free(order);
+        return r;
+    }
+    struct kv_tier_stats s = {.rebuilding = true};
+    while (s.rebuilding) {
+        t->ops->tick(t);
+        b->storage->ops->wait(b->storage, 100);
+        t->ops->stat(t, &s);
+    }
+    double took = drive(b, t, true, order, runs, options.ops, &good);
+    b->ssd_write = (double)good * (double)b->layout.block_bytes / took;
+    for (int k = 0; k < options.rounds; k++) {
+        took = drive(b, t, false, order, runs, options.ops, &good);
+        if (good != runs * RUN)
+            r = cfg_error_set(err, EIO, "%d of %d blocks came back", good, runs * RUN);
+        b->ssd_read = bytes / took > b->ssd_read ? bytes / took : b->ssd_read;
+        if (fio_available()) {
+            double f = run_fio(b, "randread");
+            b->fio_read = f > b->fio_read ? f : b->fio_read;
+        }
+    }
+    t->ops->free(t);
+    if (fio_available())
+        b->fio_write = run_fio(b, "write"); /* the blocks are not wanted any more */
+    free(order);
+    return r;
+}
+
+/* ---- the command ---- */
+
+static void print_one(const char *name, double v, const char *beside, double w)
+{
+    printf("  %-28s %8.2f GB/s", name, v * 1e-9);
+    if (w > 0)
+        printf("   %-24s %8.2f GB/s   ratio %.2f", beside, w * 1e-9, v / w);
+    else
+        printf("   (%s: not measured)", beside);
+    putchar('\n');
+}
+
+static void print_all(const struct bench *b)
+{
+    if (options.json) {
+        printf("{\"block_bytes\":%zu,\"blocks\":%d,\"ops\":%d,\"depth\":%d,\"host_read\":%.0f,\"memcpy\":%.0f,"
+               "\"ssd_write\":%.0f,\"fio_write\":%.0f,\"ssd_read\":%.0f,\"fio_read\":%.0f}\n",
+               b->layout.block_bytes, options.blocks, options.ops, DEPTH, b->host_read, b->copy, b->ssd_write,
+               b->fio_write, b->ssd_read, b->fio_read);
+        return;
+    }
+    printf("blocks of %zu bytes in four extents, %d of them, runs of %d, %d operations at a time, at most %d requests "
+           "in the kernel;\nthe best of %d rounds; folder %s\n",
+           b->layout.block_bytes, options.blocks, RUN, options.ops, DEPTH, options.rounds, options.path);
+    print_one("host, read and verified", b->host_read, "memcpy", b->copy);
+    print_one("ssd, read and verified", b->ssd_read, "fio, random reads", b->fio_read);
+    print_one("ssd, stored durably", b->ssd_write, "fio, writes, no flush", b->fio_write);
+}
+
+static void clean_up(const struct bench *b)
+{
+    static const char *const names[] = {"weft-kv.000", "weft-kv.001",   "weft-kv.002",
+                                        "weft-kv.003", "weft-kv.index", "weft-kv.lock"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char path[1100];
+        snprintf(path, sizeof path, "%s/%s", b->folder, names[i]);
+        unlink(path);
+    }
+    rmdir(b->folder);
+}
+
+int cli_bench_kv_run(int argc, char **argv)
+{
+    const struct cli_option table[] = {
+        {CLI_TEXT, "path", 'p', &options.path, "DIR", "folder on the device to measure; a folder is made in it"},
+        {CLI_INT, "blocks", 'n', &options.blocks, "N", "blocks of the published model's size (236 KiB)", 256, 12000},
+        {CLI_INT, "ops", 0, &options.ops, "N", "reads or stores of 16 blocks at a time", 1, OPS_MAX},
+        {CLI_INT, "rounds", 'r', &options.rounds, "N", "repetitions, of which the best counts", 1, 100},
+        {CLI_DOUBLE, "seconds", 's', &options.seconds, "S", "how long each run of fio takes", 1, 600},
+        {CLI_FLAG, "json", 0, &options.json, NULL, "one JSON object instead of text"},
+        {.kind = CLI_END},
+    };
+    const struct cli_usage usage = {.synopsis = "bench kv [OPTIONS]",
+                                    .intro = "Measures the host and ssd tiers beside memcpy and fio (where it is "
+                                             "installed) on the same memory and file.",
+                                    .options = table};
+    int r = cli_options_parse(&usage, argc, argv, NULL);
+    struct bench b = {0};
+    struct cfg_error err = {{0}};
+    if (r != CLI_GO_ON)
+        return r;
+    real_layout(&b.layout);
+    b.pool_bytes = (size_t)POOL_RUNS * RUN * b.layout.block_bytes;
+    b.pool = aligned_alloc(KV_PAGE, b.pool_bytes);
+    snprintf(b.folder, sizeof b.folder, "%s/weft-bench-XXXXXX", options.path);
+    if (!b.pool || !mkdtemp(b.folder)) {
+        free(b.pool);
+        return cli_error(CLI_FAILED, "%s: %s", options.path, strerror(errno));
+    }
+    for (size_t i = 0; i < b.pool_bytes; i++)
+        b.pool[i] = (uint8_t)(i * 2654435761u >> 13);
+    r = kv_storage_uring_new(b.folder, DEPTH, &b.storage, &err);
+    if (!r && b.storage->ops->register_memory(b.storage, b.pool, b.pool_bytes))
+        fprintf(stderr, "weft: memory is not registered; raise the limit of locked memory (ulimit -l)\n");
+    if (!r)
+        r = bench_host(&b, &err);
+    if (!r)
+        r = bench_ssd(&b, &err);
+    if (!r)
+        print_all(&b);
+    kv_storage_free(b.storage);
+    clean_up(&b);
+    free(b.pool);
+    return r ? cli_error(CLI_FAILED, "%s", err.msg[0] ? err.msg : "out of memory") : CLI_OK;
+}

@@ -1,0 +1,7 @@
+/* `weft bench kv`. Main thread. */
+#ifndef WEFT_CLI_BENCH_KV_H
+#define WEFT_CLI_BENCH_KV_H
+
+int cli_bench_kv_run(int argc, char **argv);
+
+#endif

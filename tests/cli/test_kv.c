@@ -1,0 +1,132 @@
+/* `weft kv` and `weft bench kv`, as programs. */
+#include "tests/harness.h"
+
+#include "kvtiers/ssd.h"
+#include "model/config.h"
+#include "model/kv.h"
+#include "tests/support/kv_blocks.h"
+#include "tests/support/process.h"
+
+static char *folder, *conf;
+
+static void fini(void)
+{
+    if (folder)
+        ts_remove_dir(folder);
+    free(folder);
+    free(conf);
+    folder = conf = NULL;
+}
+
+TestSuite(kv, .fini = fini, .timeout = 120);
+
+/* A folder with five blocks of mini8's layout, and the configuration that names it. */
+static void make(void)
+{
+    static struct mdl_config m;
+    struct mdl_kv_layout ml;
+    struct kv_layout l;
+    struct cfg_error err;
+    struct kv_storage *s;
+    struct kv_tier *t;
+    char *text = NULL;
+    size_t bytes[MDL_MAX_SOURCES];
+    folder = ts_temp_dir();
+    cr_assert_gt(
+        asprintf(&text,
+                 "model = { path = \"tests/golden/mini8\"; };\n"
+                 "kv = { block_tokens = 32; ssd = { path = \"%s\"; size = \"8MiB\"; reserve = \"1MiB\"; direct = "
+                 "false; }; shared = { path = \"%s\"; }; };\n",
+                 folder, folder),
+        0);
+    conf = ts_write_file(folder, "kv.conf", text);
+    free(text);
+    cr_assert_eq(mdl_config_load("tests/golden/mini8", &m, &err), 0, "%s", err.msg);
+    cr_assert_eq(mdl_kv_layout_init(&m, 32, &ml, &err), 0);
+    for (int i = 0; i < m.n_kv_sources; i++)
+        bytes[i] = ml.source[i].bytes;
+    cr_assert_eq(kv_layout_init(KV_FORMAT_ROWS, 32, bytes, m.n_kv_sources, &l, &err), 0);
+    if (kv_storage_uring_new(folder, 16, &s, &err))
+        cr_skip_test("no io_uring here: %s", err.msg);
+    const struct kv_ssd_params p = {
+        .storage = s, .folder = folder, .layout = l, .bytes = 8 << 20, .direct = false, .clock = kv_clock_system};
+    cr_assert_eq(kv_ssd_new(&p, &t, &err), 0, "%s", err.msg);
+    for (int i = 0; i < 8; i++) {
+        t->ops->tick(t);
+        ts_turn(s);
+    }
+    for (int i = 0; i < 5; i++)
+        cr_assert(ts_store_one(t, s, &l, i));
+    t->ops->free(t);
+    kv_storage_free(s);
+}
+
+static struct ts_result kv(const char *verb, const char *more)
+{
+    return more ? ts_run(ts_weft(), "kv", verb, conf, more) : ts_run(ts_weft(), "kv", verb, conf);
+}
+
+Test(kv, lists_verifies_and_drops)
+{
+    make();
+    struct ts_result r = kv("stat", NULL);
+    cr_assert_eq(r.status, 0, "%s", r.err);
+    cr_assert(strstr(r.out, "blocks          5\n"), "%s", r.out);
+    ts_result_free(&r);
+    r = kv("ls", NULL);
+    cr_assert_eq(r.status, 0);
+    char key[65] = "";
+    cr_assert_eq(sscanf(r.out, "%64s clean", key), 1);
+    ts_result_free(&r);
+    r = kv("verify", NULL);
+    cr_assert_eq(r.status, 0);
+    cr_assert(strstr(r.out, "5 blocks, 0 bad"), "%s", r.out);
+    ts_result_free(&r);
+    r = kv("drop", key);
+    cr_assert(strstr(r.out, "1 blocks dropped"), "%s%s", r.out, r.err);
+    ts_result_free(&r);
+    char path[4200];
+    snprintf(path, sizeof path, "%s/weft-kv.000", folder);
+    FILE *f = fopen(path, "r+");
+    cr_assert_not_null(f);
+    fseek(f, 100, SEEK_SET);
+    fputc(0x77, f);
+    fseek(f, 9000, SEEK_SET);
+    fputc(0x77, f);
+    fclose(f);
+    r = kv("verify", NULL);
+    cr_assert_neq(r.status, 0, "damage is an exit status");
+    cr_assert(strstr(r.out, "checksum"), "%s", r.out);
+    ts_result_free(&r);
+    r = kv("verify", NULL);
+    cr_assert_eq(r.status, 0, "what was bad is gone: %s", r.out);
+    ts_result_free(&r);
+    r = kv("drop", "--all");
+    cr_assert_eq(r.status, 0, "%s", r.err);
+    ts_result_free(&r);
+    r = kv("ls", NULL);
+    cr_assert_str_eq(r.out, "");
+    ts_result_free(&r);
+}
+
+Test(kv, mistakes_are_said)
+{
+    make();
+    struct ts_result r = kv("drop", NULL);
+    cr_assert_eq(r.status, 2);
+    ts_result_free(&r);
+    r = kv("drop", "zz");
+    cr_assert_eq(r.status, 2);
+    ts_result_free(&r);
+    r = kv("lst", NULL);
+    cr_assert_eq(r.status, 2);
+    ts_result_free(&r);
+    r = ts_run(ts_weft(), "kv", "ls", "config/single.conf");
+    cr_assert_eq(r.status, 2);
+    cr_assert(strstr(r.err, "kv.ssd.path"), "%s", r.err);
+    ts_result_free(&r);
+    r = ts_run(ts_weft(), "kv", "stat", "--tier", "shared", conf);
+    cr_assert_eq(r.status, 0, "%s", r.err);
+    cr_assert(strstr(r.out, "blocks          0"), "%s", r.out);
+    ts_result_free(&r);
+}
