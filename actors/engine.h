@@ -5,9 +5,11 @@
 
 #include "actors/exchange.h"
 #include "actors/plan.h"
+#include "actors/ticket.h"
 #include "kvtiers/device.h"
 #include "model/calibration.h"
 #include "model/decode.h"
+#include "model/handoff.h"
 #include "model/prefill.h"
 #include "model/sampler.h"
 
@@ -35,12 +37,14 @@ struct act_engine {
     bool rejection; /* sampled drafts are judged by rejection instead of sample-and-match */
     struct mdl_kv_layout layout;
     struct kv_device *device; /* owned by the tier actor alone; others use only the bytes of pages that they hold */
-    struct kv_layout store_layout; /* of a block, for the tiers below */
-    int store_pages;               /* pages lent to the tiers below at a time, for storing */
-    int64_t read_timeout_ns;       /* a prompt waits this long for them */
-    bool snapshots;                /* sequences keep the window rows that snapshots need */
-    int snapshot_blocks;           /* and one is kept every so many blocks of a prompt; 0: only at ends */
-    int vocab;                     /* ids that may be picked */
+    struct kv_layout store_layout;   /* of a block, for the tiers below */
+    int store_pages;                 /* pages lent to the tiers below at a time, for storing */
+    int64_t read_timeout_ns;         /* a prompt waits this long for them */
+    bool snapshots;                  /* sequences keep the window rows that snapshots need */
+    int snapshot_blocks;             /* and one is kept every so many blocks of a prompt; 0: only at ends */
+    enum mdl_handoff_form form;      /* in which prompts are handed to other processes */
+    struct act_ticket_times tickets; /* deadlines of hand-offs to and from other processes */
+    int vocab;                       /* ids that may be picked */
     struct act_experts experts;
     /* Set before start. */
     struct act_addr tier, prefill[ACT_INSTANCES_MAX], decode[ACT_INSTANCES_MAX];
@@ -49,5 +53,17 @@ struct act_engine {
     struct act_addr observer; /* gets KV_STATS now and then; nobody: none */
     struct act_addr router;   /* gets LOAD now and then; nobody: none */
 };
+
+/* Of a sequence of up to max_tokens tokens whose blocks are pages of the device. */
+static inline struct mdl_seq_params act_seq_params(const struct act_engine *e, int max_tokens)
+{
+    return (struct mdl_seq_params){.max_tokens = max_tokens,
+                                   .block_tokens = e->layout.block_tokens,
+                                   .rollback = e->limits.rollback,
+                                   .replay = e->limits.replay,
+                                   .full_bridge = e->limits.full_bridge,
+                                   .window_extra = e->snapshots ? e->limits.replay : 0,
+                                   .external_blocks = true};
+}
 
 #endif

@@ -18,12 +18,12 @@ static void release(void *ctx, void *data, size_t capacity)
     free(b);
 }
 
-int act_handoff_new(struct act_addr dst, struct mdl_seq *seq, size_t tail, struct act_msg *out)
+int act_handoff_new(enum act_type type, struct act_addr dst, struct mdl_seq *seq, size_t tail, struct act_msg *out)
 {
-    size_t bytes = act_type_info(ACT_HANDOFF)->body_size + tail;
+    size_t bytes = act_type_info(type)->body_size + tail;
     size_t whole = (sizeof(struct box) + bytes + ACT_BUF_ALIGN - 1) / ACT_BUF_ALIGN * ACT_BUF_ALIGN;
     struct box *b = aligned_alloc(ACT_BUF_ALIGN, whole);
-    *out = act_msg_make(ACT_HANDOFF, dst);
+    *out = act_msg_make(type, dst);
     out->buf = b ? act_buf_wrap(b + 1, bytes, release, b) : NULL;
     if (!out->buf) {
         free(b);
@@ -31,7 +31,7 @@ int act_handoff_new(struct act_addr dst, struct mdl_seq *seq, size_t tail, struc
     }
     memset(b + 1, 0, bytes);
     b->seq = seq;
-    act_p_handoff(out)->box = (uint64_t)(uintptr_t)b;
+    act_p_handoff(out)->box = (uint64_t)(uintptr_t)b; /* the first field of both */
     return 0;
 }
 

@@ -15,7 +15,7 @@ void act_history_publish(struct act_self *self, const struct act_engine *e, cons
                          const int32_t *ids, const struct mdl_seq *seq, const uint32_t *pages, int n_pages,
                          enum kv_taint taint, int32_t hit)
 {
-    int per = e->layout.block_tokens, full = seq->len / per;
+    int per = e->layout.block_tokens, full = seq->encoded / per;
     int first = taint == KV_TAINTED ? hit / per : 0; /* what the hit brought is not the sequence's to name */
     struct act_msg m;
     size_t bytes;

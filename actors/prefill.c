@@ -1,77 +1,14 @@
-#include "actors/prefill.h"
+#include "actors/prefill_impl.h"
 
 #include <errno.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "actors/handoff.h"
 #include "actors/history.h"
-#include "actors/prefill_load.h"
 #include "actors/router.h"
 
-enum { RETRY_NS = 5000000, TAG_RETRY = 1, TAG_REPORT = 2, TAG_READS = 3, TOMBSTONES = 256 };
-
-enum job_state {
-    JOB_QUEUED,    /* holds nothing */
-    JOB_RESERVING, /* asked Decode for a place */
-    JOB_LOOKUP,    /* asked the tier for blocks */
-    JOB_PAGES,     /* asked the tier for pages, or about to ask again */
-    JOB_RUNNING,
-};
-
-struct job {
-    struct job *next;
-    enum job_state state;
-    bool asked; /* an answer of this state is outstanding */
-    bool cancelled;
-    uint64_t request;
-    uint16_t attempt;
-    struct act_addr requester, decode;
-    struct act_buf *buf; /* of PREFILL */
-    struct act_recipe recipe;
-    int max_tokens; /* of the sequence */
-    uint32_t ticket;
-    int hit;                  /* tokens whose rows came from the tier */
-    struct act_buf *snapshot; /* of KV_FOUND; the bytes are at snapshot_at */
-    size_t snapshot_at;
-    struct act_load load; /* of the hit, what is still being read */
-    bool reported;
-    uint32_t *pages;
-    int n_pages, n_blocks;
-    struct mdl_seq *seq;
-    struct mdl_prefill plan;
-    int segment; /* in the running step, -1: none */
-};
-
-/* A cancel that came before its prompt. */
-struct tombstone {
-    uint64_t request;
-    uint16_t attempt;
-};
-
-struct prefill {
-    struct act_self *self;
-    const struct act_engine *e;
-    struct job *first, **last;
-    int active; /* jobs beyond JOB_QUEUED */
-    struct mdl_step *step;
-    bool running, waiting;
-    struct act_exchange exchange;
-    bool lacks_rows;        /* the step waits for rows that are being read */
-    bool waited_rows;       /* it did at some time */
-    struct act_timer reads; /* looks after their deadlines */
-    int64_t step_began;     /* ns */
-    uint64_t token_ns;      /* what a row of a step costs, averaged; 0: not known yet */
-    struct act_timer retry;
-    struct tombstone tombstone[TOMBSTONES]; /* the newest replaces the oldest */
-    unsigned next_tombstone;
-    struct act_timer report;
-    uint32_t load_sequence;
-    bool told_busy;
-    struct cfg_error err;
-};
-
-static int block_count(const struct prefill *p, int tokens)
+int pre_blocks(const struct prefill *p, int tokens)
 {
     int per = p->e->layout.block_tokens;
     return (tokens + per - 1) / per;
@@ -79,7 +16,7 @@ static int block_count(const struct prefill *p, int tokens)
 
 /* ---- ends ---- */
 
-static void return_pages(struct prefill *p, struct job *j)
+void pre_pages_return(struct prefill *p, struct job *j)
 {
     struct act_msg m;
     size_t bytes;
@@ -92,7 +29,7 @@ static void return_pages(struct prefill *p, struct job *j)
     j->n_pages = 0;
 }
 
-static void job_remove(struct prefill *p, struct job *j)
+void pre_job_remove(struct prefill *p, struct job *j)
 {
     struct job **at = &p->first;
     while (*at != j)
@@ -100,8 +37,10 @@ static void job_remove(struct prefill *p, struct job *j)
     *at = j->next;
     if (p->last == &j->next)
         p->last = at;
-    p->active -= j->state != JOB_QUEUED;
+    p->active -= j->state != JOB_QUEUED && j->state != JOB_CONFIRMING;
+    act_sending_event(&j->sending, ACT_TICKET_ON_GIVE_UP);
     mdl_seq_free(j->seq);
+    free(j->logits);
     act_buf_free(j->buf);
     act_buf_free(j->snapshot);
     free(j->pages);
@@ -109,7 +48,7 @@ static void job_remove(struct prefill *p, struct job *j)
 }
 
 /* Tells the requester why, gives the place at Decode up, and forgets the job. */
-static void job_fail(struct prefill *p, struct job *j, int status, const char *text)
+void pre_job_fail(struct prefill *p, struct job *j, int status, const char *text)
 {
     struct act_msg m;
     size_t bytes, len = strlen(text);
@@ -124,11 +63,11 @@ static void job_fail(struct prefill *p, struct job *j, int status, const char *t
         act_msg_drop(&m);
     if (j->state > JOB_RESERVING)
         act_cancel(p->self, j->decode, j->request, j->attempt, status);
-    return_pages(p, j);
-    job_remove(p, j);
+    pre_pages_return(p, j);
+    pre_job_remove(p, j);
 }
 
-static struct job *job_find(struct prefill *p, uint64_t request, uint16_t attempt)
+struct job *pre_job_find(struct prefill *p, uint64_t request, uint16_t attempt)
 {
     struct job *j = p->first;
     while (j && (j->request != request || j->attempt != attempt))
@@ -139,7 +78,7 @@ static struct job *job_find(struct prefill *p, uint64_t request, uint16_t attemp
 /* ---- a prompt's way to its first step ---- */
 
 /* A cancel may overtake the prompt that it means. */
-static bool was_cancelled(struct prefill *p, uint64_t request, uint16_t attempt)
+bool pre_was_cancelled(struct prefill *p, uint64_t request, uint16_t attempt)
 {
     bool yes = false;
     for (int i = 0; i < TOMBSTONES; i++)
@@ -152,7 +91,7 @@ static bool was_cancelled(struct prefill *p, uint64_t request, uint16_t attempt)
 
 static void take_prompt(struct prefill *p, struct act_msg *m)
 {
-    if (was_cancelled(p, m->request, m->attempt))
+    if (pre_was_cancelled(p, m->request, m->attempt))
         return;
     struct job *j = calloc(1, sizeof *j);
     const struct act_p_prefill *in = act_p_prefill(m);
@@ -168,19 +107,19 @@ static void take_prompt(struct prefill *p, struct act_msg *m)
     *p->last = j;
     p->last = &j->next;
     if (bad) {
-        job_fail(p, j, -EINVAL, bad);
+        pre_job_fail(p, j, -EINVAL, bad);
         return;
     }
     int room = p->e->limits.context - j->recipe.n_ids, wanted = (int)j->recipe.body->max_tokens;
     if (room < 1) {
-        job_fail(p, j, -E2BIG, "the prompt is longer than the context");
+        pre_job_fail(p, j, -E2BIG, "the prompt is longer than the context");
         return;
     }
     j->max_tokens = j->recipe.n_ids + (wanted < room ? wanted : room);
     struct kv_device_stats s;
     kv_device_stat(p->e->device, &s);
-    if (block_count(p, j->max_tokens) > s.pages)
-        job_fail(p, j, -E2BIG, "the prompt and its output can never fit in the KV memory");
+    if (pre_blocks(p, j->max_tokens) > s.pages)
+        pre_job_fail(p, j, -E2BIG, "the prompt and its output can never fit in the KV memory");
 }
 
 static void reserve(struct prefill *p, struct job *j)
@@ -189,16 +128,20 @@ static void reserve(struct prefill *p, struct job *j)
     size_t bytes;
     if (act_msg_new(ACT_RESERVE, j->decode, j->buf->size, &m))
         return;
+    bool exact = !p->e->limits.replay || j->recipe.body->flags & ACT_RECIPE_EXACT;
+    act_sending_ask(&j->sending, p->self, p->e, j->decode, j->request, j->attempt,
+                    exact ? MDL_HANDOFF_FULL : p->e->form);
     memcpy(act_msg_tail(&m, &bytes), j->buf->data, j->buf->size);
     m.request = j->request;
     m.attempt = j->attempt;
     *act_p_reserve(&m) = (struct act_p_reserve){.ids = (uint32_t)j->recipe.n_ids,
                                                 .requester = j->requester,
                                                 .max_tokens = (uint32_t)(j->max_tokens - j->recipe.n_ids)};
-    if (act_request(p->self, &m))
+    j->asked = act_request(p->self, &m) == 0;
+    if (!j->asked) {
         act_msg_drop(&m);
-    else
-        j->asked = true;
+        act_sending_event(&j->sending, ACT_TICKET_ON_GIVE_UP);
+    }
 }
 
 static bool runs_exact(const struct prefill *p, const struct job *j)
@@ -244,7 +187,7 @@ static void ask_pages(struct prefill *p, struct job *j)
     struct act_msg m = act_msg_make(ACT_PAGES_ASK, p->e->tier);
     m.request = j->request;
     m.attempt = j->attempt;
-    act_p_pages_ask(&m)->pages = (uint32_t)(block_count(p, j->recipe.n_ids) - j->n_pages);
+    act_p_pages_ask(&m)->pages = (uint32_t)(pre_blocks(p, j->recipe.n_ids) - j->n_pages);
     if (act_request(p->self, &m) == 0)
         j->asked = true;
 }
@@ -253,13 +196,7 @@ static int begin_plan(struct prefill *p, struct job *j)
 {
     const struct act_engine_limits *l = &p->e->limits;
     bool exact = runs_exact(p, j);
-    struct mdl_seq_params params = {.max_tokens = j->max_tokens,
-                                    .block_tokens = p->e->layout.block_tokens,
-                                    .rollback = l->rollback,
-                                    .replay = l->replay,
-                                    .full_bridge = l->full_bridge,
-                                    .window_extra = p->e->snapshots ? l->replay : 0,
-                                    .external_blocks = true};
+    const struct mdl_seq_params params = act_seq_params(p->e, j->max_tokens);
     int r = mdl_seq_new(p->e->m->cfg, &params, &j->seq, &p->err);
     if (r)
         return r;
@@ -322,18 +259,19 @@ static void retry_later(struct prefill *p)
 static void take_reserved(struct prefill *p, struct job *j, struct act_msg *m)
 {
     const struct act_p_reserved *in = act_p_reserved(m);
+    act_sending_reserved(&j->sending, m);
     if (in->status == -EAGAIN) {
-        j->asked = true; /* until the timer lets it ask again */
+        j->asked = j->later = true;
         retry_later(p);
     } else if (in->status) {
-        job_fail(p, j, in->status, "the decoder refused the request");
+        pre_job_fail(p, j, in->status, "the decoder refused the request");
     } else {
         j->ticket = in->ticket;
-        j->n_blocks = block_count(p, j->max_tokens);
+        j->n_blocks = pre_blocks(p, j->max_tokens);
         j->pages = calloc((size_t)j->n_blocks + 1, sizeof *j->pages);
         j->state = JOB_LOOKUP;
         if (!j->pages)
-            job_fail(p, j, -ENOMEM, "out of memory");
+            pre_job_fail(p, j, -ENOMEM, "out of memory");
     }
 }
 
@@ -385,7 +323,7 @@ static void take_given(struct prefill *p, struct job *j, struct act_msg *m)
     size_t bytes;
     const uint32_t *page = act_msg_tail(m, &bytes);
     if (act_p_pages_given(m)->status) {
-        j->asked = true;
+        j->asked = j->later = true;
         retry_later(p);
         return;
     }
@@ -394,15 +332,23 @@ static void take_given(struct prefill *p, struct job *j, struct act_msg *m)
         j->pages[j->n_pages++] = page[i];
     j->state = JOB_RUNNING;
     int r = begin_plan(p, j);
-    if (r)
-        job_fail(p, j, r, p->err.msg);
-    else
-        report_prefilling(p, j);
+    if (r) {
+        pre_job_fail(p, j, r, p->err.msg);
+        return;
+    }
+    report_prefilling(p, j);
+    pre_send_rows(p, j);
 }
 
 static void take_answer(struct prefill *p, struct act_msg *m)
 {
-    struct job *j = job_find(p, m->request, m->attempt);
+    struct job *j = pre_job_find(p, m->request, m->attempt);
+    bool expected = j && j->asked && !j->later && j->state == JOB_RESERVING;
+    if (m->type == ACT_RESERVED && !expected) {
+        if (!j || !act_sending_is_mine(&j->sending, m)) /* else a link doubled it */
+            act_sending_unwanted(p->self, m);
+        return;
+    }
     if (!j) { /* cancelled while it was asking: what came with the answer goes back */
         struct job gone = {.n_pages = 0};
         size_t bytes;
@@ -414,7 +360,7 @@ static void take_answer(struct prefill *p, struct act_msg *m)
         if (gone.pages && m->type == ACT_KV_FOUND)
             for (uint32_t i = 0; i < act_p_kv_found(m)->blocks; i++)
                 gone.pages[gone.n_pages++] = ((const struct act_tier_block *)tail)[i].page;
-        return_pages(p, &gone);
+        pre_pages_return(p, &gone);
         free(gone.pages);
         return;
     }
@@ -446,8 +392,8 @@ static void cancel_job(struct prefill *p, struct job *j)
         leave_step(p); /* that end may be far away */
     if (j->state >= JOB_RESERVING)
         act_cancel(p->self, j->decode, j->request, j->attempt, -ECANCELED);
-    return_pages(p, j);
-    job_remove(p, j);
+    pre_pages_return(p, j);
+    pre_job_remove(p, j);
 }
 
 static void take_cancel(struct prefill *p, struct act_msg *m)
@@ -466,21 +412,32 @@ static void take_cancel(struct prefill *p, struct act_msg *m)
 static void take_returned(struct prefill *p, struct act_msg *m)
 {
     enum act_type type = act_msg_returned_type(m);
-    struct job *j = job_find(p, m->request, m->attempt);
+    struct job *j = pre_job_find(p, m->request, m->attempt);
     if (type == ACT_HANDOFF && m->buf) { /* Decode had given the place up: a cancel crossed the hand-off */
         struct job gone = {.n_pages = (int)act_p_handoff(m)->pages};
         float *tail = (float *)(void *)(m->buf->data + act_type_info(ACT_HANDOFF)->body_size);
         gone.pages = (uint32_t *)(void *)(tail + p->e->m->cfg->vocab_size);
-        return_pages(p, &gone);
+        pre_pages_return(p, &gone);
+    } else if (type == ACT_KV_WRITE || type == ACT_KV_READY) {
+        if (j)
+            pre_ticket_event(p, j, ACT_TICKET_ON_DOWN);
     } else if (type == ACT_RESERVE || type == ACT_KV_LOOKUP || type == ACT_PAGES_ASK) {
         if (j)
-            job_fail(p, j, -EHOSTDOWN, "a part of the engine is gone");
+            pre_job_fail(p, j, -EHOSTDOWN, "a part of the engine is gone");
     } else {
         p->waiting &= !act_exchange_message(&p->exchange, m);
     }
 }
 
 /* ---- steps ---- */
+
+/* The next segment that this process computes. The form of a hand-off may leave the layers from the cut on to the
+ * other. */
+static bool job_next(struct job *j, int rows, struct mdl_segment *seg)
+{
+    bool encoder_only = act_sending_writing(&j->sending) && j->sending.form != MDL_HANDOFF_FULL;
+    return mdl_prefill_next(&j->plan, rows, seg) && !(encoder_only && seg->layer_begin > 0);
+}
 
 /* A prompt whose rows are still being read runs alone, and only when no other can, so that it holds nobody up. */
 static bool may_share(const struct prefill *p, const struct job *j, bool late)
@@ -504,10 +461,10 @@ static void build_step(struct prefill *p)
         for (struct job *j = p->first, *next; j; j = next) {
             next = j->next;
             struct mdl_segment seg;
-            if (!may_share(p, j, late) || !rows || !mdl_prefill_next(&j->plan, rows_until_point(p, j, rows), &seg))
+            if (!may_share(p, j, late) || !rows || !job_next(j, rows_until_point(p, j, rows), &seg))
                 continue;
             if (mdl_step_add(p->step, &seg, &p->err)) {
-                job_fail(p, j, -EIO, p->err.msg);
+                pre_job_fail(p, j, -EIO, p->err.msg);
                 continue;
             }
             j->segment = p->step->n_segments - 1;
@@ -529,19 +486,6 @@ static bool can_go_on(const struct prefill *p)
     return false;
 }
 
-static void report_prefilled(struct prefill *p, const struct job *j)
-{
-    struct act_msg m = act_msg_make(ACT_PREFILLED, j->requester);
-    m.request = j->request;
-    m.attempt = j->attempt;
-    *act_p_prefilled(&m) = (struct act_p_prefilled){.ids = (uint32_t)j->recipe.n_ids,
-                                                    .cached = (uint32_t)j->plan.hit,
-                                                    .replayed = (uint32_t)(j->plan.hit - j->plan.encoder_start),
-                                                    .provenance = j->plan.continued ? 0 : (uint32_t)j->plan.hit};
-    if (act_send(p->self, &m))
-        act_msg_drop(&m);
-}
-
 /* The hit becomes as long as what has arrived. Pages of the rest go back, where they stay until nothing can be written
  * to them any more; others are asked for, and the prompt begins again. */
 static void shorten_hit(struct prefill *p, struct job *j)
@@ -551,7 +495,7 @@ static void shorten_hit(struct prefill *p, struct job *j)
     struct job gone = {.pages = j->pages + at, .n_pages = bad};
     if (j->segment >= 0)
         leave_step(p);
-    return_pages(p, &gone);
+    pre_pages_return(p, &gone);
     memmove(j->pages + at, j->pages + at + bad, (size_t)(j->n_pages - at - bad) * sizeof *j->pages);
     j->n_pages -= bad;
     j->hit = at * p->e->layout.block_tokens;
@@ -580,7 +524,7 @@ static void check_reads(struct prefill *p)
 
 static void take_rows(struct prefill *p, struct act_msg *m)
 {
-    struct job *j = job_find(p, m->request, m->attempt);
+    struct job *j = pre_job_find(p, m->request, m->attempt);
     if (!j)
         return;
     act_load_rows(&j->load, act_p_kv_rows(m));
@@ -600,42 +544,6 @@ static int rows_ready(void *ctx, struct mdl_step *step, const struct mdl_seq *se
             return 0;
         }
     return 1;
-}
-
-/* The sequence and its pages move to Decode. */
-static void hand_off(struct prefill *p, struct job *j, const float *logits)
-{
-    struct act_msg m;
-    size_t bytes, vocab = (size_t)p->e->m->cfg->vocab_size * sizeof *logits;
-    if (act_handoff_new(j->decode, j->seq, vocab + (size_t)j->n_pages * sizeof *j->pages, &m)) {
-        job_fail(p, j, -ENOMEM, "out of memory");
-        return;
-    }
-    bool replayed = j->plan.hit && !j->plan.continued;
-    m.request = j->request;
-    m.attempt = j->attempt;
-    act_p_handoff(&m)->ticket = j->ticket;
-    act_p_handoff(&m)->pages = (uint32_t)j->n_pages;
-    *act_b_handoff(&m) = (struct act_b_handoff){.cached = (uint32_t)j->plan.hit,
-                                                .hit = replayed ? j->plan.hit : 0,
-                                                .taint = replayed ? KV_TAINTED : KV_CLEAN,
-                                                .decoder_start = (uint32_t)j->plan.decoder_start};
-    uint8_t *tail = act_msg_tail(&m, &bytes);
-    memcpy(tail, logits, vocab);
-    memcpy(tail + vocab, j->pages, (size_t)j->n_pages * sizeof *j->pages);
-    report_prefilled(p, j);
-    if (!replayed)
-        act_history_snapshot(p->self, p->e, &j->recipe, j->recipe.ids, j->seq);
-    act_history_publish(p->self, p->e, &j->recipe, j->recipe.ids, j->seq, j->pages, j->n_pages,
-                        replayed ? KV_TAINTED : KV_CLEAN, replayed ? j->plan.hit : 0);
-    j->seq = NULL;
-    if (act_send(p->self, &m)) {
-        act_msg_drop(&m);
-        job_fail(p, j, -EAGAIN, "the decoder takes nothing");
-        return;
-    }
-    j->n_pages = 0;
-    job_remove(p, j);
 }
 
 /* Another prompt may go on from here that begins like this one. */
@@ -664,20 +572,26 @@ static void end_step(struct prefill *p, int status)
         j->segment = -1;
         if (j->cancelled) {
             act_cancel(p->self, j->decode, j->request, j->attempt, -ECANCELED);
-            return_pages(p, j);
-            job_remove(p, j);
+            pre_pages_return(p, j);
+            pre_job_remove(p, j);
             continue;
         }
-        if (status) {
-            job_fail(p, j, status, "the prefill step failed");
+        if (status || j->broken) {
+            pre_job_fail(p, j, status ? status : j->broken,
+                         status ? "the prefill step failed" : "the hand-off to the decoder failed");
             continue;
         }
         struct mdl_segment more;
         mdl_step_commit(p->step, at, seg->n);
         mdl_prefill_advance(&j->plan, seg);
         keep_point(p, j, seg);
-        if (!mdl_prefill_next(&j->plan, 1, &more))
-            hand_off(p, j, mdl_step_logits(p->step, at, seg->n - 1));
+        bool whole = !job_next(j, 1, &more);
+        if (whole && act_sending_writing(&j->sending))
+            pre_send_rest(p, j, mdl_step_logits(p->step, at, seg->n - 1));
+        else if (whole)
+            pre_hand_off(p, j, mdl_step_logits(p->step, at, seg->n - 1));
+        else
+            pre_send_rows(p, j);
     }
     act_progress(p->self);
 }
@@ -756,9 +670,16 @@ static void take_messages(struct prefill *p, struct act_msg *m, int count)
                 p->waiting &= !act_exchange_message(&p->exchange, &m[i]);
                 break;
             }
-            for (struct job *j = p->first; j; j = j->next)
-                if (j->state == JOB_RESERVING || j->state == JOB_PAGES)
-                    j->asked = false;
+            for (struct job *j = p->first; j && act_p_timer(&m[i])->tag == TAG_RETRY; j = j->next)
+                if (j->later)
+                    j->asked = j->later = false;
+            break;
+        case ACT_TICKET_ABORT:
+        case ACT_TICKET_CLOSED:
+            pre_take_ticket_message(p, &m[i]);
+            break;
+        case ACT_REPLAY:
+            pre_take_replay(p, &m[i]);
             break;
         case ACT_KV_ROWS:
             take_rows(p, &m[i]);
@@ -786,7 +707,9 @@ static int prefill_receive(struct act_self *self, void *state, struct act_msg *m
         build_step(p);
     if (p->running && !p->waiting)
         advance(p);
+    pre_send_what_waits(p);
     push_all(p);
+    pre_look_at_tickets(p);
     tell_busy(p, p->active > 0);
     act_working(p->self, p->first != NULL);
     if (p->running && !p->waiting)
@@ -804,8 +727,12 @@ static void prefill_stop(struct act_self *self, void *state, int reason)
 {
     struct prefill *p = state;
     (void)self;
-    while (p->first)
-        job_fail(p, p->first, reason && reason != -ESHUTDOWN ? -EHOSTDOWN : -ESHUTDOWN, "the engine stops");
+    while (p->first) {
+        if (p->first->state == JOB_CONFIRMING) /* the other side has it or says why not */
+            pre_job_remove(p, p->first);
+        else
+            pre_job_fail(p, p->first, reason && reason != -ESHUTDOWN ? -EHOSTDOWN : -ESHUTDOWN, "the engine stops");
+    }
     tell_busy(p, false);
     act_exchange_free(&p->exchange);
     mdl_step_free(p->step);

@@ -189,20 +189,22 @@ static bool holds(const struct act_ticket *t, const struct act_ticket_rule *r, u
 
 static int64_t time_of(enum act_ticket_state s, const struct act_ticket_times *t)
 {
+    const int64_t second = 1000000000;
+    int64_t granting = t->grant ? t->grant : 10 * second, lease = t->lease ? t->lease : 30 * second;
     switch (s) {
     case ACT_TICKET_FREE:
         return INT64_MAX;
     case ACT_TICKET_GRANTING:
-        return t->grant;
+        return granting;
     case ACT_TICKET_ASKING: /* the reader's own deadline comes first, so that it answers */
-        return t->grant + t->lease;
+        return granting + lease;
     case ACT_TICKET_QUARANTINE:
     case ACT_TICKET_DRAINING:
-        return t->quarantine;
+        return t->quarantine ? t->quarantine : 5 * second;
     case ACT_TICKET_FENCING:
-        return t->fence;
+        return t->fence ? t->fence : 5 * second;
     default:
-        return t->lease;
+        return lease;
     }
 }
 

@@ -72,7 +72,7 @@ enum act_ticket_action {
 };
 enum { ACT_TICKET_ACTIONS = 13 };
 
-/* Deadlines of the states, ns from entering them or from the last progress in them. */
+/* Deadlines of the states, ns from entering them or from the last progress in them. 0: 10 s, 30 s, 5 s, 5 s. */
 struct act_ticket_times {
     int64_t grant, lease, quarantine, fence;
 };

@@ -107,17 +107,24 @@ static void take_timer(struct act_self *self, struct ts_world *w, int tag)
             act_place_end(&o->place);
         } else { /* overtakes its prompt */
             act_cancel(self, w->e.prefill[0], (uint64_t)(tag - TS_WORLD_REQUESTS) + 1, 0, -1);
-            act_cancel(self, w->e.decode[0], (uint64_t)(tag - TS_WORLD_REQUESTS) + 1, 0, -1);
+            act_cancel(self, w->members.decode[0], (uint64_t)(tag - TS_WORLD_REQUESTS) + 1, 0, -1);
         }
     } else {
         const struct ts_kill *k = &w->kill[tag - 2 * TS_WORLD_REQUESTS];
-        act_exit(self, k->role == CFG_ROLE_PREFILL ? w->e.prefill[k->index] : w->e.decode[k->index], -EIO);
+        struct act_addr who = k->role == CFG_ROLE_PREFILL  ? w->e.prefill[k->index]
+                              : k->role == CFG_ROLE_KV     ? w->far.landing
+                              : k->role == CFG_ROLE_EXPERT ? w->far.replay
+                              : w->split                   ? w->far.e.decode[k->index]
+                                                           : w->e.decode[k->index];
+        act_exit(self, who, -EIO);
     }
 }
 
 static void take_message(struct act_self *self, struct ts_world *w, struct act_msg *m)
 {
     struct ts_outcome *o = &w->got[m->request - 1];
+    if (o->terminal && m->type != ACT_TOKENS) /* a Request would be gone by now */
+        return;
     switch (act_place_message(&o->place, m)) {
     case ACT_PLACE_NONE:
         break;

@@ -63,7 +63,8 @@ static void outer_stop(struct act_self *self, void *state, int reason)
 static void spawn(struct ts_world *w, enum ts_part part, int index, const void *arg, struct act_addr *out)
 {
     static const struct act_behaviour *const inner[TS_PARTS] = {&act_tier_device_behaviour, &act_expert_behaviour,
-                                                                &act_decode_behaviour, &act_prefill_behaviour};
+                                                                &act_decode_behaviour, &act_prefill_behaviour,
+                                                                &act_landing_behaviour};
     struct cfg_error err;
     struct ts_inner *in = &w->inner[part][index];
     *in = (struct ts_inner){w, part, index, inner[part], arg};
@@ -72,13 +73,15 @@ static void spawn(struct ts_world *w, enum ts_part part, int index, const void *
                                             .start = outer_start,
                                             .receive = outer_receive,
                                             .stop = outer_stop};
-    const struct act_spawn spec = {
-        .behaviour = &w->outer[part],
-        .worker = part == TS_PART_EXPERT && w->apart ? TS_WORLD_APART + index : TS_WORLD_ENGINE,
-        .arg = in,
-        .outbox = 256,
-        .policy = (part == TS_PART_EXPERT && !w->mortal) || w->restart ? ACT_POLICY_RESTART : ACT_POLICY_STOP,
-        .run_class = part == TS_PART_PREFILL ? w->prefill_class : ACT_CLASS_URGENT};
+    const struct act_spawn spec = {.behaviour = &w->outer[part],
+                                   .worker = w->split && index >= TS_FAR          ? TS_WORLD_FAR
+                                             : part == TS_PART_EXPERT && w->apart ? TS_WORLD_APART + index
+                                                                                  : TS_WORLD_ENGINE,
+                                   .arg = in,
+                                   .outbox = 256,
+                                   .policy = (part == TS_PART_EXPERT && !w->mortal) || w->restart ? ACT_POLICY_RESTART
+                                                                                                  : ACT_POLICY_STOP,
+                                   .run_class = part == TS_PART_PREFILL ? w->prefill_class : ACT_CLASS_URGENT};
     cr_assert_eq(act_runtime_spawn(w->rt, &spec, out, &err), 0, "%s", err.msg);
 }
 
@@ -93,12 +96,57 @@ static void spawn_at_client(struct ts_world *w, const struct act_behaviour *b, c
     cr_assert_eq(act_runtime_spawn(w->rt, &spec, out, &err), 0, "%s", err.msg);
 }
 
+/* ---- the other process ---- */
+
+void ts_world_split(struct ts_world *w, int pages, enum mdl_handoff_form form)
+{
+    struct cfg_error err;
+    struct ts_far *f = &w->far;
+    w->split = true;
+    w->e.form = form;
+    w->e.tickets = (struct act_ticket_times){
+        .grant = 500000000, .lease = INT64_C(1000000000), .quarantine = 500000000, .fence = 100000000};
+    f->e = w->e;
+    cr_assert_le(w->e.experts.n, TS_WORLD_SHARDS - TS_FAR);
+    cr_assert_eq(kv_device_new(pages, f->e.layout.block_bytes, 8 << 20, &f->e.device, &err), 0);
+    cr_assert_eq(act_map_even(1, w->m->cfg->n_layers, w->m->cfg->n_experts, w->e.experts.n, &f->map), 0);
+    f->e.experts.map = f->map;
+}
+
+static void spawn_far(struct ts_world *w)
+{
+    struct ts_far *f = &w->far;
+    spawn(w, TS_PART_TIER, TS_FAR, &f->e, &f->e.tier);
+    for (int i = 0; i < f->e.experts.n; i++) {
+        f->expert[i] = (struct act_expert_arg){.m = w->m, .map = f->map, .index = i};
+        spawn(w, TS_PART_EXPERT, TS_FAR + i, &f->expert[i], &f->e.experts.shard[i]);
+    }
+    for (f->e.n_decode = 0; f->e.n_decode < (w->decodes ? w->decodes : 1); f->e.n_decode++)
+        spawn(w, TS_PART_DECODE, TS_FAR + f->e.n_decode, &f->e, &f->e.decode[f->e.n_decode]);
+    spawn(w, TS_PART_PREFILL, TS_FAR, &f->e, &f->replay);
+    f->arg = (struct act_landing_arg){
+        .engine = &f->e, .replay = f->replay, .routers = &w->e.router, .n_routers = &w->n_routers, .stats = &f->stats};
+    spawn(w, TS_PART_LANDING, TS_FAR, &f->arg, &f->landing);
+    f->e.router = f->landing;
+    w->n_routers = 1;
+}
+
+/* Both ways. */
+static void link_far(struct ts_world *w)
+{
+    if (!w->kv_link.lose && !w->kv_link.copy && !w->kv_link.delay_max)
+        return;
+    act_sim_link(w->sim, w->rt, TS_WORLD_ENGINE, TS_WORLD_FAR, &w->kv_link);
+    act_sim_link(w->sim, w->rt, TS_WORLD_FAR, TS_WORLD_ENGINE, &w->kv_link);
+}
+
 uint64_t ts_world_run(struct ts_world *w, uint64_t seed)
 {
     struct cfg_error err;
     cr_assert_eq(act_sim_new(&(struct act_sim_config){.seed = seed, .in_turn = w->in_turn}, &w->sim, &err), 0);
     struct act_config c = {.epoch = 1, .workers = TS_WORLD_APART + (w->apart ? w->e.experts.n : 0)};
     c.worker[TS_WORLD_ENGINE] = (struct act_worker_config){.name = "engine", .kind = ACT_WORKER_ENGINE, .cpu = -1};
+    c.worker[TS_WORLD_FAR] = (struct act_worker_config){.name = "far", .kind = ACT_WORKER_ENGINE, .cpu = -1};
     c.worker[TS_WORLD_CLIENT] = (struct act_worker_config){.name = "client", .kind = ACT_WORKER_ENGINE, .cpu = -1};
     for (int i = TS_WORLD_APART; i < c.workers; i++)
         c.worker[i] = (struct act_worker_config){.name = "shard", .kind = ACT_WORKER_ENGINE, .cpu = -1};
@@ -123,10 +171,18 @@ uint64_t ts_world_run(struct ts_world *w, uint64_t seed)
         w->e.experts.balanced = true;
         spawn_at_client(w, &act_balancer_behaviour, &w->balancer, &w->e.experts.balancer);
     }
-    for (w->e.n_decode = 0; w->e.n_decode < (w->decodes ? w->decodes : 1); w->e.n_decode++)
+    for (w->e.n_decode = 0; !w->split && w->e.n_decode < (w->decodes ? w->decodes : 1); w->e.n_decode++)
         spawn(w, TS_PART_DECODE, w->e.n_decode, &w->e, &w->e.decode[w->e.n_decode]);
     for (w->e.n_prefill = 0; w->e.n_prefill < (w->prefills ? w->prefills : 1); w->e.n_prefill++)
         spawn(w, TS_PART_PREFILL, w->e.n_prefill, &w->e, &w->e.prefill[w->e.n_prefill]);
+    w->members = w->e;
+    if (w->split) {
+        spawn_far(w);
+        link_far(w);
+        w->members.n_decode = 1;
+        w->members.decode[0] = w->far.landing;
+        w->router.engine = &w->members;
+    }
     spawn_at_client(w, &act_router_behaviour, &w->router, &w->e.router);
     spawn_at_client(w, &ts_world_client, w, &w->client);
     act_sim_run(w->sim, INT64_C(60000000000), 20000000);
@@ -138,14 +194,22 @@ void ts_world_check_baseline(struct ts_world *w)
 {
     struct kv_device_stats s;
     kv_device_stat(w->e.device, &s);
-    cr_expect_le(s.held, w->e.n_decode * w->e.limits.lease + 2, "%d pages are still held", s.held);
+    cr_expect_le(s.held, w->e.n_decode * w->e.limits.lease + (w->split ? 0 : 2), "%d pages are still held", s.held);
+    if (!w->split)
+        return;
+    kv_device_stat(w->far.e.device, &s);
+    cr_expect_le(s.held, w->far.e.n_decode * w->far.e.limits.lease + 2, "%d pages are still held at the other side",
+                 s.held);
+    cr_expect_eq(w->far.stats.open, 0, "%d tickets are open", w->far.stats.open);
 }
 
 void ts_world_close(struct ts_world *w)
 {
     act_sim_free(w->sim);
     kv_device_free(w->e.device);
+    kv_device_free(w->far.e.device);
     act_map_free(w->map);
+    act_map_free(w->far.map);
     mdl_model_close(w->m);
 }
 

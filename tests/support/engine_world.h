@@ -6,6 +6,7 @@
 #include "actors/balancer.h"
 #include "actors/engine.h"
 #include "actors/expert.h"
+#include "actors/landing.h"
 #include "actors/placement.h"
 #include "actors/router.h"
 #include "actors/runtime/sim.h"
@@ -15,6 +16,7 @@
 enum {
     TS_WORLD_ENGINE,
     TS_WORLD_CLIENT,
+    TS_WORLD_FAR,   /* with split */
     TS_WORLD_APART, /* the first shard's worker, when they are apart */
     TS_WORLD_REQUESTS = 256,
     TS_WORLD_SHARDS = 8,
@@ -44,11 +46,25 @@ struct ts_outcome {
 /* An actor that fails at a virtual time. */
 struct ts_kill {
     int64_t at;
-    unsigned role; /* CFG_ROLE_PREFILL, CFG_ROLE_DECODE */
+    unsigned
+        role; /* CFG_ROLE_PREFILL, CFG_ROLE_DECODE; CFG_ROLE_KV: the Landing; CFG_ROLE_EXPERT: the replaying Prefill */
     int index;
 };
 
-enum ts_part { TS_PART_TIER, TS_PART_EXPERT, TS_PART_DECODE, TS_PART_PREFILL, TS_PARTS };
+/* What a process with Decode has in a world that is split: on a worker of its own, with its own pages and shards. */
+struct ts_far {
+    struct act_engine e;
+    struct act_expert_arg expert[TS_WORLD_SHARDS];
+    struct act_map *map;
+    struct act_addr landing, replay;
+    struct act_landing_arg arg;
+    struct act_landing_stats stats;
+};
+
+enum ts_part { TS_PART_TIER, TS_PART_EXPERT, TS_PART_DECODE, TS_PART_PREFILL, TS_PART_LANDING, TS_PARTS };
+
+/* ts_inner.index of what is in the other process of a split world is at least this. */
+enum { TS_FAR = 4 };
 
 /* An actor of the engine with something of the test before it. */
 struct ts_world;
@@ -91,6 +107,13 @@ struct ts_world {
     bool apart;
     bool mortal; /* shards that fail stay dead */
     struct act_sim_fault link;
+    /* Prefill here, Decode in another process (struct ts_far), with a Landing before it and a link with these faults in
+     * between. */
+    bool split;
+    struct act_sim_fault kv_link;
+    struct ts_far far;
+    struct act_engine members; /* as the Router knows them */
+    int n_routers;
     int64_t cost[TS_PARTS]; /* virtual ns that a call of such an actor takes */
 
     struct ts_inner inner[TS_PARTS][TS_WORLD_SHARDS];
@@ -106,13 +129,15 @@ void ts_world_open(struct ts_world *w, int pages, int shards);
 void ts_world_requests(struct ts_world *w, int n, unsigned seed);
 /* Runs until nothing happens any more; the trace. */
 uint64_t ts_world_run(struct ts_world *w, uint64_t seed);
-/* After everything has ended only what the actors keep by design is held: Decode's lease. */
+/* After everything has ended only what the actors keep by design is held: the leases of Decode; no ticket is open. */
 void ts_world_check_baseline(struct ts_world *w);
 void ts_world_close(struct ts_world *w);
 
 /* The tokens of a request without actors; chunk and draft as the engine has them, experts from `providers` (NULL: local
  * ones). out has room for max_new. */
 void ts_world_plain(struct ts_world *w, const struct ts_wanted *q, const struct mdl_providers *providers, int32_t *out);
+/* Prefill here, Decode in another process with so many pages; before ts_world_run, after limits are set. */
+void ts_world_split(struct ts_world *w, int pages, enum mdl_handoff_form form);
 /* Request i ended once, with the tokens of the plain run. */
 void ts_world_check_same(struct ts_world *w, int i);
 

@@ -1,0 +1,784 @@
+#include "actors/landing.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "actors/handoff.h"
+#include "actors/recipe.h"
+#include "actors/router.h"
+
+enum { RETRY_NS = 5000000, SPARE = 16, TOMBSTONES = 256, TAG_LEASE = 1, TAG_RETRY = 2, TAG_LOAD = 3 };
+
+struct slot {
+    struct act_ticket ticket;
+    uint64_t request;
+    uint16_t attempt;
+    struct act_addr writer, requester;
+    struct act_promise promise; /* of RESERVE, until it is answered */
+    struct act_buf *buf;        /* of RESERVE */
+    struct act_recipe recipe;
+    int max_new;
+    int decode;     /* whose place it has or asked for */
+    uint32_t place; /* there */
+    bool placed, asked_pages, later;
+    uint32_t *pages; /* [blocks of the prompt] */
+    int n_pages;
+    struct mdl_seq *seq;
+    uint64_t *seen; /* bits: numbers of writes; one per token is more than enough */
+    struct act_buf *ready;
+    struct act_p_kv_ready announced;
+};
+
+/* A sequence that Decode has: whom to tell when it ends. */
+struct handed {
+    uint64_t request;
+    uint16_t attempt;
+    struct act_addr requester;
+};
+
+struct decoder {
+    struct act_addr addr;
+    struct act_b_load load;
+    uint32_t given;        /* places since that report */
+    struct handed *handed; /* [limits.streams], by place */
+};
+
+struct tombstone {
+    uint64_t request;
+    uint16_t attempt;
+};
+
+struct landing {
+    struct act_landing_stats own, *stats;
+    struct act_self *self;
+    const struct act_landing_arg *arg;
+    const struct act_engine *e;
+    struct act_addr replay;
+    struct slot *slot;
+    int n_slots;
+    struct decoder decode[ACT_INSTANCES_MAX];
+    struct act_timer lease, retry, load;
+    uint32_t load_sequence;
+    struct tombstone tombstone[TOMBSTONES];
+    unsigned next_tombstone;
+    struct cfg_error err;
+};
+
+static int block_count(const struct landing *l, int tokens)
+{
+    return (tokens + l->e->layout.block_tokens - 1) / l->e->layout.block_tokens;
+}
+
+/* ---- what a ticket's rules ask for ---- */
+
+static void send(struct landing *l, struct act_msg *m)
+{
+    if (act_send(l->self, m))
+        act_msg_drop(m);
+}
+
+static void return_pages(struct landing *l, const uint32_t *page, int n)
+{
+    struct act_msg m;
+    size_t bytes;
+    if (n < 1 || act_msg_new(ACT_PAGES_BACK, l->e->tier, (size_t)n * sizeof *page, &m))
+        return;
+    memcpy(act_msg_tail(&m, &bytes), page, (size_t)n * sizeof *page);
+    act_p_pages_back(&m)->pages = (uint32_t)n;
+    send(l, &m);
+}
+
+static void tell_failed(struct landing *l, struct act_addr to, uint64_t request, uint16_t attempt, int status)
+{
+    static const char text[] = "the hand-off to the decoder failed";
+    struct act_msg m;
+    size_t bytes;
+    if (act_msg_new(ACT_FAILED, to, sizeof text - 1, &m))
+        m = act_msg_make(ACT_FAILED, to);
+    else
+        memcpy(act_msg_tail(&m, &bytes), text, sizeof text - 1);
+    m.request = request;
+    m.attempt = attempt;
+    act_p_failed(&m)->status = status;
+    send(l, &m);
+}
+
+static void refuse(struct landing *l, struct act_promise *p, int status)
+{
+    struct act_msg r = act_msg_make(ACT_RESERVED, ACT_NOBODY);
+    act_p_reserved(&r)->status = status;
+    l->stats->refused++;
+    if (act_reply(l->self, p, &r))
+        act_msg_drop(&r);
+}
+
+static void grant(struct landing *l, struct slot *s)
+{
+    struct act_msg r;
+    size_t bytes;
+    if (act_msg_new(ACT_RESERVED, ACT_NOBODY, (size_t)s->n_pages * sizeof *s->pages, &r))
+        return; /* the lease ends it */
+    memcpy(act_msg_tail(&r, &bytes), s->pages, (size_t)s->n_pages * sizeof *s->pages);
+    *act_p_reserved(&r) = (struct act_p_reserved){
+        .ticket = (uint32_t)(s - l->slot), .generation = s->ticket.generation, .pages = (uint16_t)s->n_pages};
+    l->stats->granted++;
+    if (act_reply(l->self, &s->promise, &r))
+        act_msg_drop(&r);
+}
+
+static void tell_writer(struct landing *l, struct act_addr writer, uint64_t request, uint16_t attempt, uint32_t slot,
+                        uint32_t generation, bool taken)
+{
+    struct act_msg m = act_msg_make(taken ? ACT_TICKET_CLOSED : ACT_TICKET_ABORT, writer);
+    m.request = request;
+    m.attempt = attempt;
+    if (taken)
+        *act_p_ticket_closed(&m) = (struct act_p_ticket_closed){.ticket = slot, .generation = generation};
+    else
+        *act_p_ticket_abort(&m) =
+            (struct act_p_ticket_abort){.ticket = slot, .generation = generation, .reason = -ECANCELED};
+    send(l, &m);
+}
+
+/* Frees what the slot still holds; the next ticket in it has another generation. */
+static void clear(struct landing *l, struct slot *s)
+{
+    uint32_t generation = s->ticket.generation + 1;
+    return_pages(l, s->pages, s->n_pages);
+    if (s->placed)
+        act_cancel(l->self, l->decode[s->decode].addr, s->request, s->attempt, -ECANCELED);
+    mdl_seq_free(s->seq);
+    act_buf_free(s->buf);
+    act_buf_free(s->ready);
+    free(s->pages);
+    free(s->seen);
+    *s = (struct slot){.ticket = {.generation = generation, .deadline = INT64_MAX}};
+    l->stats->open--;
+}
+
+static void hand_on(struct landing *l, struct slot *s);
+
+static void step_n(struct landing *l, struct slot *s, enum act_ticket_event event, uint32_t n, int status)
+{
+    bool held = s->ticket.state != ACT_TICKET_FREE;
+    unsigned todo = act_ticket_step(&s->ticket, event, n, act_now(l->self), &l->e->tickets);
+    uint32_t number = (uint32_t)(s - l->slot);
+    l->stats->stale += (todo & ACT_TICKET_DO_COUNT) != 0;
+    if (todo & ACT_TICKET_DO_GRANT)
+        grant(l, s);
+    if (todo & ACT_TICKET_DO_REFUSE)
+        refuse(l, &s->promise, status);
+    if (todo & ACT_TICKET_DO_TAKE) {
+        l->stats->taken++;
+        tell_writer(l, s->writer, s->request, s->attempt, number, s->ticket.generation, true);
+        hand_on(l, s);
+    }
+    if (todo & ACT_TICKET_DO_FAIL) {
+        l->stats->failed++;
+        tell_failed(l, s->requester, s->request, s->attempt, status);
+    }
+    if (todo & ACT_TICKET_DO_ABORT) {
+        l->stats->revoked++;
+        tell_writer(l, s->writer, s->request, s->attempt, number, s->ticket.generation, false);
+    }
+    if (held && s->ticket.state == ACT_TICKET_FREE)
+        clear(l, s);
+    if (todo & ACT_TICKET_DO_FENCE) {
+        l->stats->fenced++;
+        step_n(l, s, ACT_TICKET_ON_DOWN, 0, status);
+    }
+}
+
+static void step(struct landing *l, struct slot *s, enum act_ticket_event event, int status)
+{
+    step_n(l, s, event, 0, status);
+}
+
+/* ---- a ready ticket ---- */
+
+/* To Decode as a Prefill of this process does it. */
+static int hand_to_decode(struct landing *l, struct slot *s, const struct act_b_kv_ready *b, const uint8_t *logits)
+{
+    size_t bytes, vocab = (size_t)l->e->m->cfg->vocab_size * sizeof(float),
+                  held = (size_t)s->n_pages * sizeof *s->pages;
+    struct act_msg m;
+    if (act_handoff_new(ACT_HANDOFF, l->decode[s->decode].addr, s->seq, vocab + held, &m))
+        return -ENOMEM;
+    m.request = s->request;
+    m.attempt = s->attempt;
+    act_p_handoff(&m)->ticket = s->place;
+    act_p_handoff(&m)->pages = (uint32_t)s->n_pages;
+    *act_b_handoff(&m) = (struct act_b_handoff){
+        .cached = b->cached, .hit = b->hit, .taint = b->taint, .decoder_start = b->decoder_start};
+    uint8_t *tail = act_msg_tail(&m, &bytes);
+    memcpy(tail, logits, vocab);
+    memcpy(tail + vocab, s->pages, held);
+    s->seq = NULL;
+    s->n_pages = 0;
+    send(l, &m);
+    return 0;
+}
+
+static int hand_to_replay(struct landing *l, struct slot *s, const struct act_b_kv_ready *b)
+{
+    size_t bytes, held = (size_t)s->n_pages * sizeof *s->pages;
+    struct act_msg m;
+    if (act_addr_is_nobody(l->replay))
+        return -ENOTSUP;
+    if (act_handoff_new(ACT_REPLAY, l->replay, s->seq, held + s->buf->size, &m))
+        return -ENOMEM;
+    m.request = s->request;
+    m.attempt = s->attempt;
+    act_p_replay(&m)->ticket = s->place;
+    act_p_replay(&m)->pages = (uint32_t)s->n_pages;
+    *act_b_replay(&m) = (struct act_b_replay){.decode = l->decode[s->decode].addr,
+                                              .form = s->announced.form,
+                                              .ids = (uint32_t)s->recipe.n_ids,
+                                              .max_tokens = (uint32_t)s->max_new,
+                                              .cached = b->cached,
+                                              .hit = b->hit,
+                                              .requester = s->requester};
+    uint8_t *tail = act_msg_tail(&m, &bytes);
+    memcpy(tail, s->pages, held);
+    memcpy(tail + held, s->buf->data, s->buf->size);
+    s->seq = NULL;
+    s->n_pages = 0;
+    send(l, &m);
+    return 0;
+}
+
+static void hand_on(struct landing *l, struct slot *s)
+{
+    const size_t body = act_type_info(ACT_KV_READY)->body_size,
+                 vocab = (size_t)l->e->m->cfg->vocab_size * sizeof(float);
+    const struct act_b_kv_ready *b = (const struct act_b_kv_ready *)(const void *)s->ready->data;
+    const uint8_t *tail = s->ready->data + body;
+    size_t bytes = s->ready->size - body;
+    enum mdl_handoff_form form = (enum mdl_handoff_form)s->announced.form;
+    int r = form >= MDL_HANDOFF_FORMS || b->state > bytes || (form == MDL_HANDOFF_FULL && bytes - b->state != vocab)
+                ? -EPROTO
+                : mdl_handoff_state_load(s->seq, form, s->recipe.ids, s->recipe.n_ids, tail, (size_t)b->state, &l->err);
+    struct handed *h = &l->decode[s->decode].handed[s->place];
+    if (!r)
+        r = form == MDL_HANDOFF_FULL ? hand_to_decode(l, s, b, tail + b->state) : hand_to_replay(l, s, b);
+    if (r) {
+        l->stats->failed++;
+        tell_failed(l, s->requester, s->request, s->attempt, r);
+        return; /* the place is given up with the slot */
+    }
+    s->placed = false;
+    *h = (struct handed){s->request, s->attempt, s->requester};
+}
+
+/* ---- a question ---- */
+
+static struct slot *find_slot(struct landing *l, uint64_t request, uint16_t attempt)
+{
+    for (int i = 0; i < l->n_slots; i++)
+        if (l->slot[i].ticket.state != ACT_TICKET_FREE && l->slot[i].request == request &&
+            l->slot[i].attempt == attempt)
+            return &l->slot[i];
+    return NULL;
+}
+
+static void give_up(struct landing *l, uint64_t request, int attempt)
+{
+    for (int i = 0; i < l->n_slots; i++) {
+        struct slot *s = &l->slot[i];
+        if (s->ticket.state != ACT_TICKET_FREE && s->request == request && s->attempt <= attempt)
+            step(l, s, ACT_TICKET_ON_GIVE_UP, -ECANCELED);
+    }
+}
+
+static int best_decode(const struct landing *l)
+{
+    int best = 0;
+    for (int i = 1; i < l->e->n_decode; i++) {
+        const struct decoder *a = &l->decode[i], *b = &l->decode[best];
+        if (act_addr_is_nobody(b->addr) ||
+            (!act_addr_is_nobody(a->addr) &&
+             a->load.running + a->load.waiting + a->given < b->load.running + b->load.waiting + b->given))
+            best = i;
+    }
+    return best;
+}
+
+static void ask_decode(struct landing *l, struct slot *s)
+{
+    struct act_msg m;
+    size_t bytes;
+    if (act_msg_new(ACT_RESERVE, l->decode[s->decode].addr, s->buf->size, &m)) {
+        step(l, s, ACT_TICKET_ON_REFUSE, -EAGAIN);
+        return;
+    }
+    memcpy(act_msg_tail(&m, &bytes), s->buf->data, s->buf->size);
+    m.request = s->request;
+    m.attempt = s->attempt;
+    *act_p_reserve(&m) = (struct act_p_reserve){
+        .ids = (uint32_t)s->recipe.n_ids, .max_tokens = (uint32_t)s->max_new, .requester = s->requester};
+    if (act_request(l->self, &m)) {
+        act_msg_drop(&m);
+        step(l, s, ACT_TICKET_ON_REFUSE, -EAGAIN);
+        return;
+    }
+    l->decode[s->decode].given++;
+}
+
+static bool was_cancelled(struct landing *l, uint64_t request, uint16_t attempt)
+{
+    bool yes = false;
+    for (int i = 0; i < TOMBSTONES; i++)
+        if (request && l->tombstone[i].request == request) {
+            yes |= l->tombstone[i].attempt >= attempt;
+            l->tombstone[i].request = 0;
+        }
+    return yes;
+}
+
+/* What is wrong with a question, as the answer's status. */
+static int check_reserve(const struct landing *l, struct act_msg *m, struct act_recipe *recipe)
+{
+    const struct act_p_reserve *in = act_p_reserve(m);
+    struct kv_device_stats stats;
+    kv_device_stat(l->e->device, &stats);
+    if (in->ids > (uint32_t)l->e->limits.context || in->max_tokens > (uint32_t)l->e->limits.context ||
+        (int)(in->ids + in->max_tokens) > l->e->limits.context)
+        return -E2BIG;
+    if (act_recipe_read(m, (int)in->ids, recipe))
+        return -EINVAL;
+    return block_count(l, (int)(in->ids + in->max_tokens)) > stats.pages ? -E2BIG : 0;
+}
+
+static void take_reserve(struct landing *l, struct act_msg *m)
+{
+    struct act_promise p = act_promise_of(m);
+    struct act_recipe recipe;
+    if (!p.number) { /* a double: the first one has the answer */
+        l->stats->stale++;
+        return;
+    }
+    if (m->attempt)
+        give_up(l, m->request, m->attempt - 1);
+    int status = was_cancelled(l, m->request, m->attempt) ? -ECANCELED : check_reserve(l, m, &recipe);
+    struct slot *s = NULL;
+    for (int i = 0; i < l->n_slots && !s; i++)
+        if (l->slot[i].ticket.state == ACT_TICKET_FREE)
+            s = &l->slot[i];
+    if (status || !s) {
+        refuse(l, &p, status ? status : -EAGAIN);
+        return;
+    }
+    const struct act_p_reserve *in = act_p_reserve(m);
+    s->request = m->request;
+    s->attempt = m->attempt;
+    s->writer = m->src;
+    s->requester = in->requester;
+    s->promise = p;
+    s->recipe = recipe;
+    s->max_new = (int)in->max_tokens;
+    s->decode = best_decode(l);
+    s->buf = act_msg_take(m);
+    l->stats->open++;
+    step(l, s, ACT_TICKET_ON_RESERVE, 0);
+    ask_decode(l, s);
+}
+
+static void ask_pages(struct landing *l, struct slot *s)
+{
+    struct act_msg m = act_msg_make(ACT_PAGES_ASK, l->e->tier);
+    m.request = s->request;
+    m.attempt = s->attempt;
+    act_p_pages_ask(&m)->pages = (uint32_t)block_count(l, s->recipe.n_ids);
+    s->later = false;
+    s->asked_pages = act_request(l->self, &m) == 0;
+    if (!s->asked_pages)
+        step(l, s, ACT_TICKET_ON_REFUSE, -EAGAIN);
+}
+
+static void take_reserved(struct landing *l, struct act_msg *m)
+{
+    struct slot *s = find_slot(l, m->request, m->attempt);
+    const struct act_p_reserved *in = act_p_reserved(m);
+    if (!s || s->ticket.state != ACT_TICKET_GRANTING) { /* given up: a cancel may have overtaken the question */
+        if (!in->status)
+            act_cancel(l->self, m->src, m->request, m->attempt, -ECANCELED);
+        return;
+    }
+    if (in->status) {
+        step(l, s, ACT_TICKET_ON_REFUSE, in->status);
+        return;
+    }
+    s->place = in->ticket;
+    s->placed = true;
+    ask_pages(l, s);
+}
+
+static int make_sequence(struct landing *l, struct slot *s)
+{
+    const struct mdl_seq_params params = act_seq_params(l->e, s->recipe.n_ids + s->max_new);
+    s->seen = calloc((size_t)s->recipe.n_ids / 64 + 1, sizeof *s->seen);
+    int r = s->seen ? mdl_seq_new(l->e->m->cfg, &params, &s->seq, &l->err) : -ENOMEM;
+    for (int b = 0; !r && b < s->n_pages; b++)
+        mdl_seq_attach(s->seq, b, kv_device_bytes(l->e->device, (int)s->pages[b]));
+    return r;
+}
+
+static void take_pages(struct landing *l, struct act_msg *m)
+{
+    struct slot *s = find_slot(l, m->request, m->attempt);
+    const struct act_p_pages_given *in = act_p_pages_given(m);
+    size_t bytes;
+    const uint32_t *page = act_msg_tail(m, &bytes);
+    int n = (int)in->pages < (int)(bytes / sizeof *page) ? (int)in->pages : (int)(bytes / sizeof *page);
+    if (!s || s->ticket.state != ACT_TICKET_GRANTING || !s->asked_pages) {
+        return_pages(l, page, n);
+        return;
+    }
+    s->asked_pages = false;
+    if (in->status) { /* asks again until the ticket's deadline */
+        s->later = true;
+        if (!act_timer_pending(&l->retry))
+            act_timer_after(l->self, &l->retry, RETRY_NS, TAG_RETRY);
+        return;
+    }
+    s->pages = calloc((size_t)n + 1, sizeof *s->pages);
+    if (!s->pages) {
+        return_pages(l, page, n);
+        step(l, s, ACT_TICKET_ON_REFUSE, -EAGAIN);
+        return;
+    }
+    memcpy(s->pages, page, (size_t)n * sizeof *page);
+    s->n_pages = n;
+    step(l, s, make_sequence(l, s) ? ACT_TICKET_ON_REFUSE : ACT_TICKET_ON_GRANT, -EAGAIN);
+}
+
+/* ---- writes ---- */
+
+static struct slot *slot_of(struct landing *l, uint32_t number, uint32_t generation)
+{
+    struct slot *s = number < (uint32_t)l->n_slots ? &l->slot[number] : NULL;
+    return s && s->ticket.state != ACT_TICKET_FREE && s->ticket.generation == generation ? s : NULL;
+}
+
+static bool takes_rows(const struct slot *s)
+{
+    return s && (s->ticket.state == ACT_TICKET_OPEN || s->ticket.state == ACT_TICKET_CLOSING);
+}
+
+/* Rows that do not fit their ticket: nothing that the writer sends is worth anything. */
+static void refuse_rows(struct landing *l, struct slot *s)
+{
+    l->stats->failed++;
+    tell_failed(l, s->requester, s->request, s->attempt, -EPROTO);
+    step(l, s, ACT_TICKET_ON_GIVE_UP, -EPROTO);
+}
+
+static void take_write(struct landing *l, struct act_msg *m)
+{
+    const struct act_p_kv_write *in = act_p_kv_write(m);
+    struct slot *s = slot_of(l, in->ticket, in->generation);
+    size_t bytes;
+    const uint8_t *rows = act_msg_tail(m, &bytes);
+    int per = l->e->layout.block_tokens, from = (int)in->from, to = (int)act_b_kv_write(m)->to;
+    if (!takes_rows(s)) {
+        l->stats->stale++;
+        return;
+    }
+    int n = s->recipe.n_ids;
+    if (from < 0 || from % 2 || to <= from || to > n || from / per != (to - 1) / per || in->number >= (uint32_t)n) {
+        refuse_rows(l, s);
+        return;
+    }
+    uint64_t bit = UINT64_C(1) << in->number % 64;
+    if (s->seen[in->number / 64] & bit) {
+        l->stats->stale++;
+        return;
+    }
+    if (mdl_handoff_rows_load(s->seq, from, to, rows, bytes)) {
+        refuse_rows(l, s);
+        return;
+    }
+    s->seen[in->number / 64] |= bit;
+    step(l, s, ACT_TICKET_ON_WRITE, -EPROTO);
+}
+
+static void take_ready(struct landing *l, struct act_msg *m)
+{
+    const struct act_p_kv_ready in = *act_p_kv_ready(m);
+    struct slot *s = slot_of(l, in.ticket, in.generation);
+    if (!s) { /* the writer learns that there is no such ticket */
+        l->stats->stale++;
+        tell_writer(l, m->src, m->request, m->attempt, in.ticket, in.generation, false);
+        return;
+    }
+    if (s->ticket.state == ACT_TICKET_OPEN) {
+        s->announced = in;
+        s->ready = act_msg_take(m);
+    }
+    step_n(l, s, ACT_TICKET_ON_READY, in.writes, -EPROTO);
+}
+
+static void take_closed(struct landing *l, struct act_msg *m)
+{
+    struct slot *s = slot_of(l, act_p_ticket_closed(m)->ticket, act_p_ticket_closed(m)->generation);
+    if (s)
+        step(l, s, ACT_TICKET_ON_CLOSED, -EHOSTDOWN);
+    else
+        l->stats->stale++;
+}
+
+/* ---- ends ---- */
+
+/* Of a request, wherever its sequence is by now. */
+static void take_cancel(struct landing *l, struct act_msg *m)
+{
+    bool known = find_slot(l, m->request, m->attempt) != NULL;
+    give_up(l, m->request, m->attempt);
+    for (int i = 0; i < l->e->n_decode; i++)
+        if (!act_addr_is_nobody(l->decode[i].addr))
+            act_cancel(l->self, l->decode[i].addr, m->request, m->attempt, act_p_cancel(m)->reason);
+    if (!act_addr_is_nobody(l->replay))
+        act_cancel(l->self, l->replay, m->request, m->attempt, act_p_cancel(m)->reason);
+    if (!known)
+        l->tombstone[l->next_tombstone++ % TOMBSTONES] = (struct tombstone){m->request, m->attempt};
+}
+
+static void take_returned(struct landing *l, struct act_msg *m)
+{
+    enum act_type type = act_msg_returned_type(m);
+    struct slot *s = find_slot(l, m->request, m->attempt);
+    size_t bytes;
+    if (type == ACT_HANDOFF && m->buf) { /* Decode had given the place up: a cancel crossed the hand-off */
+        const float *logits = (const float *)(const void *)(m->buf->data + act_type_info(type)->body_size);
+        return_pages(l, (const uint32_t *)(const void *)(logits + l->e->m->cfg->vocab_size),
+                     (int)act_p_handoff(m)->pages);
+    } else if (type == ACT_REPLAY && m->buf) {
+        const uint32_t *page = (const uint32_t *)(const void *)(m->buf->data + act_type_info(type)->body_size);
+        return_pages(l, page, (int)act_p_replay(m)->pages);
+        const struct act_b_replay *b = (const struct act_b_replay *)(const void *)m->buf->data;
+        act_cancel(l->self, b->decode, m->request, m->attempt, -ECANCELED);
+        tell_failed(l, b->requester, m->request, m->attempt, -EHOSTDOWN);
+    } else if (type == ACT_RESERVE || type == ACT_PAGES_ASK) {
+        if (s)
+            step(l, s, ACT_TICKET_ON_REFUSE, -EHOSTDOWN);
+    } else if (type == ACT_RESERVED) { /* the writer was gone before its answer came */
+        s = slot_of(l, act_p_reserved(m)->ticket, act_p_reserved(m)->generation);
+        if (s && !act_p_reserved(m)->status && act_msg_tail(m, &bytes))
+            step(l, s, ACT_TICKET_ON_DOWN, -EHOSTDOWN);
+    } else if (type == ACT_TICKET_ABORT) {
+        s = slot_of(l, act_p_ticket_abort(m)->ticket, act_p_ticket_abort(m)->generation);
+        if (s)
+            step(l, s, ACT_TICKET_ON_DOWN, -EHOSTDOWN);
+    }
+}
+
+/* A Decode has ended, and its sequences with it. */
+static void take_down(struct landing *l, struct act_msg *m)
+{
+    uint32_t i = act_p_down(m)->tag;
+    struct act_addr now = act_current(act_self_runtime(l->self), act_p_down(m)->who);
+    if (act_p_down(m)->reason == -ESHUTDOWN)
+        return;
+    if (i == ACT_INSTANCES_MAX) {
+        l->replay = now;
+        if (!act_addr_is_nobody(now))
+            act_monitor(l->self, now, i);
+        return;
+    }
+    struct decoder *d = &l->decode[i];
+    for (int k = 0; k < l->n_slots; k++) {
+        struct slot *s = &l->slot[k];
+        if (s->ticket.state == ACT_TICKET_FREE || s->decode != (int)i)
+            continue;
+        bool granted = s->ticket.state != ACT_TICKET_GRANTING;
+        s->placed = false;
+        if (granted)
+            tell_failed(l, s->requester, s->request, s->attempt, -EHOSTDOWN);
+        step(l, s, ACT_TICKET_ON_GIVE_UP, -EAGAIN);
+    }
+    for (int k = 0; k < l->e->limits.streams; k++) {
+        struct handed *h = &d->handed[k];
+        if (h->request)
+            tell_failed(l, h->requester, h->request, h->attempt, -EHOSTDOWN);
+        *h = (struct handed){0};
+    }
+    d->addr = now;
+    d->load = (struct act_b_load){0};
+    d->given = 0;
+    if (!act_addr_is_nobody(now))
+        act_monitor(l->self, now, i);
+}
+
+/* ---- load ---- */
+
+static void report_load(struct landing *l)
+{
+    struct act_b_load sum = {.draining = 0};
+    for (int i = 0; i < l->e->n_decode; i++) {
+        const struct act_b_load *b = &l->decode[i].load;
+        if (act_addr_is_nobody(l->decode[i].addr))
+            continue;
+        sum.running += b->running;
+        sum.waiting += b->waiting;
+        sum.pages_total = b->pages_total;
+        sum.pages_free = b->pages_free > sum.pages_free ? b->pages_free : sum.pages_free;
+        sum.step_us = b->step_us > sum.step_us ? b->step_us : sum.step_us;
+        sum.draining |= b->draining;
+    }
+    for (int i = 0; i < *l->arg->n_routers; i++)
+        act_load_report(l->self, l->arg->routers[i], CFG_ROLE_DECODE, &l->load_sequence, &sum);
+    act_timer_after(l->self, &l->load, ACT_LOAD_REPORT_NS, TAG_LOAD);
+}
+
+static void take_load(struct landing *l, struct act_msg *m)
+{
+    if (act_p_load(m)->role == CFG_ROLE_PREFILL) { /* of a Prefill of this process, for the Routers as it is */
+        for (int i = 0; i < *l->arg->n_routers; i++) {
+            struct act_msg r;
+            if (act_msg_new(ACT_LOAD, l->arg->routers[i], 0, &r))
+                continue;
+            *act_p_load(&r) = *act_p_load(m);
+            *act_b_load(&r) = *act_b_load(m);
+            send(l, &r);
+        }
+        return;
+    }
+    for (int i = 0; i < l->e->n_decode; i++)
+        if (act_addr_equal(l->decode[i].addr, act_p_load(m)->who)) {
+            l->decode[i].load = *act_b_load(m);
+            l->decode[i].given = 0;
+        }
+}
+
+/* ---- deadlines ---- */
+
+static void look_at_leases(struct landing *l)
+{
+    int64_t now = act_now(l->self), first = INT64_MAX;
+    for (int i = 0; i < l->n_slots; i++) {
+        struct slot *s = &l->slot[i];
+        if (s->ticket.state != ACT_TICKET_FREE && s->ticket.deadline <= now)
+            step(l, s, ACT_TICKET_ON_LEASE, s->ticket.state == ACT_TICKET_GRANTING ? -EAGAIN : -ETIMEDOUT);
+        if (s->ticket.state != ACT_TICKET_FREE && s->ticket.deadline < first)
+            first = s->ticket.deadline;
+    }
+    if (first != INT64_MAX)
+        act_timer_at(l->self, &l->lease, first, TAG_LEASE);
+}
+
+static void take_timer(struct landing *l, uint64_t tag)
+{
+    if (tag == TAG_LOAD)
+        report_load(l);
+    for (int i = 0; i < l->n_slots && tag == TAG_RETRY; i++)
+        if (l->slot[i].ticket.state == ACT_TICKET_GRANTING && l->slot[i].later)
+            ask_pages(l, &l->slot[i]);
+}
+
+static int landing_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    struct landing *l = state;
+    (void)self;
+    for (int i = 0; i < count; i++) {
+        switch (m[i].type) {
+        case ACT_RESERVE:
+            take_reserve(l, &m[i]);
+            break;
+        case ACT_RESERVED:
+            take_reserved(l, &m[i]);
+            break;
+        case ACT_PAGES_GIVEN:
+            take_pages(l, &m[i]);
+            break;
+        case ACT_KV_WRITE:
+            take_write(l, &m[i]);
+            break;
+        case ACT_KV_READY:
+            take_ready(l, &m[i]);
+            break;
+        case ACT_TICKET_CLOSED:
+            take_closed(l, &m[i]);
+            break;
+        case ACT_CANCEL:
+            take_cancel(l, &m[i]);
+            break;
+        case ACT_LOAD:
+            take_load(l, &m[i]);
+            break;
+        case ACT_DOWN:
+            take_down(l, &m[i]);
+            break;
+        case ACT_UNDELIVERABLE:
+            take_returned(l, &m[i]);
+            break;
+        case ACT_TIMER:
+            take_timer(l, act_p_timer(&m[i])->tag);
+            break;
+        default:
+            break;
+        }
+    }
+    look_at_leases(l);
+    return 0;
+}
+
+static void landing_stop(struct act_self *self, void *state, int reason)
+{
+    struct landing *l = state;
+    (void)self;
+    (void)reason;
+    /* Nothing can land any more: writes are taken by this actor alone. */
+    for (int i = 0; l->slot && i < l->n_slots; i++)
+        if (l->slot[i].ticket.state != ACT_TICKET_FREE)
+            clear(l, &l->slot[i]);
+    /* Nobody learns any more when a Decode ends, so its sequences, whose requesters learn of this end, go too. */
+    for (int i = 0; i < ACT_INSTANCES_MAX; i++) {
+        for (int k = 0; l->decode[i].handed && k < l->e->limits.streams; k++) {
+            const struct handed *h = &l->decode[i].handed[k];
+            if (!h->request)
+                continue;
+            act_cancel(l->self, l->decode[i].addr, h->request, h->attempt, -EHOSTDOWN);
+            if (!act_addr_is_nobody(l->replay))
+                act_cancel(l->self, l->replay, h->request, h->attempt, -EHOSTDOWN);
+        }
+        free(l->decode[i].handed);
+    }
+    free(l->slot);
+}
+
+static int landing_start(struct act_self *self, void *state, const void *arg)
+{
+    struct landing *l = state;
+    l->self = self;
+    l->arg = arg;
+    l->e = l->arg->engine;
+    l->replay = l->arg->replay;
+    l->stats = l->arg->stats ? l->arg->stats : &l->own;
+    l->n_slots = l->e->n_decode * l->e->limits.streams + SPARE;
+    l->slot = calloc((size_t)l->n_slots, sizeof *l->slot);
+    int r = l->slot ? 0 : -ENOMEM;
+    for (int i = 0; !r && i < l->n_slots; i++)
+        l->slot[i].ticket = (struct act_ticket){.generation = 1, .deadline = INT64_MAX};
+    for (int i = 0; !r && i < l->e->n_decode; i++) {
+        l->decode[i].addr = l->e->decode[i];
+        l->decode[i].handed = calloc((size_t)l->e->limits.streams, sizeof(struct handed));
+        r = l->decode[i].handed ? act_monitor(self, l->decode[i].addr, (uint32_t)i) : -ENOMEM;
+    }
+    if (!r && !act_addr_is_nobody(l->replay))
+        r = act_monitor(self, l->replay, ACT_INSTANCES_MAX);
+    if (r) {
+        landing_stop(self, state, r);
+        return r;
+    }
+    act_timer_after(self, &l->load, 0, TAG_LOAD);
+    return 0;
+}
+
+const struct act_behaviour act_landing_behaviour = {
+    .name = "landing",
+    .state_size = sizeof(struct landing),
+    .start = landing_start,
+    .receive = landing_receive,
+    .stop = landing_stop,
+};

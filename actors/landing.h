@@ -1,0 +1,32 @@
+/* The Landing actor: where sequences of Prefill actors of other processes arrive. One in a process with Decode actors,
+ * on their worker; to the outside it is the Decode of this process: Routers name it, RESERVE and CANCEL come to it, and
+ * it reports the load of all Decode actors behind it.
+ *
+ * A RESERVE becomes a place at the Decode with the fewest sequences and pages of the device tier, then a ticket
+ * (ticket.h) under which rows are written. A ready ticket becomes a sequence: in form full it goes to Decode at once;
+ * in the other forms a Prefill actor of this process (`replay`) computes first what is missing. Pages of a ticket that
+ * was given up are in quarantine until its writer says that nothing more comes. As long as every write is a message,
+ * which is taken only under the ticket's generation, the fence at the end of a quarantine is immediate. */
+#ifndef WEFT_ACTORS_LANDING_H
+#define WEFT_ACTORS_LANDING_H
+
+#include "actors/engine.h"
+
+/* Totals since they were zeroed; for tests and metrics. */
+struct act_landing_stats {
+    uint64_t granted, refused, taken, failed, revoked, fenced, stale;
+    int open; /* tickets */
+};
+
+struct act_landing_arg {
+    const struct act_engine *engine; /* tier and decode list, as they are at start */
+    struct act_addr replay;          /* a Prefill actor that Routers do not know; nobody: form full only */
+    const struct act_addr *routers;  /* get LOAD; may change until the runtime starts */
+    const int *n_routers;
+    struct act_landing_stats *stats; /* of the Landing's worker; NULL: nobody wants them */
+};
+
+/* arg: struct act_landing_arg *. */
+extern const struct act_behaviour act_landing_behaviour;
+
+#endif

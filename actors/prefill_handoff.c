@@ -1,0 +1,211 @@
+/* The Prefill actor's hand-offs: to the Decode of this process, whole; to another process, under a ticket; and what
+ * comes from another process, to be finished here. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "actors/handoff.h"
+#include "actors/history.h"
+#include "actors/prefill_impl.h"
+
+/* ---- tickets of other processes ---- */
+
+/* The job's ticket is lost or done. A job in a step stays until the step ends. */
+static void ticket_did(struct prefill *p, struct job *j, unsigned todo, int status)
+{
+    if (todo & ACT_TICKET_DO_FAIL && j->segment >= 0)
+        j->broken = status;
+    else if (todo & ACT_TICKET_DO_FAIL)
+        pre_job_fail(p, j, status, "the hand-off to the decoder failed");
+    else if (todo & ACT_TICKET_DO_END)
+        pre_job_remove(p, j);
+}
+
+void pre_ticket_event(struct prefill *p, struct job *j, enum act_ticket_event event)
+{
+    ticket_did(p, j, act_sending_event(&j->sending, event), event == ACT_TICKET_ON_LEASE ? -ETIMEDOUT : -EHOSTDOWN);
+}
+
+void pre_take_ticket_message(struct prefill *p, struct act_msg *m)
+{
+    struct job *j = pre_job_find(p, m->request, m->attempt);
+    unsigned todo = act_sending_message(p->self, j ? &j->sending : NULL, m);
+    if (j)
+        ticket_did(p, j, todo, -EHOSTDOWN);
+}
+
+/* Deadlines that have passed, and the timer for the next one. */
+void pre_look_at_tickets(struct prefill *p)
+{
+    int64_t now = act_now(p->self), first = INT64_MAX;
+    for (struct job *j = p->first, *next; j; j = next) {
+        next = j->next;
+        int64_t at = j->sending.ticket.state == ACT_TICKET_FREE ? INT64_MAX : j->sending.ticket.deadline;
+        if (at <= now)
+            pre_ticket_event(p, j, ACT_TICKET_ON_LEASE); /* may free the job; what it is now is looked at next time */
+        first = at < first ? at : first;
+    }
+    if (first != INT64_MAX && !act_timer_pending(&p->tickets))
+        act_timer_at(p->self, &p->tickets, first <= now ? now + RETRY_NS : first, TAG_TICKETS);
+}
+
+/* What another process may have already. */
+void pre_send_rows(struct prefill *p, struct job *j)
+{
+    const struct mdl_prefill *plan = &j->plan;
+    int n = j->recipe.n_ids, end = plan->encoder_at < n ? plan->encoder_at & ~1 : n;
+    if (!act_sending_writing(&j->sending) || !act_load_whole(&j->load)) /* a hit may still get shorter */
+        return;
+    end = end > plan->hit ? end : plan->hit & ~1;
+    int whole = mdl_handoff_tokens(j->sending.form, n);
+    int r = act_sending_rows(&j->sending, j->seq, end < whole ? end : whole);
+    if (r && r != -EAGAIN && j->segment < 0)
+        pre_job_fail(p, j, r, "the hand-off to the decoder failed");
+}
+
+static void report_prefilled(struct prefill *p, const struct job *j)
+{
+    struct act_msg m = act_msg_make(ACT_PREFILLED, j->requester);
+    m.request = j->request;
+    m.attempt = j->attempt;
+    *act_p_prefilled(&m) = (struct act_p_prefilled){.ids = (uint32_t)j->recipe.n_ids,
+                                                    .cached = (uint32_t)j->plan.hit,
+                                                    .replayed = (uint32_t)(j->plan.hit - j->plan.encoder_start),
+                                                    .provenance = j->plan.continued ? 0 : (uint32_t)j->plan.hit};
+    if (act_send(p->self, &m))
+        act_msg_drop(&m);
+}
+
+/* The sequence and its pages move to Decode. */
+void pre_hand_off(struct prefill *p, struct job *j, const float *logits)
+{
+    struct act_msg m;
+    size_t bytes, vocab = (size_t)p->e->m->cfg->vocab_size * sizeof *logits;
+    if (act_handoff_new(ACT_HANDOFF, j->decode, j->seq, vocab + (size_t)j->n_pages * sizeof *j->pages, &m)) {
+        pre_job_fail(p, j, -ENOMEM, "out of memory");
+        return;
+    }
+    bool replayed = j->plan.hit && !j->plan.continued;
+    m.request = j->request;
+    m.attempt = j->attempt;
+    act_p_handoff(&m)->ticket = j->ticket;
+    act_p_handoff(&m)->pages = (uint32_t)j->n_pages;
+    *act_b_handoff(&m) = (struct act_b_handoff){.cached = (uint32_t)j->plan.hit,
+                                                .hit = replayed ? j->plan.hit : 0,
+                                                .taint = replayed ? KV_TAINTED : KV_CLEAN,
+                                                .decoder_start = (uint32_t)j->plan.decoder_start};
+    uint8_t *tail = act_msg_tail(&m, &bytes);
+    memcpy(tail, logits, vocab);
+    memcpy(tail + vocab, j->pages, (size_t)j->n_pages * sizeof *j->pages);
+    if (!j->replay)
+        report_prefilled(p, j);
+    if (!replayed && !j->replay)
+        act_history_snapshot(p->self, p->e, &j->recipe, j->recipe.ids, j->seq);
+    act_history_publish(p->self, p->e, &j->recipe, j->recipe.ids, j->seq, j->pages, j->n_pages,
+                        replayed ? KV_TAINTED : KV_CLEAN, replayed ? j->plan.hit : 0);
+    j->seq = NULL;
+    if (act_send(p->self, &m)) {
+        act_msg_drop(&m);
+        pre_job_fail(p, j, -EAGAIN, "the decoder takes nothing");
+        return;
+    }
+    j->n_pages = 0;
+    pre_job_remove(p, j);
+}
+
+/* The rest of the sequence goes to another process; this one keeps its finished blocks as cache. */
+void pre_send_rest(struct prefill *p, struct job *j, const float *logits)
+{
+    bool replayed = j->plan.hit && !j->plan.continued;
+    const struct act_b_kv_ready known = {.cached = (uint32_t)j->plan.hit,
+                                         .hit = replayed ? j->plan.hit : 0,
+                                         .taint = replayed ? KV_TAINTED : KV_CLEAN,
+                                         .decoder_start = (uint32_t)j->plan.decoder_start};
+    size_t vocab = (size_t)p->e->m->cfg->vocab_size * sizeof *logits;
+    int r = act_sending_finish(&j->sending, j->seq, logits, &known);
+    if (r == -EAGAIN && j->state == JOB_RUNNING && logits && (j->logits = malloc(vocab)))
+        memcpy(j->logits, logits, vocab);
+    j->state = JOB_SENDING;
+    if (r == -EAGAIN && (!logits || j->logits))
+        return; /* once more when there is room */
+    if (r) {
+        pre_job_fail(p, j, r, "the hand-off to the decoder failed");
+        return;
+    }
+    report_prefilled(p, j);
+    act_history_publish(p->self, p->e, &j->recipe, j->recipe.ids, j->seq, j->pages, j->n_pages, known.taint, known.hit);
+    if (!replayed)
+        act_history_snapshot(p->self, p->e, &j->recipe, j->recipe.ids, j->seq);
+    pre_pages_return(p, j);
+    mdl_seq_free(j->seq);
+    j->seq = NULL;
+    j->state = JOB_CONFIRMING;
+    p->active--;
+}
+
+void pre_send_what_waits(struct prefill *p)
+{
+    for (struct job *j = p->first, *next; j; j = next) {
+        next = j->next;
+        if (j->state == JOB_SENDING)
+            pre_send_rest(p, j, j->logits);
+        else if (j->state == JOB_RUNNING && j->segment < 0)
+            pre_send_rows(p, j);
+    }
+}
+
+/* ---- sequences of other processes ---- */
+
+/* Goes on with what the other side left to do; the sequence and its pages are this process's. */
+void pre_take_replay(struct prefill *p, struct act_msg *m)
+{
+    const struct act_p_replay *in = act_p_replay(m);
+    const struct act_b_replay *b = act_b_replay(m);
+    size_t bytes, held = (size_t)in->pages * sizeof(uint32_t);
+    const uint8_t *tail = act_msg_tail(m, &bytes);
+    struct job *j = calloc(1, sizeof *j);
+    struct act_msg prompt = act_msg_make(ACT_PREFILL, ACT_NOBODY);
+    prompt.buf = j ? act_buf_copy(tail + held, bytes - held) : NULL;
+    if (!prompt.buf || pre_was_cancelled(p, m->request, m->attempt)) {
+        act_msg_drop(&prompt);
+        free(j);
+        act_return(p->self, m);
+        return;
+    }
+    *j = (struct job){.request = m->request,
+                      .attempt = m->attempt,
+                      .segment = -1,
+                      .state = JOB_RUNNING,
+                      .replay = true,
+                      .requester = b->requester,
+                      .decode = b->decode,
+                      .ticket = in->ticket,
+                      .max_tokens = (int)(b->ids + b->max_tokens),
+                      .seq = act_handoff_take(m)};
+    const char *bad = act_recipe_read(&prompt, (int)b->ids, &j->recipe);
+    j->buf = prompt.buf;
+    j->n_blocks = pre_blocks(p, j->max_tokens);
+    j->pages = calloc((size_t)j->n_blocks + 1, sizeof *j->pages);
+    *p->last = j;
+    p->last = &j->next;
+    p->active++;
+    if (j->pages) {
+        memcpy(j->pages, tail, held);
+        j->n_pages = (int)in->pages;
+    }
+    struct mdl_prefill_params plan = {.replay = p->e->limits.replay, .full_bridge = p->e->limits.full_bridge};
+    if (b->form == MDL_HANDOFF_GLOBAL)
+        plan.hit = mdl_handoff_tokens(MDL_HANDOFF_GLOBAL, j->recipe.n_ids);
+    int r = bad || !j->pages ? -EINVAL
+            : b->form == MDL_HANDOFF_GLOBAL
+                ? mdl_prefill_begin(&j->plan, j->seq, j->recipe.ids, j->recipe.n_ids, &plan, &p->err)
+                : mdl_prefill_resume(&j->plan, j->seq, j->recipe.ids, j->recipe.n_ids, &plan, &p->err);
+    if (r) {
+        pre_job_fail(p, j, r, bad ? bad : p->err.msg);
+        return;
+    }
+    if (b->form == MDL_HANDOFF_ENCODER) { /* what the first pass had found, as its process knew it */
+        j->plan.hit = (int)b->cached;
+        j->plan.continued = !b->hit;
+    }
+}

@@ -1,0 +1,113 @@
+/* Inside of the Prefill actor, shared by its files. */
+#ifndef WEFT_ACTORS_PREFILL_IMPL_H
+#define WEFT_ACTORS_PREFILL_IMPL_H
+
+#include "actors/engine.h"
+#include "actors/prefill.h"
+#include "actors/prefill_load.h"
+#include "actors/recipe.h"
+#include "actors/sending.h"
+
+enum { RETRY_NS = 5000000, TAG_RETRY = 1, TAG_REPORT = 2, TAG_READS = 3, TAG_TICKETS = 4, TOMBSTONES = 256 };
+
+enum job_state {
+    JOB_QUEUED,    /* holds nothing */
+    JOB_RESERVING, /* asked Decode for a place */
+    JOB_LOOKUP,    /* asked the tier for blocks */
+    JOB_PAGES,     /* asked the tier for pages, or about to ask again */
+    JOB_RUNNING,
+    JOB_SENDING,    /* all is computed, the rest is on its way to another process */
+    JOB_CONFIRMING, /* all is sent; holds nothing but its ticket */
+};
+
+struct job {
+    struct job *next;
+    enum job_state state;
+    bool asked; /* an answer of this state is outstanding */
+    bool later; /* or the timer lets it ask again */
+    bool cancelled;
+    bool replay; /* came from another process; its requester has heard of its prompt */
+    int broken;  /* the hand-off failed while the job was in a step: why */
+    uint64_t request;
+    uint16_t attempt;
+    struct act_addr requester, decode;
+    struct act_buf *buf; /* of PREFILL */
+    struct act_recipe recipe;
+    int max_tokens; /* of the sequence */
+    uint32_t ticket;
+    int hit;                  /* tokens whose rows came from the tier */
+    struct act_buf *snapshot; /* of KV_FOUND; the bytes are at snapshot_at */
+    size_t snapshot_at;
+    struct act_load load; /* of the hit, what is still being read */
+    bool reported;
+    uint32_t *pages;
+    int n_pages, n_blocks;
+    struct mdl_seq *seq;
+    struct mdl_prefill plan;
+    int segment;                /* in the running step, -1: none */
+    float *logits;              /* while JOB_SENDING, form full */
+    struct act_sending sending; /* of the sequence, to another process */
+};
+
+/* A cancel that came before its prompt. */
+struct tombstone {
+    uint64_t request;
+    uint16_t attempt;
+};
+
+struct prefill {
+    struct act_self *self;
+    const struct act_engine *e;
+    struct job *first, **last;
+    int active; /* jobs beyond JOB_QUEUED */
+    struct mdl_step *step;
+    bool running, waiting;
+    struct act_exchange exchange;
+    bool lacks_rows;        /* the step waits for rows that are being read */
+    bool waited_rows;       /* it did at some time */
+    struct act_timer reads; /* looks after their deadlines */
+    int64_t step_began;     /* ns */
+    uint64_t token_ns;      /* what a row of a step costs, averaged; 0: not known yet */
+    struct act_timer retry;
+    struct tombstone tombstone[TOMBSTONES]; /* the newest replaces the oldest */
+    unsigned next_tombstone;
+    struct act_timer report, tickets;
+    uint32_t load_sequence;
+    bool told_busy;
+    struct cfg_error err;
+};
+
+/* ---- prefill.c ---- */
+
+/* Pages for so many tokens. */
+int pre_blocks(const struct prefill *p, int tokens);
+/* The job's pages go back to the tier. */
+void pre_pages_return(struct prefill *p, struct job *j);
+/* Forgets a job that is in no step. */
+void pre_job_remove(struct prefill *p, struct job *j);
+/* Tells the requester why, gives the place at Decode up, and forgets the job. */
+void pre_job_fail(struct prefill *p, struct job *j, int status, const char *text);
+struct job *pre_job_find(struct prefill *p, uint64_t request, uint16_t attempt);
+/* Whether a cancel of this attempt came before it; the tombstone is used up. */
+bool pre_was_cancelled(struct prefill *p, uint64_t request, uint16_t attempt);
+
+/* ---- prefill_handoff.c ---- */
+
+/* An event of the job's ticket; the job may be gone afterwards. */
+void pre_ticket_event(struct prefill *p, struct job *j, enum act_ticket_event event);
+/* TICKET_ABORT, TICKET_CLOSED. */
+void pre_take_ticket_message(struct prefill *p, struct act_msg *m);
+/* Deadlines of tickets that have passed, and the timer for the next one. */
+void pre_look_at_tickets(struct prefill *p);
+/* Sends what another process may have already. The job may have failed afterwards. */
+void pre_send_rows(struct prefill *p, struct job *j);
+/* The sequence and its pages move to the Decode of this process. */
+void pre_hand_off(struct prefill *p, struct job *j, const float *logits);
+/* The rest of the sequence goes to another process. */
+void pre_send_rest(struct prefill *p, struct job *j, const float *logits);
+/* Once more for what found no room. */
+void pre_send_what_waits(struct prefill *p);
+/* REPLAY. */
+void pre_take_replay(struct prefill *p, struct act_msg *m);
+
+#endif

@@ -1,0 +1,280 @@
+/* Prefill and Decode in two processes, as far as actors can tell: another worker, other pages, other shards, and a link
+ * that may lose, double and delay everything. */
+#include "tests/harness.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/engine_world.h"
+#include "tests/support/less.h"
+
+static const enum mdl_handoff_form forms[] = {MDL_HANDOFF_FULL, MDL_HANDOFF_ENCODER, MDL_HANDOFF_GLOBAL};
+
+/* ---- no faults ---- */
+
+/* Form global is an approximation; what it must equal is in model/test_handoff. */
+Test(handoff, two_processes_give_the_tokens_of_one)
+{
+    for (int form = MDL_HANDOFF_FULL; form <= MDL_HANDOFF_ENCODER; form++)
+        for (uint64_t seed = 1; seed <= 3; seed++) {
+            struct ts_world w;
+            ts_world_open(&w, 64, 2);
+            ts_world_split(&w, 64, forms[form]);
+            ts_world_requests(&w, 10, (unsigned)seed);
+            ts_world_run(&w, seed);
+            for (int i = 0; i < w.n; i++)
+                ts_world_check_same(&w, i);
+            cr_expect_eq(w.far.stats.taken, 10);
+            cr_expect_eq(w.far.stats.stale, 0);
+            ts_world_check_baseline(&w);
+            ts_world_close(&w);
+        }
+}
+
+/* The decoder's device is small: prompts wait for places and pages, and every one comes through. */
+Test(handoff, a_crowd_before_a_small_decoder)
+{
+    struct ts_world w;
+    ts_world_open(&w, 64, 2);
+    w.e.limits.lease = 1;
+    ts_world_split(&w, 14, MDL_HANDOFF_ENCODER);
+    ts_world_requests(&w, 16, 2);
+    for (int i = 0; i < w.n; i++)
+        w.wanted[i].max_new = TS_WORLD_NEW;
+    ts_world_run(&w, 3);
+    for (int i = 0; i < w.n; i++)
+        ts_world_check_same(&w, i);
+    ts_world_check_baseline(&w);
+    ts_world_close(&w);
+}
+
+Test(handoff, cancels_at_any_time_leave_nothing)
+{
+    for (uint64_t seed = 1; seed <= 12; seed++) {
+        struct ts_world w;
+        ts_world_open(&w, 64, 2);
+        ts_world_split(&w, 64, forms[seed % 3]);
+        ts_world_requests(&w, 12, (unsigned)seed);
+        for (int i = 0; i < w.n; i += 2)
+            w.wanted[i].cancel = w.wanted[i].start + rand() % 4000000;
+        ts_world_run(&w, seed);
+        for (int i = 1; i < w.n && forms[seed % 3] != MDL_HANDOFF_GLOBAL; i += 2)
+            ts_world_check_same(&w, i);
+        ts_world_check_baseline(&w);
+        ts_world_close(&w);
+    }
+}
+
+/* ---- faults ---- */
+
+/* In exact mode a request that goes on elsewhere has the same tokens, so everything can be compared. */
+static void open_exact(struct ts_world *w, unsigned seed)
+{
+    ts_world_open(w, 64, 2);
+    w->e.limits.replay = 0;
+    w->restart = true;
+    ts_world_split(w, 64, MDL_HANDOFF_FULL);
+    ts_world_requests(w, 6, seed);
+}
+
+struct undisturbed {
+    int64_t end;
+    int writes; /* messages of tickets that the Landing got from Prefill */
+    struct ts_outcome got[TS_WORLD_REQUESTS];
+};
+
+static bool from_writer(const struct act_msg *m)
+{
+    return m->type == ACT_KV_WRITE || m->type == ACT_KV_READY || m->type == ACT_RESERVE || m->type == ACT_TICKET_CLOSED;
+}
+
+static bool count_writes(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m,
+                         int *fail)
+{
+    (void)self, (void)fail;
+    *(int *)w->before_ctx += who->part == TS_PART_LANDING && from_writer(m);
+    return false;
+}
+
+static void run_undisturbed(unsigned seed, struct undisturbed *u)
+{
+    struct ts_world w;
+    open_exact(&w, seed);
+    u->writes = 0;
+    u->end = 0;
+    w.before = count_writes;
+    w.before_ctx = &u->writes;
+    ts_world_run(&w, seed);
+    for (int i = 0; i < w.n; i++) {
+        ts_world_check_same(&w, i);
+        u->got[i] = w.got[i];
+        u->end = w.got[i].ended > u->end ? w.got[i].ended : u->end;
+    }
+    ts_world_close(&w);
+}
+
+static void check_undisturbed(struct ts_world *w, const struct undisturbed *u, const char *when)
+{
+    for (int i = 0; i < w->n; i++) {
+        const struct ts_outcome *got = &w->got[i], *want = &u->got[i];
+        cr_assert_eq(got->terminal, 1, "%s, request %d: %d ends", when, i, got->terminal);
+        cr_assert_eq(got->status, 0, "%s, request %d: status %d", when, i, got->status);
+        cr_assert_eq(got->n, want->n, "%s, request %d: %d tokens of %d", when, i, got->n, want->n);
+        cr_assert_eq(memcmp(got->ids, want->ids, (size_t)want->n * sizeof *want->ids), 0,
+                     "%s, request %d: other tokens", when, i);
+    }
+    ts_world_check_baseline(w);
+}
+
+static void kill_at_every_moment(unsigned role)
+{
+    enum { MOMENTS = 24 };
+    static struct undisturbed u;
+    int moved = 0;
+    run_undisturbed(3, &u);
+    for (int k = 1; k < MOMENTS; k++) {
+        struct ts_world w;
+        char when[64];
+        open_exact(&w, 3);
+        w.kill[w.n_kills++] = (struct ts_kill){.at = u.end * k / MOMENTS, .role = role};
+        ts_world_run(&w, 3);
+        snprintf(when, sizeof when, "role %u ends at %lld ns", role, (long long)w.kill[0].at);
+        check_undisturbed(&w, &u, when);
+        for (int i = 0; i < w.n; i++)
+            moved += w.got[i].place.replaced;
+        ts_world_close(&w);
+    }
+    cr_expect_gt(moved, 3, "only %d requests had to move", moved);
+}
+
+Test(handoff, a_prefill_that_ends_costs_a_retry)
+{
+    kill_at_every_moment(CFG_ROLE_PREFILL);
+}
+
+Test(handoff, a_decode_that_ends_costs_a_gap)
+{
+    kill_at_every_moment(CFG_ROLE_DECODE);
+}
+
+Test(handoff, a_landing_that_ends_costs_a_gap)
+{
+    kill_at_every_moment(CFG_ROLE_KV);
+}
+
+/* The writer dies behind its k-th message of all tickets: what it sent before arrives, nothing after it does. */
+struct cut {
+    int at, count;
+    bool dead, silent; /* silent: it freezes instead, nobody is told */
+    uint32_t generation;
+};
+
+static bool cut_writer(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m,
+                       int *fail)
+{
+    struct cut *c = w->before_ctx;
+    (void)fail;
+    if (who->part != TS_PART_LANDING || !from_writer(m))
+        return false;
+    if (c->dead && m->src.generation == c->generation) {
+        if (!c->silent)
+            return true;
+        return m->attempt == 0;
+    }
+    if (!c->dead && c->count++ == c->at) {
+        c->dead = true;
+        c->generation = m->src.generation;
+        if (!c->silent)
+            act_exit(self, w->e.prefill[0], -EIO);
+        return c->silent;
+    }
+    return false;
+}
+
+Test(handoff, a_writer_that_dies_between_any_two_writes)
+{
+    static struct undisturbed u;
+    run_undisturbed(4, &u);
+    cr_expect_gt(u.writes, 30);
+    for (int k = 0; k < u.writes; k++) {
+        struct ts_world w;
+        struct cut cut = {.at = k};
+        char when[64];
+        open_exact(&w, 4);
+        w.before = cut_writer;
+        w.before_ctx = &cut;
+        ts_world_run(&w, 4);
+        snprintf(when, sizeof when, "writer dies behind message %d", k);
+        check_undisturbed(&w, &u, when);
+        ts_world_close(&w);
+    }
+}
+
+/* One after another, every message of a hand-off is lost, in either direction. */
+struct loss {
+    int at, count;
+    enum ts_part part; /* whose mail */
+};
+
+static bool between(const struct act_msg *m)
+{
+    return from_writer(m) || m->type == ACT_TICKET_ABORT ||
+           (m->type == ACT_RESERVED && act_p_reserved((struct act_msg *)m)->pages);
+}
+
+static bool lose_one(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m,
+                     int *fail)
+{
+    struct loss *l = w->before_ctx;
+    (void)self, (void)fail;
+    bool here = who->part == l->part && (l->part == TS_PART_LANDING || who->index < TS_FAR);
+    return here && between(m) && l->count++ == l->at;
+}
+
+static void lose_each(enum ts_part part)
+{
+    static struct undisturbed u;
+    run_undisturbed(5, &u);
+    for (int k = 0, more = 1; more; k++) {
+        struct ts_world w;
+        struct loss loss = {.at = k, .part = part};
+        char when[64];
+        open_exact(&w, 5);
+        w.before = lose_one;
+        w.before_ctx = &loss;
+        ts_world_run(&w, 5);
+        snprintf(when, sizeof when, "message %d to part %d is lost", k, part);
+        check_undisturbed(&w, &u, when);
+        more = loss.count > k;
+        ts_world_close(&w);
+        cr_assert_lt(k, 400);
+    }
+}
+
+Test(handoff, every_message_to_the_decoder_may_be_lost)
+{
+    lose_each(TS_PART_LANDING);
+}
+
+Test(handoff, every_message_to_the_writer_may_be_lost)
+{
+    lose_each(TS_PART_PREFILL);
+}
+
+/* Everything at once: a link that loses one in fifty, doubles one in fifty and delays all, for many seeds. */
+Test(handoff, a_bad_link_costs_time_and_nothing_else)
+{
+    for (uint64_t seed = 1; seed <= 24 / TS_LESS; seed++) {
+        static struct undisturbed u;
+        struct ts_world w;
+        char when[64];
+        run_undisturbed((unsigned)seed, &u);
+        open_exact(&w, (unsigned)seed);
+        w.kv_link = (struct act_sim_fault){.lose = 20000, .copy = 20000, .delay_min = 1000, .delay_max = 2000000};
+        ts_world_run(&w, seed);
+        snprintf(when, sizeof when, "seed %d", (int)seed);
+        check_undisturbed(&w, &u, when);
+        ts_world_close(&w);
+    }
+}
