@@ -1,8 +1,10 @@
 /* Decode's side of speculation: each round is planned, and what it took is reported back. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "actors/decode_impl.h"
+#include "actors/runtime/log.h"
 
 static void on_plan(void *ctx, struct mdl_stream *const *streams, int n)
 {
@@ -47,9 +49,26 @@ void dec_spec_round_begins(struct decode *d)
     d->disturbed = d->n_busy > 0;
 }
 
+/* A block that was verified whole, for `weft calibrate`. The number says which request, not who. */
+static void log_block(const struct decode *d, const struct dec_stream *s)
+{
+    const struct mdl_draft *g = &s->run.guess;
+    int block = d->e->m->cfg->draft_block;
+    char logits[MDL_MAX_BLOCK * 12 + 1];
+    size_t n = 0;
+    if (g->n != block || s->run.offer != block || s->cancelled || s->run.status || s->finish != ACT_FINISH_NONE)
+        return;
+    for (int k = 0; k < block; k++)
+        n += (size_t)snprintf(logits + n, sizeof logits - n, "%s%.5g", k ? "," : "", (double)g->confidence[k]);
+    act_log_event(d->e->log, ACT_LOG_DEBUG, "decode", s->request, "probe", "number=%u choice=%s kept=%d logits=%s",
+                  (unsigned)(s->order & 0x7fffffff), mdl_choice_names[s->spec.choice], s->run.n_emitted - 1, logits);
+}
+
 void dec_spec_round_ended(struct decode *d, int status)
 {
     int64_t end = act_now(d->self);
+    for (int i = 0; !status && act_log_on(d->e->log, ACT_LOG_DEBUG) && i < d->n_round; i++)
+        log_block(d, d->round[i]->pick_ctx);
     act_speculation_end(&d->spec, d->round, d->n_round, (double)(d->verify_began - d->round_began),
                         (double)(end - d->verify_began), !status && !d->disturbed && !d->n_busy);
 }

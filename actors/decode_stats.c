@@ -27,6 +27,7 @@ void dec_stats_send(struct decode *d)
     struct act_msg m;
     size_t bytes, places = (size_t)d->e->limits.draft;
     const struct act_decode_stats *t = &d->stats;
+    const struct act_plan_counters *plan = &d->spec.plan.counters;
     if (act_msg_new(ACT_DECODE_STATS, d->e->observer, 2 * places * sizeof(uint64_t), &m))
         return;
     struct mdl_counters c = t->tokens;
@@ -48,6 +49,11 @@ void dec_stats_send(struct decode *d)
                                                           .offered = (uint64_t)c.offered,
                                                           .accepted = (uint64_t)c.accepted,
                                                           .emitted = (uint64_t)c.emitted,
+                                                          .request_steps = (uint64_t)c.steps,
+                                                          .undrafted = plan->skipped,
+                                                          .probes = plan->probes,
+                                                          .planned_ns = (uint64_t)plan->expected_ns,
+                                                          .planned_took_ns = (uint64_t)plan->seen_ns,
                                                           .running = state[DEC_RUNNING],
                                                           .reserved = state[DEC_RESERVED],
                                                           .parked_now = state[DEC_PARKED],

@@ -120,7 +120,9 @@ void dec_tokens_send(struct decode *d, struct dec_stream *s)
     if (count) {
         size_t bytes;
         uint8_t *at = act_msg_tail(&m, &bytes);
-        act_b_tokens(&m)->made_at = act_now(d->self);
+        *act_b_tokens(&m) = (struct act_b_tokens){.made_at = act_now(d->self),
+                                                  .steps = (uint32_t)s->run.counters.steps,
+                                                  .offered = (uint32_t)s->run.counters.offered};
         memcpy(at, s->ids + s->n_ids - (int)count, (size_t)count * sizeof(int32_t));
         put_logprobs(s, at + (size_t)count * sizeof(int32_t));
     }

@@ -13,6 +13,8 @@
 #include "model/prefill.h"
 #include "model/sampler.h"
 
+struct act_log;
+
 enum { ACT_INSTANCES_MAX = 64 }; /* Prefill actors of a process, and Decode actors */
 
 struct act_engine_limits {
@@ -34,7 +36,8 @@ struct act_engine {
     struct act_plan_options plan; /* of decoding rounds */
     struct act_steptime steptime; /* for dynamic plans */
     struct mdl_calibration calibration;
-    bool rejection; /* sampled drafts are judged by rejection instead of sample-and-match */
+    struct act_log *log; /* of probes; may be NULL */
+    bool rejection;      /* sampled drafts are judged by rejection instead of sample-and-match */
     struct mdl_kv_layout layout;
     struct kv_device *device; /* owned by the tier actor alone; others use only the bytes of pages that they hold */
     struct kv_layout store_layout;   /* of a block, for the tiers below */

@@ -74,6 +74,7 @@ int act_speculation_prepare(const struct cfg_config *c, struct act_log *log, boo
                                         .probe_share = c->speculation.probe_share};
     mdl_calibration_identity(&e->calibration, block);
     act_steptime_init(&e->steptime, e->limits.draft);
+    e->log = log;
     e->rejection = !off && c->speculation.acceptance == CFG_ACCEPTANCE_REJECTION;
     int r = 0;
     if (!decodes)

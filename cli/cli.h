@@ -37,5 +37,6 @@ int cli_serve_run(int argc, char **argv);
 int cli_check_run(int argc, char **argv);
 int cli_kv_run(int argc, char **argv);
 int cli_bench_run(int argc, char **argv);
+int cli_calibrate_run(int argc, char **argv);
 
 #endif

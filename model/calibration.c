@@ -190,37 +190,40 @@ static double fit_temperature(const struct mdl_probes *p, int k, const double *b
     return found;
 }
 
-/* Logistic regression of "draft k was kept" on its logit, among blocks that kept the drafts before it: Newton's method
- * with a little weight on slope 1 and shift 0, which also keeps it finite where all or none were kept. */
-static struct mdl_calibration_place fit_shift(const struct mdl_probes *p, int k)
+/* Log loss of the survival up to k against what was kept, for one temperature and shift. */
+static double loss_of(const struct mdl_probes *p, int k, const double *before, struct mdl_calibration_place at)
 {
-    const double ridge = 1;
-    double slope = 1, shift = 0;
-    for (int iteration = 0; iteration < 50; iteration++) {
-        double gs = ridge * (slope - 1), gb = ridge * shift, hss = ridge, hbb = ridge, hsb = 0;
-        for (int i = 0; i < p->n; i++) {
-            if (p->kept[i] < k)
-                continue;
-            double x = (double)p->logit[(size_t)i * (size_t)p->places + (size_t)k];
-            double c = 1 / (1 + exp(-(slope * x + shift))), d = c - (p->kept[i] > k), w = c * (1 - c);
-            gs += d * x;
-            gb += d;
-            hss += w * x * x;
-            hsb += w * x;
-            hbb += w;
-        }
-        double det = hss * hbb - hsb * hsb;
-        double ds = (hbb * gs - hsb * gb) / det, db = (hss * gb - hsb * gs) / det;
-        double size = fabs(ds) > fabs(db) ? fabs(ds) : fabs(db), step = size > 1 ? 1 / size : 1;
-        slope -= step * ds;
-        shift -= step * db;
-        if (size < 1e-9)
-            break;
+    double loss = 0;
+    for (int i = 0; i < p->n; i++) {
+        double s = before[i] * confidence(&at, p->logit[(size_t)i * (size_t)p->places + (size_t)k]);
+        s = s < 1e-6 ? 1e-6 : s > 1 - 1e-6 ? 1 - 1e-6 : s;
+        loss -= log(p->kept[i] > k ? s : 1 - s);
     }
-    /* A head that ranks the wrong way is ignored: nearly constant confidence. */
-    slope = slope > 0.01 ? slope : 0.01;
-    slope = slope < 100 ? slope : 100;
-    return (struct mdl_calibration_place){1 / slope, shift};
+    return loss;
+}
+
+/* The temperature and shift whose product up to k has the smallest log loss: a grid, then finer ones around the best.
+ */
+static struct mdl_calibration_place fit_shift(const struct mdl_probes *p, int k, const double *before)
+{
+    enum { SIDE = 6, ROUNDS = 6 };
+    struct mdl_calibration_place best = {1, 0};
+    double least = loss_of(p, k, before, best), step_t = 0.5, step_s = 1;
+    for (int round = 0; round < ROUNDS; round++, step_t /= 3, step_s /= 3) {
+        struct mdl_calibration_place centre = best;
+        for (int a = -SIDE; a <= SIDE; a++)
+            for (int b = -SIDE; b <= SIDE; b++) {
+                struct mdl_calibration_place at = {centre.temperature * exp(a * step_t), centre.shift + b * step_s};
+                if (at.temperature < 0.05 || at.temperature > 50 || fabs(at.shift) > 50)
+                    continue;
+                double loss = loss_of(p, k, before, at);
+                if (loss < least) {
+                    least = loss;
+                    best = at;
+                }
+            }
+    }
+    return best;
 }
 
 int mdl_calibration_fit(const struct mdl_probes *p, enum mdl_fit how, struct mdl_calibration_place *at)
@@ -233,8 +236,8 @@ int mdl_calibration_fit(const struct mdl_probes *p, enum mdl_fit how, struct mdl
     for (int i = 0; i < p->n; i++)
         before[i] = 1;
     for (int k = 0; k < p->places; k++) {
-        at[k] =
-            how == MDL_FIT_SHIFT ? fit_shift(p, k) : (struct mdl_calibration_place){fit_temperature(p, k, before), 0};
+        at[k] = how == MDL_FIT_SHIFT ? fit_shift(p, k, before)
+                                     : (struct mdl_calibration_place){fit_temperature(p, k, before), 0};
         for (int i = 0; i < p->n; i++)
             before[i] *= confidence(&at[k], p->logit[(size_t)i * (size_t)p->places + (size_t)k]);
     }

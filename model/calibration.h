@@ -73,8 +73,8 @@ void mdl_calibration_reliability(const struct mdl_probes *p, const struct mdl_ca
                                  struct mdl_reliability *out);
 
 enum mdl_fit {
-    MDL_FIT_TEMPERATURE, /* sequential temperature scaling */
-    MDL_FIT_SHIFT,       /* temperature and shift: least log loss of draft k among blocks that kept those before it */
+    MDL_FIT_TEMPERATURE, /* sequential temperature scaling: least calibration error of the product up to k */
+    MDL_FIT_SHIFT,       /* temperature and shift: least log loss of the same product */
 };
 /* Position after position, those before it fixed. at: [places]. -ENODATA: fewer than 50 blocks. */
 int mdl_calibration_fit(const struct mdl_probes *p, enum mdl_fit how, struct mdl_calibration_place *at);

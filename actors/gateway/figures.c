@@ -30,6 +30,11 @@ static void add_totals(struct gw_decode_figures *sum, const struct gw_decode_fig
     sum->offered += f->offered;
     sum->accepted += f->accepted;
     sum->emitted += f->emitted;
+    sum->request_steps += f->request_steps;
+    sum->undrafted += f->undrafted;
+    sum->probes += f->probes;
+    sum->planned_ns += f->planned_ns;
+    sum->planned_took_ns += f->planned_took_ns;
     for (int k = 0; k < GW_DRAFT_PLACES; k++) {
         sum->offered_at[k] += f->offered_at[k];
         sum->accepted_at[k] += f->accepted_at[k];
@@ -72,6 +77,11 @@ void gw_take_figures(struct gw_context *g, struct act_msg *m)
                                     .offered = b->offered,
                                     .accepted = b->accepted,
                                     .emitted = b->emitted,
+                                    .request_steps = b->request_steps,
+                                    .undrafted = b->undrafted,
+                                    .probes = b->probes,
+                                    .planned_ns = b->planned_ns,
+                                    .planned_took_ns = b->planned_took_ns,
                                     .running = b->running,
                                     .reserved = b->reserved,
                                     .parked_now = b->parked_now,

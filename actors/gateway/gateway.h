@@ -32,6 +32,7 @@ enum { GW_REQUEST_ID = 65, GW_DRAFT_PLACES = 32, GW_TIERS = 4 };
 /* What Decode last said about itself. */
 struct gw_decode_figures {
     uint64_t steps, step_ns, step_sequences, cancelled, parked, resumed, drafted, offered, accepted, emitted;
+    uint64_t request_steps, undrafted, probes, planned_ns, planned_took_ns;
     uint32_t running, reserved, parked_now, batch, last_step_us, lease;
     int places; /* guesses per step at most */
     uint64_t offered_at[GW_DRAFT_PLACES], accepted_at[GW_DRAFT_PLACES];

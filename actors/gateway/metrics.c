@@ -109,6 +109,20 @@ static void draft_metrics(const struct gw_decode_figures *d, struct gw_bytes *b)
     single(b, "spec_decode_num_accepted_tokens_total", "counter", "Draft tokens kept.", (double)d->accepted);
     single(b, "spec_decode_num_drafted_tokens_total", "counter", "Draft tokens made, verified or not.",
            (double)d->drafted);
+    single(b, "spec_decode_emitted_tokens_total", "counter",
+           "Tokens that came out of decode steps: drafts kept, and one of the target's own per request and step.",
+           (double)d->emitted);
+    single(b, "spec_decode_request_steps_total", "counter",
+           "Requests in decode steps; emitted tokens divided by it are the tokens per step.", (double)d->request_steps);
+    single(b, "spec_decode_steps_without_draft_total", "counter", "Decode steps in which nothing was drafted.",
+           (double)d->undrafted);
+    single(b, "spec_decode_probe_steps_total", "counter",
+           "Decode steps that verified whole blocks although that was not planned best.", (double)d->probes);
+    single(b, "spec_decode_planned_seconds_total", "counter",
+           "What planned steps were expected to take; only steps that nothing disturbed.",
+           1e-9 * (double)d->planned_ns);
+    single(b, "spec_decode_planned_took_seconds_total", "counter", "What the same steps took.",
+           1e-9 * (double)d->planned_took_ns);
     if (!d->places) /* no drafter, or speculation is off */
         return;
     per_place(b, "spec_decode_num_draft_tokens_per_pos_total", "Draft tokens given to verification, by place.",

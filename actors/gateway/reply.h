@@ -13,6 +13,9 @@ enum gw_finish { GW_FINISH_STOP, GW_FINISH_LENGTH, GW_FINISH_TOOL_CALLS, GW_FINI
 
 struct gw_usage {
     int prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens;
+    struct gw_drafts {
+        uint32_t steps, drafted, offered, accepted; /* as in model/decode.h */
+    } drafts;
 };
 
 struct gw_token_logprob {

@@ -179,14 +179,23 @@ void gw_logprob_entry(struct gw_bytes *b, const struct gw_token_logprob *lp)
     gw_bytes_puts(b, "]}");
 }
 
+void gw_usage_drafts(struct gw_bytes *b, const struct gw_usage *u)
+{
+    if (u->drafts.drafted)
+        gw_bytes_printf(b, ",\"speculation\":{\"steps\":%u,\"drafted\":%u,\"offered\":%u,\"accepted\":%u}",
+                        u->drafts.steps, u->drafts.drafted, u->drafts.offered, u->drafts.accepted);
+}
+
 void gw_openai_usage(struct gw_bytes *b, const struct gw_usage *u)
 {
     gw_bytes_printf(b,
                     "{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%d,"
                     "\"prompt_tokens_details\":{\"cached_tokens\":%d},"
-                    "\"completion_tokens_details\":{\"reasoning_tokens\":%d}}",
+                    "\"completion_tokens_details\":{\"reasoning_tokens\":%d}",
                     u->prompt_tokens, u->completion_tokens, u->prompt_tokens + u->completion_tokens, u->cached_tokens,
                     u->reasoning_tokens);
+    gw_usage_drafts(b, u);
+    gw_bytes_puts(b, "}");
 }
 
 const char *gw_openai_finish(enum gw_finish f)

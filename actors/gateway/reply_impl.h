@@ -53,6 +53,8 @@ void gw_json_field(struct gw_bytes *b, const char *key, const char *s, size_t n)
 /* One entry in the shape of Chat and Responses. */
 void gw_logprob_entry(struct gw_bytes *b, const struct gw_token_logprob *lp);
 /* usage in the shape of Chat and Completions, an object. */
+/* ",\"speculation\":{...}" when anything was drafted. */
+void gw_usage_drafts(struct gw_bytes *b, const struct gw_usage *u);
 void gw_openai_usage(struct gw_bytes *b, const struct gw_usage *u);
 const char *gw_openai_finish(enum gw_finish f);
 

@@ -46,9 +46,11 @@ static void usage_object(struct gw_bytes *b, const struct gw_usage *u)
 {
     gw_bytes_printf(b,
                     "{\"input_tokens\":%d,\"input_tokens_details\":{\"cached_tokens\":%d},\"output_tokens\":%d,"
-                    "\"output_tokens_details\":{\"reasoning_tokens\":%d},\"total_tokens\":%d}",
+                    "\"output_tokens_details\":{\"reasoning_tokens\":%d},\"total_tokens\":%d",
                     u->prompt_tokens, u->cached_tokens, u->completion_tokens, u->reasoning_tokens,
                     u->prompt_tokens + u->completion_tokens);
+    gw_usage_drafts(b, u);
+    gw_bytes_puts(b, "}");
 }
 
 static void response(struct gw_reply *r, const char *status, const struct gw_error *err, const struct gw_usage *usage,

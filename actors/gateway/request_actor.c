@@ -31,8 +31,7 @@ struct request {
     struct act_timer keepalive;
     struct gw_usage usage;
     uint32_t received;                                  /* output tokens seen */
-    uint32_t drafted, accepted;                         /* by the present attempt */
-    uint32_t drafted_before, accepted_before;           /* by earlier ones */
+    struct gw_drafts drafts_before;                     /* of earlier attempts; usage.drafts has all */
     int64_t started, computing, prefilled, first, last; /* ns */
     int failed;                                         /* negative errno of an event callback */
     int status; /* HTTP status of the answer; 0: the client left before there was one */
@@ -116,15 +115,16 @@ static void count_end(struct request *r, enum gw_outcome outcome)
     gw_observe(&m->total, seconds(now - r->started));
     if (r->first)
         gw_observe(&m->decode, seconds(now - r->first));
-    act_log_event(
-        r->g->log, ACT_LOG_INFO, "request", r->job->id, "request_end",
-        "id=%s protocol=%s stream=%d outcome=%s status=%d prompt=%d cached=%d output=%d drafted=%u accepted=%u "
-        "replaced=%d queue=%.6f prefill=%.6f first_token=%.6f decode=%.6f total=%.6f%s%s",
-        r->job->public_id, protocols[r->job->protocol], r->job->request.stream, outcomes[outcome], r->status,
-        r->usage.prompt_tokens, r->usage.cached_tokens, r->usage.completion_tokens, r->drafted_before + r->drafted,
-        r->accepted_before + r->accepted, r->place.replaced, seconds(computing - r->started),
-        between(r->computing, ready), between(r->prefilled, r->first), between(r->first, now),
-        seconds(now - r->started), r->job->key ? " key=" : "", r->job->key ? r->job->key->name : "");
+    act_log_event(r->g->log, ACT_LOG_INFO, "request", r->job->id, "request_end",
+                  "id=%s protocol=%s stream=%d outcome=%s status=%d prompt=%d cached=%d output=%d steps=%u drafted=%u "
+                  "offered=%u accepted=%u "
+                  "replaced=%d queue=%.6f prefill=%.6f first_token=%.6f decode=%.6f total=%.6f%s%s",
+                  r->job->public_id, protocols[r->job->protocol], r->job->request.stream, outcomes[outcome], r->status,
+                  r->usage.prompt_tokens, r->usage.cached_tokens, r->usage.completion_tokens, r->usage.drafts.steps,
+                  r->usage.drafts.drafted, r->usage.drafts.offered, r->usage.drafts.accepted, r->place.replaced,
+                  seconds(computing - r->started), between(r->computing, ready), between(r->prefilled, r->first),
+                  between(r->first, now), seconds(now - r->started), r->job->key ? " key=" : "",
+                  r->job->key ? r->job->key->name : "");
 }
 
 static void finish_actor(struct request *r, enum gw_outcome outcome)
@@ -215,9 +215,7 @@ static int tokens_left(const struct request *r)
 
 static int ask_for_place(struct request *r)
 {
-    r->drafted_before += r->drafted;
-    r->accepted_before += r->accepted;
-    r->drafted = r->accepted = 0;
+    r->drafts_before = r->usage.drafts;
     int status = gw_prompt_chain(&r->g->here, r->job->request.cache_salt, &r->prompt);
     return status ? status
                   : act_place_ask(&r->place, (int)r->prompt.ids.n, tokens_left(r),
@@ -389,6 +387,18 @@ static bool take_logprob(struct request *r, int32_t id, const uint8_t **at, cons
     return ends_text(r, id) || gw_reply_logprob(r->reply, &lp) == 0;
 }
 
+/* What Decode counted in this attempt joins what earlier ones had. */
+static void take_drafts(struct request *r, const struct act_p_tokens *p, const struct act_b_tokens *b)
+{
+    const struct gw_drafts *before = &r->drafts_before;
+    r->usage.drafts.drafted = before->drafted + p->drafted;
+    r->usage.drafts.accepted = before->accepted + p->accepted;
+    if (b) {
+        r->usage.drafts.steps = before->steps + b->steps;
+        r->usage.drafts.offered = before->offered + b->offered;
+    }
+}
+
 static void take_token(struct request *r, int32_t id)
 {
     r->usage.completion_tokens++;
@@ -450,8 +460,7 @@ static void take_tokens(struct request *r, struct act_msg *m)
         if (mdl_ids_add(&r->prompt.ids, ids[i]))
             r->failed = -ENOMEM;
     act_place_progress(&r->place, true);
-    r->drafted = p->drafted;
-    r->accepted = p->accepted;
+    take_drafts(r, p, act_b_tokens(m));
     begin(r);
     comment(r, made_at);
     if (r->job->request.forced && p->first == 0 &&

@@ -1,0 +1,192 @@
+/* A server that plans its drafts: the same text, counters that agree with each other wherever they are shown, blocks in
+ * the log that `weft calibrate` reads, files that do not fit. */
+#include "tests/harness.h"
+
+#include <jansson.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include "tests/support/process.h"
+#include "tests/support/server.h"
+
+static struct ts_server server;
+
+static void stop(void)
+{
+    ts_server_free(&server);
+}
+
+TestSuite(speculation, .fini = stop);
+
+static json_t *complete(const char *prompt, double temperature, int tokens)
+{
+    struct ts_reply r =
+        ts_postf(&server, "/v1/completions", "{\"prompt\":\"%s\",\"max_tokens\":%d,\"temperature\":%g,\"seed\":5}",
+                 prompt, tokens, temperature);
+    cr_assert_eq(r.status, 200, "%s", r.body);
+    json_t *j = json_loads(r.body, 0, NULL);
+    ts_reply_free(&r);
+    cr_assert_not_null(j);
+    return j;
+}
+
+static const char *text_of(const json_t *j)
+{
+    return json_string_value(json_object_get(json_array_get(json_object_get(j, "choices"), 0), "text"));
+}
+
+static int64_t drafts_of(const json_t *j, const char *key)
+{
+    return json_integer_value(json_object_get(json_object_get(json_object_get(j, "usage"), "speculation"), key));
+}
+
+static const char *const prompts[] = {"Genesis 20", "And the king of Israel said", "LIBERTY, n.",
+                                      "And it came to pass"};
+
+static void ask_all(char *text[8])
+{
+    for (int i = 0; i < 8; i++) {
+        json_t *j = complete(prompts[i / 2], i % 2 ? 0.7 : 0, 48);
+        text[i] = strdup(text_of(j));
+        json_decref(j);
+    }
+}
+
+Test(speculation, every_mode_gives_the_same_text)
+{
+    static const char *const config[] = {
+        "speculation = { mode = \"off\"; };",
+        "speculation = { mode = \"fixed\"; draft_length = 5; };",
+        "speculation = { mode = \"dynamic\"; draft_length = 5; min_gain = 0.0; probe_share = 0.2; };",
+        "speculation = { mode = \"dynamic\"; draft_length = 4; budget = \"early_stop\"; probe_share = 0.2; };",
+        "speculation = { mode = \"fixed\"; draft_length = 0; };",
+    };
+    char *first[8] = {0}, *now[8];
+    for (size_t c = 0; c < sizeof config / sizeof *config; c++) {
+        ts_server_start(&server, NULL, config[c]);
+        ask_all(c ? now : first);
+        for (int i = 0; c && i < 8; i++) {
+            cr_expect_str_eq(now[i], first[i], "%s", config[c]);
+            free(now[i]);
+        }
+        ts_server_free(&server);
+    }
+    for (int i = 0; i < 8; i++)
+        free(first[i]);
+}
+
+Test(speculation, counters_agree_wherever_they_are_shown)
+{
+    ts_server_start(&server, NULL, "speculation = { mode = \"fixed\"; draft_length = 3; };");
+    int64_t steps = 0, drafted = 0, offered = 0, accepted = 0, emitted = 0;
+    for (int i = 0; i < 4; i++) {
+        json_t *j = complete(prompts[i], 0, 40);
+        int64_t own[] = {drafts_of(j, "steps"), drafts_of(j, "drafted"), drafts_of(j, "offered"),
+                         drafts_of(j, "accepted")};
+        int64_t tokens = json_integer_value(json_object_get(json_object_get(j, "usage"), "completion_tokens"));
+        /* The first token comes from the prompt, the others from steps: one of the target's own each, and drafts. */
+        cr_expect_eq(own[0] + own[3], tokens - 1, "%lld steps, %lld accepted, %lld tokens", (long long)own[0],
+                     (long long)own[3], (long long)tokens);
+        cr_expect(own[1] >= own[2] && own[2] >= own[3] && own[2] <= 3 * own[0]);
+        steps += own[0];
+        drafted += own[1];
+        offered += own[2];
+        accepted += own[3];
+        emitted += tokens - 1;
+        json_decref(j);
+    }
+    ts_until_metric(&server, "weft_spec_decode_request_steps_total", (double)steps);
+    cr_expect_eq(ts_metric(&server, "weft_spec_decode_num_drafted_tokens_total"), (double)drafted);
+    cr_expect_eq(ts_metric(&server, "weft_spec_decode_num_draft_tokens_total"), (double)offered);
+    cr_expect_eq(ts_metric(&server, "weft_spec_decode_num_accepted_tokens_total"), (double)accepted);
+    cr_expect_eq(ts_metric(&server, "weft_spec_decode_emitted_tokens_total"), (double)emitted);
+    char *log = ts_server_log(&server), line[128];
+    snprintf(line, sizeof line, "steps=");
+    cr_expect(strstr(log, "offered=") && strstr(log, "accepted=") && strstr(log, line), "%s", log);
+    cr_expect_not_null(strstr(log, "speculation mode=fixed length=3"), "the start says what is on: %s", log);
+    free(log);
+}
+
+/* Off: nothing is drafted, and nothing says otherwise. */
+Test(speculation, off_drafts_nothing)
+{
+    ts_server_start(&server, NULL, "speculation = { mode = \"off\"; };");
+    json_t *j = complete(prompts[0], 0, 20);
+    cr_expect_null(json_object_get(json_object_get(j, "usage"), "speculation"));
+    json_decref(j);
+    ts_until_metric(&server, "weft_spec_decode_request_steps_total", 19);
+    cr_expect_eq(ts_metric(&server, "weft_spec_decode_num_drafted_tokens_total"), 0);
+    cr_expect_eq(ts_metric(&server, "weft_spec_decode_steps_without_draft_total"), 19);
+}
+
+Test(speculation, rejection_is_served_too)
+{
+    ts_server_start(&server, NULL,
+                    "speculation = { mode = \"fixed\"; draft_length = 3; acceptance = \"rejection\"; };");
+    int64_t accepted = 0;
+    for (int i = 0; i < 4; i++) {
+        json_t *j = complete(prompts[i], 0.8, 40);
+        accepted += drafts_of(j, "accepted");
+        json_decref(j);
+    }
+    cr_expect_gt(accepted, 0);
+    struct ts_reply r = ts_post(&server, "/v1/completions",
+                                "{\"prompt\":\"Genesis\",\"max_tokens\":12,\"temperature\":1,\"logprobs\":3}");
+    cr_expect_eq(r.status, 200, "%s", r.body);
+    cr_expect_not_null(strstr(r.body, "token_logprobs"), "%s", r.body);
+    ts_reply_free(&r);
+}
+
+/* The log of a server at level debug is enough to fit the confidences of its own traffic. */
+Test(speculation, logged_blocks_can_be_fitted)
+{
+    static const char *const format[] = {"text", "json"};
+    for (int f = 0; f < 2; f++) {
+        char config[256], *dir = ts_temp_dir(), out[4200], log[4200];
+        snprintf(
+            config, sizeof config,
+            "speculation = { mode = \"fixed\"; draft_length = 5; }; log = { level = \"debug\"; format = \"%s\"; };",
+            format[f]);
+        ts_server_start(&server, NULL, config);
+        for (int i = 0; i < 8; i++)
+            json_decref(complete(prompts[i % 4], 0, 96 + 8 * i));
+        kill(server.pid, SIGTERM);
+        cr_assert_eq(ts_server_wait(&server), 0);
+        char *text = ts_server_log(&server);
+        char *path = ts_write_file(dir, "log", text);
+        snprintf(log, sizeof log, "%s", path);
+        snprintf(out, sizeof out, "%s/calibration.json", dir);
+        free(text);
+        free(path);
+        struct ts_result r = ts_run(ts_weft(), "calibrate", "-m", "samples/tiny", "--log", log, "-o", out);
+        cr_assert_eq(r.status, 0, "%s%s", r.out, r.err);
+        cr_expect_not_null(strstr(r.out, "greedy: calibration error"), "%s", r.out);
+        ts_result_free(&r);
+        cr_expect_eq(access(out, R_OK), 0);
+        ts_server_free(&server);
+        ts_remove_dir(dir);
+        free(dir);
+    }
+}
+
+/* A table of another machine is measured anew and replaced, with a word about it; the next start takes it. */
+Test(speculation, a_table_of_another_machine_is_not_used)
+{
+    char config[4400], *dir = ts_temp_dir(), *path = ts_write_file(dir, "table", "{\"format\":1,\"model\":\"else\"}");
+    snprintf(config, sizeof config,
+             "speculation = { mode = \"dynamic\"; draft_length = 5; table_file = \"%s\"; }; engine = { decode_streams "
+             "= 2; };",
+             path);
+    for (int start = 0; start < 2; start++) {
+        ts_server_start(&server, NULL, config);
+        json_decref(complete(prompts[0], 0, 20));
+        char *log = ts_server_log(&server);
+        cr_expect_not_null(strstr(log, start ? "source=file" : "source=measured"), "%s", log);
+        cr_expect_eq(strstr(log, "measured anew") != NULL, !start, "%s", log);
+        free(log);
+        ts_server_free(&server);
+    }
+    free(path);
+    ts_remove_dir(dir);
+    free(dir);
+}
