@@ -98,6 +98,9 @@ PLANTED_SRC := $(wildcard tests/sanitizer/planted_*.c)
 PLANTED_BIN := $(PLANTED_SRC:%.c=$(BUILD)/%)
 # weft with chosen tokens in place of the network's, for tests/server.
 SCRIPTED_SRC := $(wildcard tests/server/script_hook.c)
+# Doubles of libraries that tests load as the real ones are loaded.
+DOUBLE_SRC := $(wildcard tests/doubles/*.c)
+DOUBLE_SO := $(DOUBLE_SRC:%.c=$(BUILD)/%.so)
 SCRIPTED_BIN := $(if $(SCRIPTED_SRC),$(BUILD)/tests/server/weft_scripted)
 HEADERS := $(wildcard config/*.h kvtiers/*.h transport/*.h $(if $(RDMA_SO),transport/rdma/*.h) model/*.h model/cpu/*.h actors/*.h actors/*/*.h cli/*.h tests/*.h tests/support/*.h)
 ifeq ($(filter x86_64%,$(shell $(CC) -dumpmachine 2>/dev/null)),)
@@ -105,7 +108,7 @@ HEADERS := $(filter-out %_avx2.h %_avx512.h,$(HEADERS))
 endif
 HEADER_OK := $(HEADERS:%=$(BUILD)/headers/%.ok)
 C_FILES := $(LIB_SRC) weft.c $(TOOL_SRC) $(BENCH_SRC) $(TEST_SRC) $(SUPPORT_SRC) $(GOLDEN_SRC) $(FUZZ_SRC) \
-	$(PLAIN_SRC) $(PLANTED_SRC) $(SCRIPTED_SRC) $(wildcard tests/*.c tests/fuzz/*.c)
+	$(PLAIN_SRC) $(PLANTED_SRC) $(SCRIPTED_SRC) $(DOUBLE_SRC) $(wildcard tests/*.c tests/fuzz/*.c)
 OBJ := $(sort $(C_FILES:%.c=$(BUILD)/%.o) $(RDMA_OBJ))
 
 # What the suites start as a process, and where they find it.
@@ -187,6 +190,11 @@ $(PLAIN_BIN) $(PLANTED_BIN): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/tests/plain_runne
 	$(say) LINK $@
 	$(Q)$(CC) $(ALL_CFLAGS) $^ -o $@ -lm -pthread
 
+$(BUILD)/tests/doubles/%.so: tests/doubles/%.c $(BUILD)/.flags
+	@mkdir -p $(@D)
+	$(say) LINK $@
+	$(Q)$(CC) $(WEFT_CFLAGS) $(CFLAGS) -MMD -MP -fPIC -shared $< -o $@
+
 $(SCRIPTED_BIN): $(BUILD)/weft.o $(LIB_OBJ) $(SCRIPTED_SRC:%.c=$(BUILD)/%.o)
 	$(say) LINK $@
 	$(Q)$(CC) $(ALL_CFLAGS) -Wl,--wrap=dec_pick $^ -o $@ $(WEFT_LIBS)
@@ -230,7 +238,7 @@ test: deps
 
 # ---- tests ---------------------------------------------------------------------------------------------------------
 
-test-programs: all tools $(SCRIPTED_BIN) $(TEST_BIN) $(PLAIN_BIN) $(GOLDEN_BIN) $(REPLAY_BIN) $(HEADER_OK)
+test-programs: all tools $(SCRIPTED_BIN) $(DOUBLE_SO) $(TEST_BIN) $(PLAIN_BIN) $(GOLDEN_BIN) $(REPLAY_BIN) $(HEADER_OK)
 
 run-suites:
 	@sh tests/run_suites.sh $(sort $(TEST_BIN)) $(sort $(REPLAY_BIN)) \

@@ -7,6 +7,7 @@
 #include "kvtiers/host.h"
 #include "kvtiers/shared.h"
 #include "kvtiers/ssd.h"
+#include "kvtiers/usrbio.h"
 
 enum { DEPTH = 256, US_PER_S = 1000000, SSD = 0, SHARED = 1 };
 
@@ -76,7 +77,9 @@ static int open_shared(struct act_server *s, struct cfg_error *err)
 {
     const struct cfg_config *c = s->config;
     struct kv_tier *shared;
-    int r = kv_storage_uring_new(c->kv.shared.path, DEPTH, &s->store.storage[SHARED], err);
+    int r = c->kv.shared.usrbio[0]
+                ? kv_storage_usrbio_new(c->kv.shared.path, c->kv.shared.usrbio, DEPTH, &s->store.storage[SHARED], err)
+                : kv_storage_uring_new(c->kv.shared.path, DEPTH, &s->store.storage[SHARED], err);
     if (r)
         return r;
     const struct kv_shared_params p = {.storage = s->store.storage[SHARED],

@@ -115,6 +115,7 @@ struct cfg_config {
             int64_t size, segment, seal_us, poll_us, orphan_us;
             double removals; /* per second */
             bool direct;
+            char usrbio[CFG_PATH_TEXT]; /* library; "": ordinary files */
         } shared;
     } kv;
     struct {

@@ -179,6 +179,9 @@ const struct cfg_key cfg_keys[] = {
      .fallback = "8.0", .help = "Most removals of files, so that a distributed file system is not flooded."},
     {"kv.shared.direct", CFG_BOOL, AT(kv.shared.direct), .fallback = "false",
      .help = "Read and write past the page cache. Not every shared file system can."},
+    {"kv.shared.usrbio", CFG_TEXT, "library", AT(kv.shared.usrbio), .fallback = "",
+     .help = "On 3FS: its client library, such as libhf3fs_api_shared.so, through whose rings blocks are then read and "
+             "written. Empty: ordinary files, on any file system."},
 
     {"engine", CFG_GROUP, .help = "How work shares this process."},
     {"engine.decode_streams", CFG_INT, "sequences", 1, 4096, AT(engine.decode_streams), .fallback = "32",

@@ -171,15 +171,15 @@ Test(tiers, replayed_hits_of_one_length_give_one_text)
 }
 
 /* Two processes on one folder: what the first one computed, the second one reads. */
-Test(tiers, exact_text_is_the_same_from_the_shared_tier_of_another_process)
+static void two_processes(const char *more)
 {
     struct ts_server first;
     char *text = NULL;
     folder = ts_temp_dir();
     cr_assert_gt(asprintf(&text,
                           "write_behind = \"128KiB\"; shared = { path = \"%s\"; size = \"64MiB\"; seal = \"100ms\"; "
-                          "poll = \"20ms\"; };",
-                          folder),
+                          "poll = \"20ms\"; %s };",
+                          folder, more),
                  0);
     start("true", text);
     struct ts_answer cold = ask(0);
@@ -192,6 +192,18 @@ Test(tiers, exact_text_is_the_same_from_the_shared_tier_of_another_process)
     ts_answer_free(&cold);
     ts_server_free(&first);
     free(text);
+}
+
+Test(tiers, exact_text_is_the_same_from_the_shared_tier_of_another_process)
+{
+    two_processes("");
+}
+
+Test(tiers, and_through_usrbio)
+{
+    char more[4200];
+    snprintf(more, sizeof more, "usrbio = \"%s\";", ts_program("tests/doubles/usrbio.so"));
+    two_processes(more);
 }
 
 /* Row 55: damage costs the block, not the answer. */

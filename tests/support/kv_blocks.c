@@ -103,9 +103,13 @@ void ts_op_begin(struct ts_op *o, struct kv_tier *t, const struct kv_layout *l, 
 void ts_turn(struct kv_storage *s)
 {
     struct kv_storage_stats st;
-    while (s && (s->ops->poll(s) ||
-                 (s->ops->descriptor(s) >= 0 && (s->ops->stat(s, &st), st.in_flight) && s->ops->wait(s, 10000))))
-        ;
+    while (s) {
+        if (s->ops->poll(s))
+            continue;
+        s->ops->stat(s, &st);
+        if (!st.in_flight || !s->ops->wait(s, 10000))
+            break;
+    }
 }
 
 void ts_op_run(struct ts_op *o, struct kv_tier *t, struct kv_storage *s, const struct kv_layout *l, enum ts_verb verb,
