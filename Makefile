@@ -127,6 +127,7 @@ help:
 	@echo 'make deps     install the Debian packages that are missing'
 	@echo 'make tools    build/tools/*'
 	@echo 'make test-golden GOLDEN=DIR   every check on a folder of golden cases'
+	@echo 'make test-shared  the shared tier on GlusterFS, with bricks and writers killed (needs root and glusterfs-server)'
 	@echo 'make test-rdma   the provider rdma in a virtual machine with soft-RoCE (needs qemu, 70 MB of kernel package)'
 	@echo 'make bench    build and run the benchmarks'
 	@echo 'make measure  print the figures of docs/MEASURING.md'
@@ -247,6 +248,12 @@ run-suites:
 test-golden: $(GOLDEN_BIN)
 	$(if $(GOLDEN_BIN),$(GOLDEN_BIN) '$(GOLDEN)',@echo 'tests/golden_runner.c is not there'; exit 1)
 
+# The shared tier on a real distributed file system.
+test-shared: deps
+	@sh tools/deps.sh glusterfs-server glusterfs-client || echo 'test-shared: going on without'
+	@$(MAKE) --no-print-directory SUITES='kvtiers/test_shared' test-programs
+	@sh tests/shared/run_gluster.sh $(BUILD)/tests/kvtiers/test_shared
+
 # The provider rdma against the kernel's soft-RoCE, in a virtual machine (tests/rdma/guest.sh). One test at a time: they
 # change devices and look at what these count.
 RDMA_SUITES := transport/test_rdma transport/test_rdma_faults
@@ -321,7 +328,7 @@ clean:
 
 FORCE:
 
-.PHONY: all help tools deps run text test test-programs run-suites test-golden test-rdma soak asan tsan planted-programs fuzz \
+.PHONY: all help tools deps run text test test-programs run-suites test-golden test-rdma test-shared soak asan tsan planted-programs fuzz \
 	fuzz-programs bench measure docs tidy format install clean FORCE
 .SECONDARY: $(OBJ)
 .DELETE_ON_ERROR:

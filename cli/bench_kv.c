@@ -14,7 +14,7 @@
 #include "kvtiers/host.h"
 #include "kvtiers/ssd.h"
 
-enum { RUN = 16, OPS_MAX = 16, DEPTH = 192, POOL_RUNS = 16 };
+enum { RUN = 16, OPS_MAX = 16, DEPTH = 192, POOL_RUNS = 16, ROUNDS_MAX = 99 };
 
 static struct {
     const char *path;
@@ -30,6 +30,7 @@ struct bench {
     size_t pool_bytes;
     char folder[1024];
     double host_read, copy, ssd_write, ssd_read, fio_read, fio_write; /* bytes per second; 0: not measured */
+    double read_ratio;                                                /* median of those of the rounds */
 };
 
 static double now(void)
@@ -194,10 +195,24 @@ static double run_fio(const struct bench *b, const char *how)
     return value;
 }
 
+static int by_size(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *v, int n)
+{
+    qsort(v, (size_t)n, sizeof *v, by_size);
+    return n ? v[n / 2] : 0;
+}
+
 static int bench_ssd(struct bench *b, struct cfg_error *err)
 {
     struct kv_tier *t;
     int runs = options.blocks / RUN, good, *order = shuffled(runs, 2);
+    double tier[ROUNDS_MAX], fio[ROUNDS_MAX], ratio[ROUNDS_MAX];
+    bool beside = fio_available();
     double bytes = (double)runs * RUN * (double)b->layout.block_bytes;
     const struct kv_ssd_params p = {.storage = b->storage,
                                     .folder = b->folder,
@@ -222,14 +237,15 @@ static int bench_ssd(struct bench *b, struct cfg_error *err)
         took = drive(b, t, false, order, runs, options.ops, &good);
         if (good != runs * RUN)
             r = cfg_error_set(err, EIO, "%d of %d blocks came back", good, runs * RUN);
-        b->ssd_read = bytes / took > b->ssd_read ? bytes / took : b->ssd_read;
-        if (fio_available()) {
-            double f = run_fio(b, "randread");
-            b->fio_read = f > b->fio_read ? f : b->fio_read;
-        }
+        tier[k] = bytes / took;
+        fio[k] = beside ? run_fio(b, "randread") : 0;
+        ratio[k] = fio[k] > 0 ? tier[k] / fio[k] : 0;
     }
+    b->ssd_read = median(tier, options.rounds);
+    b->fio_read = median(fio, options.rounds);
+    b->read_ratio = median(ratio, options.rounds);
     t->ops->free(t);
-    if (fio_available())
+    if (beside)
         b->fio_write = run_fio(b, "write"); /* the blocks are not wanted any more */
     free(order);
     return r;
@@ -237,11 +253,11 @@ static int bench_ssd(struct bench *b, struct cfg_error *err)
 
 /* ---- the command ---- */
 
-static void print_one(const char *name, double v, const char *beside, double w)
+static void print_one(const char *name, double v, const char *beside, double w, double ratio)
 {
     printf("  %-28s %8.2f GB/s", name, v * 1e-9);
     if (w > 0)
-        printf("   %-24s %8.2f GB/s   ratio %.2f", beside, w * 1e-9, v / w);
+        printf("   %-24s %8.2f GB/s   ratio %.2f", beside, w * 1e-9, ratio > 0 ? ratio : v / w);
     else
         printf("   (%s: not measured)", beside);
     putchar('\n');
@@ -257,11 +273,11 @@ static void print_all(const struct bench *b)
         return;
     }
     printf("blocks of %zu bytes in four extents, %d of them, runs of %d, %d operations at a time, at most %d requests "
-           "in the kernel;\nthe best of %d rounds; folder %s\n",
+           "in the kernel;\n%d rounds, tier and fio in turn, medians; folder %s\n",
            b->layout.block_bytes, options.blocks, RUN, options.ops, DEPTH, options.rounds, options.path);
-    print_one("host, read and verified", b->host_read, "memcpy", b->copy);
-    print_one("ssd, read and verified", b->ssd_read, "fio, random reads", b->fio_read);
-    print_one("ssd, stored durably", b->ssd_write, "fio, writes, no flush", b->fio_write);
+    print_one("host, read and verified", b->host_read, "memcpy", b->copy, 0);
+    print_one("ssd, read and verified", b->ssd_read, "fio, random reads", b->fio_read, b->read_ratio);
+    print_one("ssd, stored durably", b->ssd_write, "fio, writes, no flush", b->fio_write, 0);
 }
 
 static void clean_up(const struct bench *b)
@@ -280,9 +296,9 @@ int cli_bench_kv_run(int argc, char **argv)
 {
     const struct cli_option table[] = {
         {CLI_TEXT, "path", 'p', &options.path, "DIR", "folder on the device to measure; a folder is made in it"},
-        {CLI_INT, "blocks", 'n', &options.blocks, "N", "blocks of the published model's size (236 KiB)", 256, 12000},
+        {CLI_INT, "blocks", 'n', &options.blocks, "N", "blocks of the published model's size (236 KiB)", 256, 4096},
         {CLI_INT, "ops", 0, &options.ops, "N", "reads or stores of 16 blocks at a time", 1, OPS_MAX},
-        {CLI_INT, "rounds", 'r', &options.rounds, "N", "repetitions, of which the best counts", 1, 100},
+        {CLI_INT, "rounds", 'r', &options.rounds, "N", "repetitions; the median counts", 1, ROUNDS_MAX},
         {CLI_DOUBLE, "seconds", 's', &options.seconds, "S", "how long each run of fio takes", 1, 600},
         {CLI_FLAG, "json", 0, &options.json, NULL, "one JSON object instead of text"},
         {.kind = CLI_END},

@@ -24,6 +24,8 @@ struct script {
     int n;
     int64_t at[KV_SOURCES_MAX]; /* virtual ns; 0: at once */
     int ok;                     /* leading blocks of a read that succeed; -1: all */
+    uint64_t byte_ns;           /* what its statistics say a byte costs */
+    uint64_t bytes;             /* delivered */
     bool garbage;               /* what does not succeed overwrites its memory all the same */
     int reads;
     struct {
@@ -69,6 +71,7 @@ static void script_turn(struct script *t)
                     memcpy(op->block[b].bytes + l->offset[source], from->bytes + l->offset[source], l->bytes[source]);
                 else if (t->garbage)
                     memset(op->block[b].bytes + l->offset[source], 0xab, l->bytes[source]);
+                t->bytes += good ? l->bytes[source] : 0;
                 kv_op_read_extent(op, l->n_sources, b, source, good ? 0 : -EIO); /* the last one ends op */
             }
             source++;
@@ -112,8 +115,8 @@ static void script_drop(struct kv_tier *tier, struct kv_tier_op *op)
 
 static void script_stat(struct kv_tier *tier, struct kv_tier_stats *out)
 {
-    (void)tier;
-    *out = (struct kv_tier_stats){0};
+    const struct script *t = (struct script *)tier;
+    *out = (struct kv_tier_stats){.read_bytes = t->bytes, .read_ns = t->bytes * t->byte_ns};
 }
 
 static void script_tick(struct kv_tier *tier)
@@ -429,6 +432,32 @@ Test(tiers, one_read_serves_two_prompts)
             cr_assert_eq(r.w.got[i].cached, ok < 0 ? 144 : 0);
         }
         cr_assert_eq(r.script.reads, 1, "%d reads", r.script.reads);
+        close_world(&r, true);
+    }
+    r.script.base.ops->free(&r.script.base);
+}
+
+/* A prefix that costs more to read than to compute is computed, by what both were measured to cost. */
+Test(tiers, what_is_cheaper_to_compute_is_not_read)
+{
+    static struct rig r;
+    prepare(&r);
+    for (int dear = 0; dear < 2; dear++) {
+        second(&r, 24); /* small, so that the other prompts push the blocks out of it */
+        one_prompt(&r, 5);
+        for (int i = 1; i < 4; i++)
+            for (int k = 0; k < 160; k++)
+                r.w.wanted[i].prompt[k] = (k * (17 + i) + 3) % r.w.m->cfg->vocab_size;
+        r.w.cost[TS_PART_PREFILL] = MS; /* tens of milliseconds for a prompt */
+        r.script.byte_ns = dear ? 10000 : 1;
+        r.script.bytes = 0;
+        r.script.reads = 0;
+        ts_world_run(&r.w, 9);
+        for (int i = 0; i < 5; i++)
+            ts_world_check_same(&r.w, i);
+        cr_assert_eq(r.w.got[0].cached, 144, "nothing is known yet");
+        cr_assert_eq(r.w.got[4].cached, dear ? 0 : 144);
+        cr_assert_eq(r.script.reads, dear ? 1 : 2, "%d reads", r.script.reads);
         close_world(&r, true);
     }
     r.script.base.ops->free(&r.script.base);
