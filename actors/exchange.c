@@ -133,13 +133,27 @@ static int push(struct act_exchange *e)
 
 /* ---- shards that come and go ---- */
 
-static void out_of_service(struct act_exchange *e, int shard)
+/* One line when an episode begins, one when it ends (back_in_service). */
+static void out_of_service(struct act_exchange *e, int shard, const char *why)
 {
     struct act_exchange_peer *p = &e->peer[shard];
+    if (!p->fails && e->experts->log)
+        act_log_write(e->experts->log, ACT_LOG_WARNING, "experts", 0,
+                      "stream %u, step of sequence %u: shard %d of %d %s; it is left out, the step begins again",
+                      e->stream, e->sequence, shard, e->experts->n, why);
     int doublings = p->fails < OUT_DOUBLINGS ? p->fails : OUT_DOUBLINGS;
     p->fails++;
     p->out_until = act_now(e->self) + ((int64_t)OUT_NS << doublings);
     act_shard_add(&e->out, shard);
+}
+
+static void back_in_service(struct act_exchange *e, int shard)
+{
+    struct act_exchange_peer *p = &e->peer[shard];
+    if (p->fails && e->experts->log)
+        act_log_write(e->experts->log, ACT_LOG_INFO, "experts", 0, "stream %u: shard %d of %d answers again", e->stream,
+                      shard, e->experts->n);
+    p->fails = 0;
 }
 
 /* A shard that was restarted lives on under its next generation; one whose time is over is tried again. */
@@ -372,7 +386,7 @@ static bool take_result(struct act_exchange *e, struct act_msg *m)
     struct act_exchange_peer *peer = s >= 0 ? &e->peer[s] : NULL;
     if (peer && act_shard_in(&e->out, s)) { /* slow, but alive */
         peer->out_until = act_now(e->self);
-        peer->fails = 0;
+        back_in_service(e, s);
     }
     if (!peer || !x || p->sequence != e->sequence || p->layer != x->layer || p->wave >= peer->sent ||
         peer->have[p->wave / 64] >> (p->wave % 64) & 1) {
@@ -388,7 +402,8 @@ static bool take_result(struct act_exchange *e, struct act_msg *m)
         return true;
     }
     e->counters.results++;
-    e->losses = peer->fails = 0;
+    e->losses = 0;
+    back_in_service(e, s);
     e->shard_rows = e->shard_rows_of == e->sequence && e->shard_rows > p->rows ? e->shard_rows : p->rows;
     e->shard_rows_of = e->sequence;
     peer->have[p->wave / 64] |= UINT64_C(1) << (p->wave % 64);
@@ -416,7 +431,7 @@ static bool take_returned(struct act_exchange *e, struct act_msg *m)
     if (s < 0 || (told && act_p_expert_dispatch(m)->sequence != e->sequence))
         return false;
     if (act_addr_is_nobody(act_current(act_self_runtime(e->self), e->peer[s].addr)))
-        out_of_service(e, s);
+        out_of_service(e, s, "is gone");
     if (e->current)
         lose(e);
     return e->lost;
@@ -450,7 +465,7 @@ static bool take_timer(struct act_exchange *e)
         e->counters.expired++;
         for (int s = 0; s < e->experts->n; s++)
             if (e->peer[s].answered < e->peer[s].sent)
-                out_of_service(e, s);
+                out_of_service(e, s, "has not answered in time");
         e->losses++;
     }
     e->lost = true;

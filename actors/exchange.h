@@ -20,6 +20,7 @@
 #define WEFT_ACTORS_EXCHANGE_H
 
 #include "actors/expert_map.h"
+#include "actors/runtime/log.h"
 #include "actors/runtime/runtime.h"
 #include "model/step.h"
 
@@ -55,6 +56,7 @@ struct act_experts {
     bool balanced;            /* there is a balancer, or will be */
     struct act_addr balancer; /* gets EXPERT_COUNTS; nobody: not known yet */
     int64_t report_ns;        /* between two of them */
+    struct act_log *log;      /* NULL: none */
     struct act_addr finder;   /* knows the shards of other nodes; nobody: there are none */
 };
 

@@ -64,6 +64,7 @@ int server_spawn_experts(struct act_server *s, struct cfg_error *err)
     e->map = s->map;
     e->balanced = nodes > 1 && c->experts.balance_us > 0;
     e->report_ns = c->experts.balance_us * 1000 / 4;
+    e->log = s->log;
     e->limits = (struct act_exchange_limits){.rows = c->experts.wave_rows,
                                              .deadline_ns = c->experts.deadline_us * 1000,
                                              .patience_ns = c->experts.patience_us * 1000,
