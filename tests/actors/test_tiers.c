@@ -437,6 +437,57 @@ Test(tiers, one_read_serves_two_prompts)
     r.script.base.ops->free(&r.script.base);
 }
 
+/* Row 50: a hit is not cut short because pages are: it waits for them, and is whole then. */
+Test(tiers, a_hit_waits_for_its_pages)
+{
+    static struct rig r;
+    prepare(&r);
+    second(&r, 18);
+    one_prompt(&r, 2);
+    r.w.e.limits.lease = 1;
+    r.w.wanted[0].max_new = 24;
+    for (int k = 0; k < 160; k++)
+        r.w.wanted[0].prompt[k] = (k * 17 + 3) % r.w.m->cfg->vocab_size;
+    r.w.wanted[1].start = 20 * MS;
+    r.w.cost[TS_PART_PREFILL] = r.w.cost[TS_PART_DECODE] = MS;
+    ts_world_run(&r.w, 12);
+    for (int i = 0; i < 2; i++)
+        ts_world_check_same(&r.w, i);
+    cr_assert_eq(r.w.got[1].cached, 144, "%d", r.w.got[1].cached);
+    cr_assert_gt(r.w.got[1].ended, r.w.got[0].ended);
+    close_world(&r, false);
+}
+
+static bool kill_store(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m,
+                       int *fail)
+{
+    (void)fail;
+    if (who->part == TS_PART_TIER && m->type == *(const enum act_type *)w->before_ctx)
+        act_exit(self, w->e.store, -EIO);
+    return false;
+}
+
+/* Row 57: the tiers below end, before a lookup or between lookup and read: everybody is served from what is left. */
+Test(tiers, requests_are_served_when_the_tiers_below_are_gone)
+{
+    static struct rig r;
+    static const enum act_type when[] = {ACT_KV_LOOKUP, ACT_TIER_FOUND};
+    prepare(&r);
+    for (int i = 0; i < 2; i++) {
+        second(&r, 64);
+        one_prompt(&r, 3);
+        r.w.before = kill_store;
+        r.w.before_ctx = (void *)&when[i];
+        ts_world_run(&r.w, 13);
+        for (int k = 0; k < 3; k++)
+            ts_world_check_same(&r.w, k);
+        cr_assert_eq(r.w.got[0].cached, 0);
+        cr_assert_eq(r.w.got[2].cached, 144, "the pages go on as a cache");
+        close_world(&r, true);
+    }
+    r.script.base.ops->free(&r.script.base);
+}
+
 /* A prefix that costs more to read than to compute is computed, by what both were measured to cost. */
 Test(tiers, what_is_cheaper_to_compute_is_not_read)
 {
