@@ -7,6 +7,7 @@
 #include "cli/bench_eplb.h"
 #include "cli/bench_exchange.h"
 #include "cli/bench_kv.h"
+#include "cli/bench_overlap.h"
 #include "cli/bench_serve.h"
 #include "cli/cli.h"
 #include "config/suggest.h"
@@ -17,6 +18,7 @@ static const struct cli_command benches[] = {
     {"decode", "decoding with and without drafts: throughput over numbers of sequences", cli_bench_decode_run},
     {"exchange", "the expert exchange behind compute, with an injected link delay", cli_bench_exchange_run},
     {"kv", "reading and writing each tier, beside memcpy and fio", cli_bench_kv_run},
+    {"overlap", "first token of a hit whose rows come from a slow tier", cli_bench_overlap_run},
     {"serve", "a server under load: first token, between tokens, queueing, throughput", cli_bench_serve_run},
     {NULL, NULL, NULL},
 };
