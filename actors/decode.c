@@ -180,7 +180,8 @@ static void report_load(struct decode *d)
     struct kv_device_stats s;
     struct act_b_load load = {0};
     int held = d->n_lease;
-    if (act_addr_is_nobody(d->e->router))
+    struct act_addr to = act_addr_is_nobody(d->e->load) ? d->e->router : d->e->load;
+    if (act_addr_is_nobody(to))
         return;
     for (int i = 0; i < d->e->limits.streams; i++) {
         const struct dec_stream *stream = &d->stream[i];
@@ -192,7 +193,7 @@ static void report_load(struct decode *d)
     load.pages_total = (uint32_t)s.pages;
     load.pages_free = (uint32_t)(s.pages > held ? s.pages - held : 0);
     load.step_us = d->stats.last_round_us;
-    act_load_report(d->self, d->e->router, CFG_ROLE_DECODE, &d->load_sequence, &load);
+    act_load_report(d->self, to, CFG_ROLE_DECODE, &d->load_sequence, &load);
     act_timer_after(d->self, &d->load, ACT_LOAD_REPORT_NS, TAG_LOAD);
 }
 

@@ -54,7 +54,8 @@ struct act_engine {
     int n_prefill, n_decode;
     struct act_addr store;    /* the tiers below the device; nobody: none */
     struct act_addr observer; /* gets KV_STATS now and then; nobody: none */
-    struct act_addr router;   /* gets LOAD now and then; nobody: none */
+    struct act_addr router;   /* gets LOAD of Prefill now and then; nobody: none */
+    struct act_addr load;     /* gets LOAD of Decode; nobody: router does */
 };
 
 /* Of a sequence of up to max_tokens tokens whose blocks are pages of the device. */

@@ -59,6 +59,7 @@ struct landing {
     int n_slots;
     struct decoder decode[ACT_INSTANCES_MAX];
     struct act_timer lease, retry, load;
+    struct act_routers routers; /* of other nodes */
     uint32_t load_sequence;
     struct tombstone tombstone[TOMBSTONES];
     unsigned next_tombstone;
@@ -559,6 +560,8 @@ static void take_returned(struct landing *l, struct act_msg *m)
         const struct act_b_replay *b = (const struct act_b_replay *)(const void *)m->buf->data;
         act_cancel(l->self, b->decode, m->request, m->attempt, -ECANCELED);
         tell_failed(l, b->requester, m->request, m->attempt, -EHOSTDOWN);
+    } else if (type == ACT_LOAD) {
+        act_routers_message(&l->routers, m);
     } else if (type == ACT_RESERVE || type == ACT_PAGES_ASK) {
         if (s)
             step(l, s, ACT_TICKET_ON_REFUSE, -EHOSTDOWN);
@@ -626,24 +629,14 @@ static void report_load(struct landing *l)
         sum.step_us = b->step_us > sum.step_us ? b->step_us : sum.step_us;
         sum.draining |= b->draining;
     }
-    for (int i = 0; i < *l->arg->n_routers; i++)
-        act_load_report(l->self, l->arg->routers[i], CFG_ROLE_DECODE, &l->load_sequence, &sum);
+    act_load_report(l->self, l->arg->router ? *l->arg->router : ACT_NOBODY, CFG_ROLE_DECODE, &l->load_sequence, &sum);
+    for (int i = 0; i < l->routers.n; i++)
+        act_load_report(l->self, l->routers.addr[i], CFG_ROLE_DECODE, &l->load_sequence, &sum);
     act_timer_after(l->self, &l->load, ACT_LOAD_REPORT_NS, TAG_LOAD);
 }
 
 static void take_load(struct landing *l, struct act_msg *m)
 {
-    if (act_p_load(m)->role == CFG_ROLE_PREFILL) { /* of a Prefill of this process, for the Routers as it is */
-        for (int i = 0; i < *l->arg->n_routers; i++) {
-            struct act_msg r;
-            if (act_msg_new(ACT_LOAD, l->arg->routers[i], 0, &r))
-                continue;
-            *act_p_load(&r) = *act_p_load(m);
-            *act_b_load(&r) = *act_b_load(m);
-            send(l, &r);
-        }
-        return;
-    }
     for (int i = 0; i < l->e->n_decode; i++)
         if (act_addr_equal(l->decode[i].addr, act_p_load(m)->who)) {
             l->decode[i].load = *act_b_load(m);
@@ -705,6 +698,9 @@ static int landing_receive(struct act_self *self, void *state, struct act_msg *m
             break;
         case ACT_LOAD:
             take_load(l, &m[i]);
+            break;
+        case ACT_LOAD_WANTED:
+            act_routers_message(&l->routers, &m[i]);
             break;
         case ACT_DOWN:
             take_down(l, &m[i]);

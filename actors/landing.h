@@ -21,8 +21,7 @@ struct act_landing_stats {
 struct act_landing_arg {
     const struct act_engine *engine; /* tier and decode list, as they are at start */
     struct act_addr replay;          /* a Prefill actor that Routers do not know; nobody: form full only */
-    const struct act_addr *routers;  /* get LOAD; may change until the runtime starts */
-    const int *n_routers;
+    const struct act_addr *router;   /* of this process, gets LOAD; may change until the runtime starts; NULL: none */
     struct act_landing_stats *stats; /* of the Landing's worker; NULL: nobody wants them */
 };
 

@@ -418,6 +418,8 @@ static void take_returned(struct prefill *p, struct act_msg *m)
         float *tail = (float *)(void *)(m->buf->data + act_type_info(ACT_HANDOFF)->body_size);
         gone.pages = (uint32_t *)(void *)(tail + p->e->m->cfg->vocab_size);
         pre_pages_return(p, &gone);
+    } else if (type == ACT_LOAD) {
+        act_routers_message(&p->routers, m);
     } else if (type == ACT_KV_WRITE || type == ACT_KV_READY) {
         if (j)
             pre_ticket_event(p, j, ACT_TICKET_ON_DOWN);
@@ -633,15 +635,15 @@ static void tell_busy(struct prefill *p, bool busy)
 static void report_load(struct prefill *p)
 {
     struct act_b_load load = {0};
-    if (act_addr_is_nobody(p->e->router))
-        return;
+    act_timer_after(p->self, &p->report, ACT_LOAD_REPORT_NS, TAG_REPORT);
     for (const struct job *j = p->first; j; j = j->next) {
         load.running += j->state == JOB_RUNNING;
         load.waiting += j->state != JOB_RUNNING;
         load.tokens_outstanding += (uint64_t)(j->recipe.n_ids - (j->state == JOB_RUNNING ? j->plan.encoder_at : 0));
     }
     act_load_report(p->self, p->e->router, CFG_ROLE_PREFILL, &p->load_sequence, &load);
-    act_timer_after(p->self, &p->report, ACT_LOAD_REPORT_NS, TAG_REPORT);
+    for (int i = 0; i < p->routers.n; i++)
+        act_load_report(p->self, p->routers.addr[i], CFG_ROLE_PREFILL, &p->load_sequence, &load);
 }
 
 static void take_messages(struct prefill *p, struct act_msg *m, int count)
@@ -673,6 +675,9 @@ static void take_messages(struct prefill *p, struct act_msg *m, int count)
             for (struct job *j = p->first; j && act_p_timer(&m[i])->tag == TAG_RETRY; j = j->next)
                 if (j->later)
                     j->asked = j->later = false;
+            break;
+        case ACT_LOAD_WANTED:
+            act_routers_message(&p->routers, &m[i]);
             break;
         case ACT_TICKET_ABORT:
         case ACT_TICKET_CLOSED:

@@ -6,6 +6,7 @@
 #include "actors/prefill.h"
 #include "actors/prefill_load.h"
 #include "actors/recipe.h"
+#include "actors/router.h"
 #include "actors/sending.h"
 
 enum { RETRY_NS = 5000000, TAG_RETRY = 1, TAG_REPORT = 2, TAG_READS = 3, TAG_TICKETS = 4, TOMBSTONES = 256 };
@@ -72,6 +73,7 @@ struct prefill {
     struct tombstone tombstone[TOMBSTONES]; /* the newest replaces the oldest */
     unsigned next_tombstone;
     struct act_timer report, tickets;
+    struct act_routers routers; /* of other nodes */
     uint32_t load_sequence;
     bool told_busy;
     struct cfg_error err;

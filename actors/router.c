@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "actors/link.h"
 #include "actors/runtime/log.h"
 
 enum { MEMBERS = 2 * ACT_INSTANCES_MAX, BUCKETS = 1024, PREFIXES = 1 << 14, TAG_SILENCE = 1, RETRY_MS = 1000 };
@@ -311,6 +312,57 @@ static void take_load(struct router *r, struct act_msg *m)
     who->pages_total = b->pages_total;
 }
 
+/* ---- other nodes ---- */
+
+static unsigned role_of(uint32_t kind)
+{
+    return kind == ACT_NODE_PREFILL ? CFG_ROLE_PREFILL : kind == ACT_NODE_DECODE ? CFG_ROLE_DECODE : 0;
+}
+
+static void lose_members(struct router *r, uint16_t peer, const struct act_node_actor *keep, uint32_t n, int reason)
+{
+    for (int i = 0; i < MEMBERS; i++) {
+        const struct member *m = &r->member[i];
+        bool kept = false;
+        if (act_addr_is_nobody(m->addr) || m->addr.peer != peer)
+            continue;
+        for (uint32_t k = 0; k < n && !kept; k++)
+            kept = act_addr_equal(keep[k].addr, m->addr);
+        if (!kept)
+            lose(r, i, reason);
+    }
+}
+
+/* What the node has now, in place of what it had before. */
+static void take_node(struct router *r, struct act_msg *m)
+{
+    const struct act_p_node_up *in = act_p_node_up(m);
+    size_t bytes;
+    const struct act_node_actor *a = act_msg_tail(m, &bytes);
+    uint32_t n = in->actors < bytes / sizeof *a ? in->actors : (uint32_t)(bytes / sizeof *a);
+    lose_members(r, in->peer, a, n, -EHOSTDOWN);
+    for (uint32_t k = 0; k < n; k++) {
+        if (!role_of(a[k].kind) || find_member(r, a[k].addr) >= 0 || add_member(r, a[k].addr, role_of(a[k].kind)) < 0)
+            continue;
+        struct act_msg want = act_msg_make(ACT_LOAD_WANTED, a[k].addr);
+        if (act_send(r->self, &want))
+            act_msg_drop(&want);
+        if (!act_addr_is_nobody(r->arg->link)) {
+            struct act_msg watch = act_msg_make(ACT_LINK_WATCH, r->arg->link);
+            act_p_link_watch(&watch)->who = a[k].addr;
+            if (act_send(r->self, &watch))
+                act_msg_drop(&watch);
+        }
+    }
+    check_lacking(r);
+}
+
+static void take_node_down(struct router *r, struct act_msg *m)
+{
+    lose_members(r, act_p_node_down(m)->peer, NULL, 0, -EHOSTDOWN);
+    check_lacking(r);
+}
+
 /* A member ended; one that was started again in the same place is used from now on. */
 static void take_down(struct router *r, struct act_msg *m)
 {
@@ -318,7 +370,8 @@ static void take_down(struct router *r, struct act_msg *m)
     if (i < 0 || reason == -ESHUTDOWN)
         return;
     unsigned role = r->member[i].role;
-    struct act_addr now = act_current(act_self_runtime(r->self), act_p_down(m)->who);
+    struct act_addr now = act_p_down(m)->who.peer ? ACT_NOBODY /* its node will tell */
+                                                  : act_current(act_self_runtime(r->self), act_p_down(m)->who);
     act_log_event(r->arg->log, ACT_LOG_ERROR, "router", 0, "part_ended", "part=%s reason=%d restarted=%d",
                   role == CFG_ROLE_PREFILL ? "prefill" : "decode", reason, !act_addr_is_nobody(now));
     lose(r, i, reason);
@@ -360,6 +413,12 @@ static int router_receive(struct act_self *self, void *state, struct act_msg *m,
         case ACT_DOWN:
             take_down(r, &m[i]);
             break;
+        case ACT_NODE_UP:
+            take_node(r, &m[i]);
+            break;
+        case ACT_NODE_DOWN:
+            take_node_down(r, &m[i]);
+            break;
         case ACT_TIMER:
             look_for_silence(r);
             break;
@@ -384,6 +443,11 @@ static int router_start(struct act_self *self, void *state, const void *arg)
     for (int i = 0; e && i < e->n_decode; i++)
         add_member(r, e->decode[i], CFG_ROLE_DECODE);
     check_lacking(r);
+    if (!act_addr_is_nobody(r->arg->link)) {
+        struct act_msg watch = act_msg_make(ACT_NODES_WATCH, r->arg->link);
+        if (act_send(self, &watch))
+            act_msg_drop(&watch);
+    }
     if (r->arg->silent_ns > 0)
         act_timer_after(self, &r->silence, r->arg->silent_ns / 4, TAG_SILENCE);
     return 0;
@@ -412,6 +476,17 @@ const struct act_behaviour act_router_behaviour = {
 };
 
 /* ---- the members' side ---- */
+
+void act_routers_message(struct act_routers *r, const struct act_msg *m)
+{
+    int i = 0;
+    while (i < r->n && !act_addr_equal(r->addr[i], m->src))
+        i++;
+    if (m->type == ACT_LOAD_WANTED && i == r->n && r->n < ACT_ROUTERS_MAX)
+        r->addr[r->n++] = m->src;
+    else if (m->type == ACT_UNDELIVERABLE && i < r->n)
+        r->addr[i] = r->addr[--r->n];
+}
 
 void act_load_report(struct act_self *self, struct act_addr router, unsigned role, uint32_t *sequence,
                      const struct act_b_load *load)

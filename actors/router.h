@@ -1,10 +1,10 @@
 /* The Router: which Prefill and which Decode work for a request. One per gateway, on the gateway's worker.
  *
- * It knows its members from a list or from their first LOAD report, keeps books of what it has placed itself, and takes
- * from each report only what others have placed there; so a report that is a little old does no harm. Of two members
- * drawn at random the less loaded one is taken: Prefill by outstanding prompt tokens, Decode by room in its KV memory,
- * then by sequences. With `prefix`, every Prefill is weighed instead, and tokens that one of them has computed before
- * count for it.
+ * It knows its members from a list, from the directory of the link or from their first LOAD report, keeps books of what
+ * it has placed itself, and takes from each report only what others have placed there; so a report that is a little old
+ * does no harm. Of two members drawn at random the less loaded one is taken: Prefill by outstanding prompt tokens,
+ * Decode by room in its KV memory, then by sequences. With `prefix`, every Prefill is weighed instead, and tokens that
+ * one of them has computed before count for it.
  *
  * When a member ends, or a distant one is silent for too long, each request that was placed there is told
  * (ROUTE_LOST). */
@@ -21,7 +21,8 @@ struct act_router_arg {
         *engine; /* its prefill and decode lists, as they are at start; NULL: none of this process */
     bool prefix; /* weigh known prefixes against load */
     int block_tokens;
-    int64_t silent_ns; /* a member of another process that was not heard of for so long is gone */
+    struct act_addr link; /* tells of members on other nodes (link.h); nobody: there are none */
+    int64_t silent_ns;    /* a member of another node that was not heard of for so long is gone; 0: never */
     struct act_log *log;
     /* What is not there any more, "prefill" or "decode"; NULL: both are. On every change; thread of the Router. */
     void (*lacking)(void *ctx, const char *part);
@@ -30,6 +31,15 @@ struct act_router_arg {
 
 /* arg: struct act_router_arg *. */
 extern const struct act_behaviour act_router_behaviour;
+
+/* Who gets an actor's LOAD reports beside the Router of its own process: Routers of other nodes that asked for them. */
+enum { ACT_ROUTERS_MAX = 64 };
+struct act_routers {
+    struct act_addr addr[ACT_ROUTERS_MAX];
+    int n;
+};
+/* LOAD_WANTED, or a LOAD that came back. */
+void act_routers_message(struct act_routers *r, const struct act_msg *m);
 
 /* Sends a LOAD report of the actor to the Router; role: CFG_ROLE_PREFILL or CFG_ROLE_DECODE. Nobody: none is sent. */
 void act_load_report(struct act_self *self, struct act_addr router, unsigned role, uint32_t *sequence,

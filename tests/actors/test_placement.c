@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "actors/link.h"
 #include "tests/support/engine_world.h"
 
 /* ---- requests over several actors ---- */
@@ -356,4 +357,112 @@ Test(router, a_known_prefix_draws_a_prompt_until_the_load_outweighs_it)
     count(busy.prefill, ASKED, 4, n);
     for (int i = 0; i < 4; i++)
         cr_expect_gt(n[i], 90, "with a queue Prefill %d got %d", i, n[i]);
+}
+
+/* ---- members of other nodes ---- */
+
+/* Stands for the link: tells of a node, then of its new list, then of its end; the asker asks in between. */
+struct directory {
+    struct rig rig;
+    struct act_addr link;
+    int wanted, lost, watched, refused;
+    struct act_timer timer;
+};
+
+static int member_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    struct directory *d = *(struct directory **)state;
+    (void)self;
+    for (int i = 0; i < count; i++)
+        d->wanted += m[i].type == ACT_LOAD_WANTED;
+    return 0;
+}
+
+static int member_start(struct act_self *self, void *state, const void *arg)
+{
+    (void)self;
+    *(struct directory **)state = (struct directory *)arg;
+    return 0;
+}
+
+static const struct act_behaviour member_behaviour = {
+    .name = "member", .state_size = sizeof(void *), .start = member_start, .receive = member_receive};
+
+static void tell_node(struct act_self *self, struct directory *d, int first)
+{
+    struct act_msg m;
+    size_t bytes;
+    const struct act_engine *e = &d->rig.e;
+    int n = e->n_prefill - first + e->n_decode;
+    cr_assert_eq(act_msg_new(ACT_NODE_UP, e->router, (size_t)n * sizeof(struct act_node_actor), &m), 0);
+    act_p_node_up(&m)->actors = (uint32_t)n;
+    struct act_node_actor *a = act_msg_tail(&m, &bytes);
+    for (int i = first; i < e->n_prefill; i++)
+        *a++ = (struct act_node_actor){.kind = ACT_NODE_PREFILL, .addr = e->prefill[i]};
+    for (int i = 0; i < e->n_decode; i++)
+        *a++ = (struct act_node_actor){.kind = ACT_NODE_DECODE, .addr = e->decode[i]};
+    cr_assert_eq(act_send(self, &m), 0);
+}
+
+static int link_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    struct directory *d = *(struct directory **)state;
+    for (int i = 0; i < count; i++) {
+        d->watched += m[i].type == ACT_LINK_WATCH;
+        if (m[i].type == ACT_NODES_WATCH) {
+            tell_node(self, d, 0);
+            act_timer_after(self, &d->timer, 1000000, 1);
+        }
+        if (m[i].type == ACT_ROUTED) {
+            d->refused += act_p_routed(&m[i])->status != 0;
+            d->rig.answered++;
+        }
+        d->lost += m[i].type == ACT_ROUTE_LOST;
+        if (m[i].type != ACT_TIMER)
+            continue;
+        uint64_t at = act_p_timer(&m[i])->tag;
+        if (at == 1) /* all are there */
+            for (int k = 0; k < 8; k++)
+                ask_router(self, &d->rig);
+        else if (at == 2) /* one Prefill has left the list */
+            tell_node(self, d, 1);
+        else if (at == 3) { /* the node is gone */
+            struct act_msg down = act_msg_make(ACT_NODE_DOWN, d->rig.e.router);
+            act_send(self, &down);
+        } else if (at == 4)
+            ask_router(self, &d->rig);
+        if (at < 4)
+            act_timer_after(self, &d->timer, 1000000, at + 1);
+    }
+    return 0;
+}
+
+static const struct act_behaviour link_behaviour = {
+    .name = "link", .state_size = sizeof(void *), .start = member_start, .receive = link_receive};
+
+Test(router, members_of_other_nodes_come_and_go_with_the_directory)
+{
+    static struct directory d;
+    struct act_sim *sim;
+    struct cfg_error err;
+    struct rig *g = &d.rig;
+    cr_assert_eq(act_sim_new(&(struct act_sim_config){.seed = 1}, &sim, &err), 0);
+    struct act_config c = {.epoch = 1, .workers = 1};
+    c.worker[0] = (struct act_worker_config){.name = "io", .kind = ACT_WORKER_ENGINE, .cpu = -1};
+    cr_assert_eq(act_sim_add(sim, &c, &g->rt, &err), 0);
+    for (; g->e.n_prefill < 2; g->e.n_prefill++)
+        spawn(g, &member_behaviour, &d, &g->e.prefill[g->e.n_prefill]);
+    spawn(g, &member_behaviour, &d, &g->e.decode[g->e.n_decode++]);
+    spawn(g, &link_behaviour, &d, &d.link);
+    g->arg.block_tokens = TS_WORLD_BLOCK;
+    g->arg.link = d.link;
+    spawn(g, &act_router_behaviour, &g->arg, &g->e.router);
+    act_sim_run(sim, INT64_C(1000000000), 100000);
+    cr_expect_eq(d.wanted, 3, "%d members were asked for their load", d.wanted);
+    cr_expect_eq(d.watched, 3);
+    cr_expect_eq(g->answered, 9);
+    cr_expect_eq(d.refused, 1, "without members nothing is placed");
+    /* Four lose their Prefill, then all eight what they have left. */
+    cr_expect(d.lost >= 12 && d.lost <= 20, "%d messages of lost places", d.lost);
+    act_sim_free(sim);
 }

@@ -124,11 +124,9 @@ static void spawn_far(struct ts_world *w)
     for (f->e.n_decode = 0; f->e.n_decode < (w->decodes ? w->decodes : 1); f->e.n_decode++)
         spawn(w, TS_PART_DECODE, TS_FAR + f->e.n_decode, &f->e, &f->e.decode[f->e.n_decode]);
     spawn(w, TS_PART_PREFILL, TS_FAR, &f->e, &f->replay);
-    f->arg = (struct act_landing_arg){
-        .engine = &f->e, .replay = f->replay, .routers = &w->e.router, .n_routers = &w->n_routers, .stats = &f->stats};
+    f->arg = (struct act_landing_arg){.engine = &f->e, .replay = f->replay, .router = &w->e.router, .stats = &f->stats};
     spawn(w, TS_PART_LANDING, TS_FAR, &f->arg, &f->landing);
-    f->e.router = f->landing;
-    w->n_routers = 1;
+    f->e.load = f->landing;
 }
 
 /* Both ways. */

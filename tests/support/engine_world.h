@@ -113,8 +113,7 @@ struct ts_world {
     struct act_sim_fault kv_link;
     struct ts_far far;
     struct act_engine members; /* as the Router knows them */
-    int n_routers;
-    int64_t cost[TS_PARTS]; /* virtual ns that a call of such an actor takes */
+    int64_t cost[TS_PARTS];    /* virtual ns that a call of such an actor takes */
 
     struct ts_inner inner[TS_PARTS][TS_WORLD_SHARDS];
     struct act_behaviour outer[TS_PARTS];
