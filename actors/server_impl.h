@@ -9,6 +9,7 @@
 #include "actors/engine.h"
 #include "actors/expert.h"
 #include "actors/gateway/gateway.h"
+#include "actors/landing.h"
 #include "actors/router.h"
 #include "actors/runtime/runtime.h"
 #include "actors/server.h"
@@ -33,7 +34,9 @@ struct act_server {
     struct act_map *map; /* of the experts of this node's group, to begin with */
     struct act_balancer_arg balancer;
     struct act_router_arg router;
-    struct act_store store; /* n_tiers 0: nothing below the device */
+    struct act_landing_arg landing;
+    struct act_engine members; /* as the Router knows this node, when a Landing stands for its Decode actors */
+    struct act_store store;    /* n_tiers 0: nothing below the device */
     struct act_tier_source_arg tier_source;
     struct gw_context gateway;
     struct act_addr gateway_addr; /* nobody: the node has no such role */
@@ -63,6 +66,10 @@ void server_tiers_close(struct act_server *s);
 /* server_experts.c: the node's group of expert shards, those of this process, and the balancer where this is the
  * group's first expert node. Shards of other nodes are nobody until they are found. */
 int server_spawn_experts(struct act_server *s, struct cfg_error *err);
+/* server_landing.c: the Landing of a node with Decode actors in a deployment, after them; and this node's actors as
+ * Routers are to know them. */
+int server_spawn_landing(struct act_server *s, struct cfg_error *err);
+const struct act_engine *server_members(struct act_server *s);
 /* Makes the actors of the node's roles; the runtime exists and does not run yet. */
 int server_spawn(struct act_server *s, struct cfg_error *err);
 

@@ -84,6 +84,8 @@ static int plan_engine(struct act_server *s, struct cfg_error *err)
                                            .full_bridge = c->replay.bridge_window == CFG_BRIDGE_FULL,
                                            .lease = pages > 64 ? 8 : 1,
                                            .prefill_share_ns = c->engine.prefill_share_us * 1000};
+    e->form = (enum mdl_handoff_form)c->engine.handoff;
+    e->tickets.lease = c->engine.ticket_lease_us * 1000;
     r = act_speculation_prepare(c, s->log, server_has(s, CFG_ROLE_DECODE), e, err);
     if (r)
         return r;

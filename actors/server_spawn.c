@@ -61,7 +61,7 @@ static void on_lacking(void *ctx, const char *part)
 static int spawn_router(struct act_server *s, struct cfg_error *err)
 {
     const struct cfg_config *c = s->config;
-    s->router = (struct act_router_arg){.engine = &s->engine,
+    s->router = (struct act_router_arg){.engine = server_members(s),
                                         .prefix = c->engine.routing == CFG_ROUTING_PREFIX,
                                         .block_tokens = c->kv.block_tokens,
                                         .log = s->log,
@@ -102,6 +102,7 @@ int server_spawn(struct act_server *s, struct cfg_error *err)
         {CFG_ROLE_PREFILL | CFG_ROLE_DECODE, spawn_tier},
         {CFG_ROLE_PREFILL | CFG_ROLE_DECODE | CFG_ROLE_EXPERT, server_spawn_experts},
         {CFG_ROLE_DECODE, spawn_decode},
+        {CFG_ROLE_DECODE, server_spawn_landing},
         {CFG_ROLE_PREFILL, spawn_prefill},
         {CFG_ROLE_GATEWAY, spawn_router},
         {CFG_ROLE_GATEWAY, spawn_helper},

@@ -26,6 +26,7 @@ enum {
 
 enum cfg_cpu { CFG_CPU_AUTO, CFG_CPU_SCALAR, CFG_CPU_AVX2, CFG_CPU_AVX512 };
 enum cfg_bridge_window { CFG_BRIDGE_TRUNCATE, CFG_BRIDGE_FULL };
+enum cfg_handoff { CFG_HANDOFF_FULL, CFG_HANDOFF_ENCODER, CFG_HANDOFF_GLOBAL };
 enum cfg_routing { CFG_ROUTING_AUTO, CFG_ROUTING_LOAD, CFG_ROUTING_PREFIX };
 enum cfg_speculation { CFG_SPECULATION_OFF, CFG_SPECULATION_FIXED, CFG_SPECULATION_DYNAMIC };
 enum cfg_acceptance { CFG_ACCEPTANCE_MATCH, CFG_ACCEPTANCE_REJECTION };
@@ -123,6 +124,8 @@ struct cfg_config {
         int64_t prefill_share_us;
         int expert_shards, prefill_actors, decode_actors;
         int routing; /* enum cfg_routing */
+        int handoff; /* enum cfg_handoff */
+        int64_t ticket_lease_us;
     } engine;
     struct {
         int wave_rows, spare;

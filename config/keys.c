@@ -14,6 +14,7 @@
 static const char *const cpu_values[] = {"auto", "scalar", "avx2", "avx512", NULL};
 static const char *const bridge_values[] = {"truncate", "full", NULL};
 static const char *const lost_values[] = {"takeover", "wait", NULL};
+static const char *const handoff_values[] = {"full", "encoder", "global", NULL};
 static const char *const routing_values[] = {"auto", "load", "prefix", NULL};
 static const char *const speculation_values[] = {"off", "fixed", "dynamic", NULL};
 static const char *const acceptance_values[] = {"match", "rejection", NULL};
@@ -203,6 +204,14 @@ const struct cfg_key cfg_keys[] = {
     {"engine.routing", CFG_ENUM, .values = routing_values, AT(engine.routing), .fallback = "auto",
      .help = "What decides where a prompt is computed: load alone, or prefix, which weighs tokens that a Prefill has "
              "computed before against its load. auto: load when all of them read the same cache, else prefix."},
+    {"engine.handoff", CFG_ENUM, .values = handoff_values, AT(engine.handoff), .fallback = "full",
+     .help = "What a prefill node sends to a decode node beside the rows of a prompt. full: all of its state. encoder: "
+             "the state of the layers below the cut; the decode node computes the others over the last rows, with the "
+             "same results. global: nothing; the decode node goes on as behind a prefix hit, an approximation. Prompts "
+             "in exact mode are always sent in full."},
+    {"engine.ticket_lease", CFG_DURATION, "ms", 10, 3600000, AT(engine.ticket_lease_us), .fallback = "30s",
+     .help = "A hand-off between nodes that makes no progress for this long is given up; the request goes on at "
+             "another place. Longer than a prefill node needs for one chunk."},
 
     {"experts", CFG_GROUP, .help = "Experts on shards: how they are reached, and how they are spread."},
     {"experts.wave_rows", CFG_INT, "rows", 1, 65535, AT(experts.wave_rows), .fallback = "512",
