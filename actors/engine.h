@@ -57,6 +57,7 @@ struct act_engine {
     struct act_addr router;   /* gets LOAD of Prefill now and then; nobody: none */
     struct act_addr load;     /* gets LOAD of Decode; nobody: router does */
     struct act_addr landing;  /* stands for the Decode actors towards other nodes (landing.h); nobody: one node alone */
+    struct act_addr link;     /* to the other nodes (link.h); nobody: one node alone */
 };
 
 /* Of a sequence of up to max_tokens tokens whose blocks are pages of the device. */

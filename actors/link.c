@@ -571,6 +571,7 @@ static int link_start(struct act_self *self, void *state, const void *arg)
     struct cfg_error err;
     l->self = self;
     l->arg = (struct act_link_arg *)(uintptr_t)arg;
+    l->arg->self = self;
     l->puts_tail = &l->puts;
     int r = open_net(l, &err);
     if (r) {

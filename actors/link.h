@@ -35,10 +35,11 @@ enum act_node_kind {
     ACT_NODE_GATEWAY = 2,
     ACT_NODE_PREFILL = 3,
     ACT_NODE_DECODE = 4,
-    ACT_NODE_TIER = 5,     /* the device tier */
-    ACT_NODE_EXPERT = 6,   /* a: index of the shard in the node; b: shards of the node */
-    ACT_NODE_KV = 7,       /* tiers that others may use */
-    ACT_NODE_BALANCER = 8, /* of the node's group of experts */
+    ACT_NODE_TIER = 5,   /* the device tier */
+    ACT_NODE_EXPERT = 6, /* a: index of the shard in its group; b: shards of the group */
+    ACT_NODE_KV = 7,     /* tiers that others may use */
+    ACT_NODE_ROUTER = 8,
+    ACT_NODE_BALANCER = 9,
 };
 
 struct act_node_actor {
@@ -79,6 +80,7 @@ struct act_link_arg {
     void (*failed)(void *ctx, int reason);
     struct cfg_error *start_error;
     char bound[TP_ADDRESS_TEXT]; /* where it listens; set on start */
+    struct act_self *self;       /* the actor, set on start; for act_link_peer_info */
 };
 
 extern const struct act_behaviour act_link_behaviour;

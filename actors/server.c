@@ -6,7 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
+#include "actors/runtime/stats.h"
 #include "actors/server_impl.h"
 
 void server_on_ready(void *ctx, int port)
@@ -55,6 +57,7 @@ int act_server_new(const struct cfg_config *config, const char *node_name, struc
     s->config = config;
     s->node = node;
     s->log = log;
+    s->lock_file = -1;
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);
     struct act_config rc = {
@@ -65,7 +68,12 @@ int act_server_new(const struct cfg_config *config, const char *node_name, struc
         .name = "engine", .kind = ACT_WORKER_ENGINE, .cpu = -1, .actors_max = ACT_SHARDS_MAX + 16};
     rc.worker[SERVER_WORKER_HELPER] =
         (struct act_worker_config){.name = "helper", .kind = ACT_WORKER_HELPER, .cpu = -1, .actors_max = 4};
-    int r = server_plan(s, err);
+    rc.node = (uint16_t)(node - config->nodes + 1);
+    int r = server_incarnation(s, &rc.epoch, err);
+    if (!r)
+        r = server_plan(s, err);
+    if (!r)
+        r = server_plan_link(s, rc.epoch, err);
     rc.worker[SERVER_WORKER_TIER] = (struct act_worker_config){
         .name = "tier", .kind = ACT_WORKER_TIER, .cpu = -1, .source = &act_source_tier, .source_arg = &s->tier_source};
     if (!s->store.n_tiers)
@@ -100,6 +108,10 @@ int act_server_start(struct act_server *s, int *port, struct cfg_error *err)
 
 void act_server_url(const struct act_server *s, char *out, size_t size)
 {
+    if (!server_has(s, CFG_ROLE_GATEWAY)) {
+        snprintf(out, size, "node %s at %s", s->node->name, s->link ? s->link->bound : "nowhere");
+        return;
+    }
     const char *host = s->gateway.settings.host;
     bool v6 = strchr(host, ':') != NULL;
     snprintf(out, size, "%s://%s%s%s:%d", s->gateway.tls_cert ? "https" : "http", v6 ? "[" : "", host, v6 ? "]" : "",
@@ -113,7 +125,7 @@ static bool is_loopback(const char *host)
 
 const char *act_server_warning(const struct act_server *s)
 {
-    if (is_loopback(s->gateway.settings.host))
+    if (!server_has(s, CFG_ROLE_GATEWAY) || is_loopback(s->gateway.settings.host))
         return NULL;
     if (!s->gateway.keys_file)
         return "this address can be reached from other machines and no API key is asked for; set security.keys_file";
@@ -133,20 +145,51 @@ bool act_server_failed(struct act_server *s)
 
 void act_server_reload(struct act_server *s)
 {
-    struct act_msg m = act_msg_make(ACT_RELOAD, s->gateway_addr);
-    act_runtime_post(s->rt, &m);
+    const struct act_addr who[] = {s->gateway_addr, s->engine.link};
+    for (int i = 0; i < 2; i++) {
+        struct act_msg m = act_msg_make(ACT_RELOAD, who[i]);
+        if (!act_addr_is_nobody(who[i]))
+            act_runtime_post(s->rt, &m);
+    }
 }
 
 void act_server_drain(struct act_server *s)
 {
+    pthread_mutex_lock(&s->lock);
+    s->draining = true;
+    pthread_mutex_unlock(&s->lock);
     if (!server_has(s, CFG_ROLE_GATEWAY))
-        server_on_drained(s);
+        return; /* act_server_drained looks at the engine itself */
     struct act_msg m = act_msg_make(ACT_DRAIN, s->gateway_addr);
     act_runtime_post(s->rt, &m);
 }
 
+bool act_server_drain_asked(struct act_server *s)
+{
+    pthread_mutex_lock(&s->lock);
+    bool asked = s->drain_asked;
+    pthread_mutex_unlock(&s->lock);
+    return asked;
+}
+
+static void count_busy(void *ctx, const struct act_stats_actor *a)
+{
+    *(int *)ctx += a->progress_age_ns > 0 || a->waiting > 0;
+}
+
+/* A node without gateway has no requests of its own: it is drained when none of its actors has work. */
+static void look_at_engine(struct act_server *s)
+{
+    int busy = 0;
+    act_stats_actors(s->rt, count_busy, &busy);
+    if (!busy)
+        server_on_drained(s);
+}
+
 int act_server_drained(struct act_server *s, int wait_ms)
 {
+    if (!server_has(s, CFG_ROLE_GATEWAY))
+        look_at_engine(s);
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += wait_ms / 1000;
@@ -166,6 +209,10 @@ void act_server_free(struct act_server *s)
     if (!s)
         return;
     act_runtime_free(s->rt);
+    free(s->link);
+    free(s->link_peers);
+    if (s->lock_file >= 0)
+        close(s->lock_file);
     gw_keys_free(&s->gateway.keys);
     gw_http_tls_free(s->gateway.tls);
     act_map_free(s->map);

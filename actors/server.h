@@ -12,6 +12,7 @@
 
 struct act_server;
 struct act_log;
+struct tp_ops;
 
 /* node: name in the configuration, NULL: the only one. config and log outlive the server. -EINVAL: the configuration is
  * at fault, alone or for this model; other errors: the model or the machine is. */
@@ -25,12 +26,21 @@ void act_server_url(const struct act_server *s, char *out, size_t size);
 const char *act_server_warning(const struct act_server *s);
 /* Whether it can serve nothing more, because the gateway or a part of the engine has ended. */
 bool act_server_failed(struct act_server *s);
-/* Reads the API keys and the certificate again; what is wrong with them goes to the log and the old ones stay. */
+/* Reads the API keys, the certificate and the list of nodes again; what is wrong with them goes to the log and the old
+ * ones stay. */
 void act_server_reload(struct act_server *s);
+/* Whether a tool has asked for a drain (weft drain). */
+bool act_server_drain_asked(struct act_server *s);
 /* Refuses new requests from now on. */
 void act_server_drain(struct act_server *s);
 /* Whether the last request has ended after act_server_drain. wait_ms: how long to wait for it. */
 int act_server_drained(struct act_server *s, int wait_ms);
 void act_server_free(struct act_server *s);
+
+/* The provider that the configuration names; rdma: its tp_endpoint_config.provider, with texts of the configuration,
+ * when it is that one. -ENOTSUP: it cannot be had here, err says why and what to do. */
+struct tp_rdma_config;
+int act_server_transport(const struct cfg_config *c, const struct tp_ops **ops, struct tp_rdma_config *rdma,
+                         struct cfg_error *err);
 
 #endif

@@ -10,16 +10,21 @@
 #include "actors/expert.h"
 #include "actors/gateway/gateway.h"
 #include "actors/landing.h"
+#include "actors/link.h"
 #include "actors/router.h"
 #include "actors/runtime/runtime.h"
 #include "actors/server.h"
 #include "actors/tier_source.h"
 #include "actors/tier_store.h"
 #include "config/config.h"
+#include "transport/rdma.h"
 
 /* The workers of a node's runtime. */
 /* The last one is there only with tiers below the device. */
 enum { SERVER_WORKER_IO, SERVER_WORKER_ENGINE, SERVER_WORKER_HELPER, SERVER_WORKER_TIER, SERVER_WORKERS };
+
+/* Ids of the memory that other nodes may write. */
+enum { SERVER_WINDOW_PAGES = 1 /* the device tier's pages, one after the other */ };
 
 struct act_server {
     const struct cfg_config *config;
@@ -38,12 +43,16 @@ struct act_server {
     struct act_engine members; /* as the Router knows this node, when a Landing stands for its Decode actors */
     struct act_store store;    /* n_tiers 0: nothing below the device */
     struct act_tier_source_arg tier_source;
+    struct act_link_arg *link; /* NULL: one node alone */
+    struct act_link_peer *link_peers;
+    struct tp_rdma_config rdma; /* of the link, with this provider */
+    int lock_file;              /* held while the node lives; -1: none */
     struct gw_context gateway;
     struct act_addr gateway_addr; /* nobody: the node has no such role */
     /* What the workers tell the main thread. */
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    bool ready, drained, failed;
+    bool ready, drained, failed, draining, drain_asked;
     int port;
     struct cfg_error gateway_error;
 };
@@ -70,6 +79,12 @@ int server_spawn_experts(struct act_server *s, struct cfg_error *err);
  * Routers are to know them. */
 int server_spawn_landing(struct act_server *s, struct cfg_error *err);
 const struct act_engine *server_members(struct act_server *s);
+/* server_link.c: the boot epoch, for which the node's name is taken on this machine; the link's plan, after the other
+ * plans; the link; and the directory, when all other actors are there. */
+int server_incarnation(struct act_server *s, uint64_t *epoch, struct cfg_error *err);
+int server_plan_link(struct act_server *s, uint64_t epoch, struct cfg_error *err);
+int server_spawn_link(struct act_server *s, struct cfg_error *err);
+void server_list_actors(struct act_server *s);
 /* Makes the actors of the node's roles; the runtime exists and does not run yet. */
 int server_spawn(struct act_server *s, struct cfg_error *err);
 

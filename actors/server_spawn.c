@@ -53,6 +53,8 @@ static int spawn_prefill(struct act_server *s, struct cfg_error *err)
 static void on_lacking(void *ctx, const char *part)
 {
     struct act_server *s = ctx;
+    if (s->link)
+        return; /* they are on other nodes, which come and go */
     s->gateway.lost = part;
     if (part)
         server_on_failed(s);
@@ -108,9 +110,11 @@ int server_spawn(struct act_server *s, struct cfg_error *err)
         {CFG_ROLE_GATEWAY, spawn_helper},
         {CFG_ROLE_GATEWAY, spawn_gateway},
     };
-    int r = 0;
+    int r = server_spawn_link(s, err);
     for (size_t i = 0; !r && i < sizeof parts / sizeof parts[0]; i++)
         if (server_has(s, parts[i].roles))
             r = parts[i].spawn(s, err);
+    if (!r)
+        server_list_actors(s);
     return r;
 }

@@ -95,6 +95,8 @@ static int run(struct act_server *s, struct act_log *log, const sigset_t *set)
     enum { LOOK_MS = 500 };
     while (!act_server_failed(s)) {
         int sig = next_signal(set, LOOK_MS);
+        if (act_server_drain_asked(s))
+            return SIGTERM;
         if (sig == SIGTERM || sig == SIGINT)
             return sig;
         if (sig == SIGHUP) {

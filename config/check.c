@@ -108,6 +108,33 @@ static void check_node(const struct cfg_config *c, const struct cfg_node *n, str
     }
 }
 
+/* What only a deployment of several nodes needs. */
+static void check_cluster(const struct cfg_config *c, struct cfg_report *report)
+{
+    struct cfg_place list = c->places[cfg_key_find("nodes")];
+    if (c->cluster.silence_us < c->cluster.ping_us)
+        REPORT_AT(report, c, place_of(c, "cluster.silence", "cluster.ping"), "Raise cluster.silence.",
+                  "cluster.silence is shorter than cluster.ping, so that every idle node would be lost");
+    if (c->n_nodes < 2)
+        return;
+    for (int i = 0; i < c->n_nodes; i++) {
+        const struct cfg_node *n = &c->nodes[i];
+        if (!n->port)
+            REPORT_AT(report, c, n->place, "Add port = NUMBER.", "node \"%s\" has no port where the others reach it",
+                      n->name);
+        for (const struct cfg_node *o = c->nodes; o < n; o++)
+            if (n->port && o->port == n->port && strcmp(o->host, n->host) == 0)
+                REPORT_AT(report, c, n->place, "Give each node an address of its own.",
+                          "node \"%s\" is reached at %s:%d, as node \"%s\" is", n->name, n->host, n->port, o->name);
+    }
+    if (!c->cluster.secret_file[0])
+        REPORT_AT(report, c, list,
+                  "Add cluster = { secret_file = \"FILE\"; }; `head -c 32 /dev/urandom | base64` makes one.",
+                  "several nodes need cluster.secret_file");
+    if (!c->cluster.state[0])
+        REPORT_AT(report, c, list, "Add cluster = { state = \"FOLDER\"; }.", "several nodes need cluster.state");
+}
+
 static void check_nodes(const struct cfg_config *c, struct cfg_report *report)
 {
     int list = cfg_key_find("nodes");
@@ -133,6 +160,7 @@ void cfg_check_combinations(const struct cfg_config *c, struct cfg_report *repor
     check_model(c, report);
     check_security(c, report);
     check_nodes(c, report);
+    check_cluster(c, report);
 }
 
 int cfg_replay_rows(const struct cfg_config *c, int window)

@@ -58,6 +58,7 @@ struct cfg_node {
     char host[CFG_ADDRESS_TEXT];
     char listen[CFG_ADDRESS_TEXT]; /* "HOST:PORT"; "": no gateway */
     char experts[CFG_NAME_TEXT];   /* group of expert shards that it uses or belongs to */
+    int port;                      /* for the other nodes; 0: none, one node alone */
 };
 
 /* Every field is the key of the same path; docs/CONFIG.md explains each. */
@@ -151,6 +152,10 @@ struct cfg_config {
         char file[CFG_PATH_TEXT]; /* "": standard error */
         int64_t progress_after_us;
     } log;
+    struct {
+        char secret_file[CFG_PATH_TEXT], state[CFG_PATH_TEXT];
+        int64_t connect_us, ping_us, silence_us, retry_us;
+    } cluster;
     struct cfg_node nodes[CFG_NODES_MAX];
     int n_nodes; /* at least 1: without any in the file, one node with every role */
 
@@ -179,6 +184,11 @@ int cfg_replay_rows(const struct cfg_config *c, int window);
 
 /* Whether text is HOST:PORT with a port of 0 to 65535; an IPv6 address is in brackets. */
 bool cfg_address_valid(const char *text);
+
+/* "HOST:PORT" under which the other nodes reach it. */
+void cfg_node_address(const struct cfg_node *n, char *out, size_t size);
+/* "prefill,decode" */
+void cfg_roles_text(unsigned roles, char *out, size_t size);
 
 /* The node with this name, or NULL. */
 const struct cfg_node *cfg_config_node(const struct cfg_config *c, const char *name);

@@ -253,6 +253,22 @@ const struct cfg_key cfg_keys[] = {
      .fallback = "0",
      .help = "Most bytes that are registered at once; more is registered in pieces. 0: what the device allows."},
 
+    {"cluster", CFG_GROUP, .help = "How the nodes of a deployment reach each other. Not used by one node alone."},
+    {"cluster.secret_file", CFG_TEXT, "file", AT(cluster.secret_file), .fallback = "",
+     .help =
+         "File with the secret that all nodes share, 16 bytes or more. Nodes prove to each other that they know it; "
+         "what they send is not encrypted."},
+    {"cluster.state", CFG_TEXT, "folder", AT(cluster.state), .fallback = "",
+     .help = "Folder in which a node keeps its boot epoch, so that a restarted one is told from the one before."},
+    {"cluster.connect", CFG_DURATION, "ms", 10, 600000, AT(cluster.connect_us), .fallback = "5s",
+     .help = "Connecting and the handshake may take this long."},
+    {"cluster.ping", CFG_DURATION, "ms", 10, 600000, AT(cluster.ping_us), .fallback = "1s",
+     .help = "A connection over which nothing came for this long is asked whether it lives."},
+    {"cluster.silence", CFG_DURATION, "ms", 10, 600000, AT(cluster.silence_us), .fallback = "5s",
+     .help = "A node that does not answer for this long is lost. At least cluster.ping."},
+    {"cluster.retry", CFG_DURATION, "ms", 10, 600000, AT(cluster.retry_us), .fallback = "2s",
+     .help = "Longest pause between two tries to reach a node; the first is 50 ms, then they double."},
+
     {"security", CFG_GROUP,
      .help = "Who may use the server, and what is encrypted. Nothing is, without a certificate."},
     {"security.keys_file", CFG_TEXT, "file", AT(security.keys_file), .fallback = "",
@@ -286,6 +302,8 @@ const struct cfg_key cfg_keys[] = {
      .help = "What the node does. Every role but kv must be taken by at least one node."},
     {"nodes[].host", CFG_TEXT, IN_NODE(host), .fallback = "127.0.0.1",
      .help = "Name or address under which the other nodes reach it."},
+    {"nodes[].port", CFG_INT, "port", 0, 65535, IN_NODE(port), .fallback = "0",
+     .help = "Port at host where it listens for the other nodes. Needed when there are several nodes."},
     {"nodes[].experts", CFG_TEXT, IN_NODE(experts), .fallback = "",
      .help =
          "Prefill, decode and expert nodes with the same name here belong together: shards of this group serve these "
@@ -493,4 +511,19 @@ bool cfg_address_valid(const char *text)
     if (text[0] == '[')
         return host > 2 && text[host - 1] == ']' && !strpbrk(text, " \t");
     return !memchr(text, ':', host) && !strpbrk(text, " \t[]/");
+}
+
+void cfg_node_address(const struct cfg_node *n, char *out, size_t size)
+{
+    bool v6 = strchr(n->host, ':') != NULL;
+    snprintf(out, size, "%s%s%s:%d", v6 ? "[" : "", n->host, v6 ? "]" : "", n->port);
+}
+
+void cfg_roles_text(unsigned roles, char *out, size_t size)
+{
+    size_t len = 0;
+    out[0] = 0;
+    for (int r = 0; role_values[r] && len < size; r++)
+        if (roles >> r & 1)
+            len += (size_t)snprintf(out + len, size - len, "%s%s", len ? "," : "", role_values[r]);
 }

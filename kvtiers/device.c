@@ -83,6 +83,11 @@ void kv_device_free(struct kv_device *d)
     free(d);
 }
 
+int kv_device_pages(const struct kv_device *d)
+{
+    return d->n_pages;
+}
+
 uint8_t *kv_device_bytes(const struct kv_device *d, int page)
 {
     return d->memory + (size_t)page * d->page_bytes;

@@ -31,6 +31,8 @@ struct kv_device;
 int kv_device_new(int pages, size_t page_bytes, size_t snapshot_limit, struct kv_device **out, struct cfg_error *err);
 void kv_device_free(struct kv_device *d);
 
+/* Pages lie one after the other. */
+int kv_device_pages(const struct kv_device *d);
 uint8_t *kv_device_bytes(const struct kv_device *d, int page);
 /* Pages that kv_device_take could hand out now: free and cached ones. */
 int kv_device_available(const struct kv_device *d);

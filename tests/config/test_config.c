@@ -116,8 +116,9 @@ Test(config, every_type_of_value_arrives)
                 "sampling = { temperature = 0; top_p = 0.25; };\n"
                 "limits = { request_bytes = \"2 MiB\"; };\n"
                 "log = { progress_after = 250; format = \"json\"; };\n"
-                "nodes = ( { name = \"a\"; roles = [\"gateway\", \"prefill\"]; listen = \"[::1]:80\"; },\n"
-                "          { name = \"b\"; roles = (\"decode\", \"expert\"); host = \"10.0.0.2\"; } );\n",
+                "nodes = ( { name = \"a\"; roles = [\"gateway\", \"prefill\"]; listen = \"[::1]:80\"; port = 7; },\n"
+                "          { name = \"b\"; roles = (\"decode\", \"expert\"); host = \"10.0.0.2\"; port = 7; } );\n"
+                "cluster = { secret_file = \"s\"; state = \"t\"; ping = \"20ms\"; silence = 60; };\n",
                 &c);
     cr_expect_str_eq(c.model.path, "m \"x\"");
     cr_expect_eq(c.model.context, 4096);
@@ -136,6 +137,9 @@ Test(config, every_type_of_value_arrives)
     cr_expect_str_eq(c.nodes[0].listen, "[::1]:80");
     cr_expect_eq(c.nodes[0].place.line, 7);
     cr_expect_str_eq(c.nodes[1].host, "10.0.0.2");
+    cr_expect_eq(c.nodes[1].port, 7);
+    cr_expect_eq(c.cluster.ping_us, 20000);
+    cr_expect_eq(c.cluster.silence_us, 60000);
     cr_expect_eq(cfg_config_node(&c, "b"), &c.nodes[1]);
     cr_expect_null(cfg_config_node(&c, "c"));
 }
@@ -231,6 +235,22 @@ Test(config, lists_of_groups_are_checked)
     expect_problem("nodes = ( { name = \"a\"; roles = [\"gateway\"]; listen = \"h:1\"; },\n"
                    "          { name = \"b\"; roles = [\"gateway\"]; listen = \"h:1\"; } );",
                    "t.conf:2: node \"b\" listens at h:1 on host 127.0.0.1, as node \"a\" does");
+}
+
+Test(config, several_nodes_need_to_reach_each_other)
+{
+#define TWO(a, b, rest)                                                                                                \
+    "nodes = ( { name = \"a\"; roles = [\"gateway\", \"prefill\", \"decode\"]; listen = \"h:1\"; " a " },\n"           \
+    "          { name = \"b\"; roles = [\"expert\"]; " b " } );\n" rest
+    static struct cfg_config c;
+    expect_fine(TWO("port = 1;", "port = 2;", "cluster = { secret_file = \"s\"; state = \"t\"; };"), &c);
+    expect_problem(TWO("port = 1;", "", ""), "t.conf:2: node \"b\" has no port where the others reach it. Add port");
+    expect_problem(TWO("port = 1;", "port = 1;", ""),
+                   "t.conf:2: node \"b\" is reached at 127.0.0.1:1, as node \"a\" is");
+    expect_problem(TWO("port = 1;", "port = 2;", ""), "several nodes need cluster.secret_file. Add");
+    expect_problem(TWO("port = 1;", "port = 2;", ""), "several nodes need cluster.state. Add");
+    expect_problem("cluster = { ping = 2000; silence = 1000; };", "cluster.silence is shorter than cluster.ping");
+#undef TWO
 }
 
 Test(config, impossible_combinations_are_reported)

@@ -1,0 +1,284 @@
+/* How a node reaches the others: its incarnation, the link's plan, its directory, and what it answers to tools. */
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "actors/runtime/log.h"
+#include "actors/runtime/stats.h"
+#include "actors/server_impl.h"
+#include "config/version.h"
+#include "transport/rdma.h"
+#include "transport/tcp.h"
+
+/* ---- the incarnation ------------------------------------------------------------------------------- */
+
+static int make_folder(const char *path, struct cfg_error *err)
+{
+    char part[CFG_PATH_TEXT];
+    for (size_t i = 1; i <= strlen(path); i++) {
+        if (path[i] != '/' && path[i])
+            continue;
+        snprintf(part, sizeof part, "%.*s", (int)i, path);
+        if (mkdir(part, 0755) && errno != EEXIST)
+            return cfg_error_set(err, errno, "cluster.state: folder %s: %s", part, strerror(errno));
+    }
+    return 0;
+}
+
+/* Holds the node's name on this machine: a second process under it is refused before it does anything. */
+static int lock_name(struct act_server *s, struct cfg_error *err)
+{
+    char path[CFG_PATH_TEXT + CFG_NAME_TEXT + 8];
+    snprintf(path, sizeof path, "%s/%s.lock", s->config->cluster.state, s->node->name);
+    s->lock_file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (s->lock_file < 0)
+        return cfg_error_set(err, errno, "%s: %s", path, strerror(errno));
+    if (flock(s->lock_file, LOCK_EX | LOCK_NB)) {
+        if (errno == EWOULDBLOCK)
+            return cfg_error_set(err, EEXIST, "another process runs node \"%s\" here (%s is locked); stop it first",
+                                 s->node->name, path);
+        return cfg_error_set(err, errno, "%s: %s", path, strerror(errno));
+    }
+    return 0;
+}
+
+int server_incarnation(struct act_server *s, uint64_t *epoch, struct cfg_error *err)
+{
+    char path[CFG_PATH_TEXT + CFG_NAME_TEXT + 8];
+    struct timespec t;
+    *epoch = 1;
+    if (s->config->n_nodes < 2)
+        return 0;
+    int r = make_folder(s->config->cluster.state, err);
+    if (!r)
+        r = lock_name(s, err);
+    clock_gettime(CLOCK_REALTIME, &t);
+    snprintf(path, sizeof path, "%s/%s.epoch", s->config->cluster.state, s->node->name);
+    if (!r)
+        r = act_epoch_next(path, (int64_t)t.tv_sec * 1000000000 + t.tv_nsec, epoch, err);
+    return r;
+}
+
+/* ---- the plan -------------------------------------------------------------------------------------- */
+
+int act_server_transport(const struct cfg_config *c, const struct tp_ops **ops, struct tp_rdma_config *rdma,
+                         struct cfg_error *err)
+{
+    const struct tp_rdma_plugin *plugin;
+    *ops = &tp_tcp;
+    if (c->transport.provider != CFG_PROVIDER_RDMA)
+        return 0;
+    int r = tp_rdma_load(&plugin, err);
+    if (r)
+        return cfg_error_prefix(err, r, "transport.provider = \"rdma\"");
+    *ops = plugin->ops;
+    *rdma = (struct tp_rdma_config){
+        .devices = c->transport.rdma.devices,
+        .traffic_class = {c->transport.rdma.class_control, c->transport.rdma.class_kv, c->transport.rdma.class_expert},
+        .spin_ns = c->transport.rdma.spin_us ? c->transport.rdma.spin_us * 1000 : -1,
+        .register_max = (uint64_t)c->transport.rdma.register_max};
+    return 0;
+}
+
+static int peers_of(const struct cfg_config *c, const struct cfg_node *self, struct act_link_peer *out, int max)
+{
+    int n = 0;
+    for (int i = 0; i < c->n_nodes && n < max; i++) {
+        if (&c->nodes[i] == self)
+            continue;
+        struct act_link_peer *p = &out[n++];
+        snprintf(p->name, sizeof p->name, "%s", c->nodes[i].name);
+        p->number = (uint16_t)(i + 1);
+        cfg_node_address(&c->nodes[i], p->address, sizeof p->address);
+    }
+    return n;
+}
+
+/* Reads the node list again. The node itself must be in it under its number, the numbers being the order of the list.
+ */
+static int reload_peers(void *ctx, struct act_link_peer *out, int max)
+{
+    struct act_server *s = ctx;
+    struct cfg_report report = {0};
+    struct cfg_config *c = calloc(1, sizeof *c);
+    int n = -1;
+    if (c && cfg_config_load(s->config->files[0], c, &report) == 0) {
+        const struct cfg_node *self = cfg_config_node(c, s->node->name);
+        if (!self || self - c->nodes != s->node - s->config->nodes)
+            act_log_write(s->log, ACT_LOG_ERROR, "link", 0,
+                          "the node list was not read again: node \"%s\" has another place in it; add nodes at the end",
+                          s->node->name);
+        else
+            n = peers_of(c, self, out, max);
+    } else {
+        act_log_write(s->log, ACT_LOG_ERROR, "link", 0, "the node list was not read again: %s",
+                      report.count ? report.problems[0].message : "no memory");
+    }
+    cfg_report_free(&report);
+    free(c);
+    return n;
+}
+
+static char *answer_tool(void *ctx, const char *question);
+
+static void on_link_failed(void *ctx, int reason)
+{
+    struct act_server *s = ctx;
+    act_log_write(s->log, ACT_LOG_ERROR, "link", 0, "the link has ended: %s", strerror(-reason));
+    server_on_failed(s);
+}
+
+int server_plan_link(struct act_server *s, uint64_t epoch, struct cfg_error *err)
+{
+    const struct cfg_config *c = s->config;
+    if (c->n_nodes < 2)
+        return 0;
+    struct act_link_arg *a = s->link = calloc(1, sizeof *a);
+    struct act_link_peer *peers = s->link_peers = calloc(ACT_LINK_PEERS_MAX, sizeof *peers);
+    if (!a || !peers)
+        return cfg_error_set(err, ENOMEM, "server: out of memory");
+    int r = act_server_transport(c, &a->net.ops, &s->rdma, err);
+    if (c->transport.provider == CFG_PROVIDER_RDMA)
+        a->net.endpoint.provider = &s->rdma;
+    if (!r)
+        r = tp_secret_load(c->cluster.secret_file, a->net.secret, err);
+    if (r)
+        return r == -EINVAL ? -EBADMSG : r;
+    a->net.self = (struct tp_hello){.kind = TP_KIND_NODE,
+                                    .number = (uint16_t)(s->node - c->nodes + 1),
+                                    .epoch = epoch,
+                                    .roles = s->node->roles,
+                                    .model = s->m->ck->revision,
+                                    .kv_format = KV_FORMAT_ROWS,
+                                    .block_tokens = (uint32_t)c->kv.block_tokens};
+    snprintf(a->net.self.name, sizeof a->net.self.name, "%s", s->node->name);
+    snprintf(a->net.self.numerics, sizeof a->net.self.numerics, "cpu/%s", s->m->exec.be->name);
+    a->net.handshake_ns = c->cluster.connect_us * 1000;
+    a->net.ping_ns = c->cluster.ping_us * 1000;
+    a->net.silence_ns = c->cluster.silence_us * 1000;
+    a->net.retry_max_ns = c->cluster.retry_us * 1000;
+    a->peer = peers;
+    a->n_peers = peers_of(c, s->node, peers, ACT_LINK_PEERS_MAX);
+    cfg_node_address(s->node, a->listen, sizeof a->listen);
+    if (s->engine.device)
+        a->window[a->n_windows++] =
+            (struct act_link_window){.id = SERVER_WINDOW_PAGES,
+                                     .base = kv_device_bytes(s->engine.device, 0),
+                                     .size = (size_t)kv_device_pages(s->engine.device) * s->engine.layout.block_bytes};
+    a->log = s->log;
+    a->ctx = s;
+    a->reload = c->files[0][0] ? reload_peers : NULL;
+    a->asked = answer_tool;
+    a->failed = on_link_failed;
+    a->start_error = &s->gateway_error;
+    return 0;
+}
+
+int server_spawn_link(struct act_server *s, struct cfg_error *err)
+{
+    if (!s->link)
+        return 0;
+    const struct act_spawn spec = {
+        .behaviour = &act_link_behaviour, .worker = SERVER_WORKER_IO, .arg = s->link, .batch = 256, .outbox = 1 << 16};
+    int r = act_runtime_spawn(s->rt, &spec, &s->engine.link, err);
+    if (r && s->gateway_error.msg[0])
+        *err = s->gateway_error;
+    return r;
+}
+
+static void list(struct act_link_arg *a, enum act_node_kind kind, struct act_addr who, uint32_t first, uint32_t second)
+{
+    if (!act_addr_is_nobody(who) && a->n_own < ACT_LINK_ACTORS_MAX)
+        a->own[a->n_own++] = (struct act_node_actor){.kind = kind, .a = first, .b = second, .addr = who};
+}
+
+void server_list_actors(struct act_server *s)
+{
+    struct act_link_arg *a = s->link;
+    const struct act_engine *e = &s->engine;
+    if (!a)
+        return;
+    list(a, ACT_NODE_LINK, e->link, 0, 0);
+    list(a, ACT_NODE_GATEWAY, s->gateway_addr, 0, 0);
+    list(a, ACT_NODE_ROUTER, e->router, 0, 0);
+    list(a, ACT_NODE_TIER, e->tier, 0, 0);
+    list(a, ACT_NODE_BALANCER, e->experts.balancer, 0, 0);
+    for (int i = 0; i < e->n_prefill; i++)
+        list(a, ACT_NODE_PREFILL, e->prefill[i], (uint32_t)i, (uint32_t)e->n_prefill);
+    for (int i = 0; i < e->n_decode; i++)
+        list(a, ACT_NODE_DECODE, e->decode[i], (uint32_t)i, (uint32_t)e->n_decode);
+    /* a: index of the shard in its group's map. */
+    for (int i = 0; i < e->experts.n; i++)
+        list(a, ACT_NODE_EXPERT, e->experts.shard[i], (uint32_t)i, (uint32_t)e->experts.n);
+}
+
+/* ---- what a node answers ---------------------------------------------------------------------------- */
+
+static void add_progress(void *ctx, const struct act_stats_actor *a)
+{
+    int64_t *age = ctx;
+    if (a->progress_age_ns > *age)
+        *age = a->progress_age_ns;
+}
+
+static json_t *peers_json(struct act_server *s)
+{
+    json_t *list = json_array();
+    struct tp_peer_info info;
+    int calls;
+    for (int i = 0; i < ACT_LINK_PEERS_MAX; i++) {
+        if (!act_link_peer_info(s->link->self, i, &info, &calls))
+            continue;
+        json_array_append_new(list, json_pack("{s:s, s:b, s:I, s:i, s:b, s:s, s:f, s:i}", "name", info.name, "up",
+                                              info.up, "epoch", (json_int_t)info.epoch, "failures", info.failures,
+                                              "breaker", info.breaker, "reason", info.up ? "" : info.last, "rtt_us",
+                                              (double)info.rtt_ns / 1e3, "requests", calls));
+    }
+    return list;
+}
+
+/* On the io worker. */
+static char *status_text(struct act_server *s)
+{
+    int64_t age = 0;
+    char roles[128];
+    act_stats_actors(s->rt, add_progress, &age);
+    pthread_mutex_lock(&s->lock);
+    bool failed = s->failed, draining = s->draining, drained = s->drained;
+    pthread_mutex_unlock(&s->lock);
+    bool stuck = age > s->config->limits.stuck_us * 1000;
+    cfg_roles_text(s->node->roles, roles, sizeof roles);
+    json_t *j = json_pack("{s:s, s:I, s:s, s:s, s:s, s:f, s:i, s:o}", "node", s->node->name, "epoch",
+                          (json_int_t)act_runtime_epoch(s->rt), "version", WEFT_VERSION, "roles", roles, "health",
+                          failed     ? "failed"
+                          : drained  ? "drained"
+                          : draining ? "draining"
+                          : stuck    ? "stuck"
+                                     : "ok",
+                          "progress_age_s", (double)age / 1e9, "pid", (int)getpid(), "peers", peers_json(s));
+    char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
+    json_decref(j);
+    return text;
+}
+
+static char *answer_tool(void *ctx, const char *question)
+{
+    struct act_server *s = ctx;
+    if (strcmp(question, "status") == 0)
+        return status_text(s);
+    if (strcmp(question, "drain") == 0) {
+        act_log_event(s->log, ACT_LOG_INFO, "link", 0, "drain_asked", "node=%s", s->node->name);
+        pthread_mutex_lock(&s->lock);
+        s->drain_asked = true;
+        pthread_mutex_unlock(&s->lock);
+        return strdup("{\"draining\": true}");
+    }
+    return strdup("{\"error\": \"this node knows the questions status and drain\"}");
+}
