@@ -8,7 +8,7 @@
 
 enum {
     MS = 1000000,
-    OUT_NS = 100 * MS, /* out of service after the first failure; doubled by each further one, up to: */
+    OUT_NS = 100 * MS, /* left out after the first return; doubled by each further one, up to: */
     OUT_DOUBLINGS = 6,
     STALL_NS = 20 * MS, /* between two looks for shards that are back */
     WAVES_MAX = 256,
@@ -133,8 +133,15 @@ static int push(struct act_exchange *e)
 
 /* ---- shards that come and go ---- */
 
-/* One line when an episode begins, one when it ends (back_in_service). */
-static void out_of_service(struct act_exchange *e, int shard, const char *why)
+static int64_t deadline(const struct act_exchange *e)
+{
+    int64_t ns = e->experts->limits.deadline_ns;
+    return ns ? ns : INT64_C(5000) * MS;
+}
+
+/* Left out for `least`, longer with each failure in a row: trying a shard that hangs costs a deadline each time.
+ * One line when an episode begins, one when it ends (back_in_service). */
+static void out_of_service(struct act_exchange *e, int shard, int64_t least, const char *why)
 {
     struct act_exchange_peer *p = &e->peer[shard];
     if (!p->fails && e->experts->log)
@@ -143,7 +150,7 @@ static void out_of_service(struct act_exchange *e, int shard, const char *why)
                       e->stream, e->sequence, shard, e->experts->n, why);
     int doublings = p->fails < OUT_DOUBLINGS ? p->fails : OUT_DOUBLINGS;
     p->fails++;
-    p->out_until = act_now(e->self) + ((int64_t)OUT_NS << doublings);
+    p->out_until = act_now(e->self) + (least << doublings);
     act_shard_add(&e->out, shard);
 }
 
@@ -258,7 +265,7 @@ static int dispatch(void *ctx, struct mdl_step *step, struct mdl_exchange *x)
     e->stalled_since = 0;
     cut_waves(e, x);
     count_pairs(e, x);
-    set_timer(e, l->deadline_ns ? l->deadline_ns : INT64_C(5000) * MS);
+    set_timer(e, deadline(e));
     return push(e);
 }
 
@@ -371,6 +378,7 @@ void act_exchange_end(struct act_exchange *e)
     act_exchange_abandon(e);
     e->in_step = false;
     e->losses = 0;
+    e->stalled_since = 0;
     apply_switch(e);
     if (e->counts && act_now(e->self) - e->reported >= e->experts->report_ns)
         report(e);
@@ -431,7 +439,7 @@ static bool take_returned(struct act_exchange *e, struct act_msg *m)
     if (s < 0 || (told && act_p_expert_dispatch(m)->sequence != e->sequence))
         return false;
     if (act_addr_is_nobody(act_current(act_self_runtime(e->self), e->peer[s].addr)))
-        out_of_service(e, s, "is gone");
+        out_of_service(e, s, OUT_NS, "is gone");
     if (e->current)
         lose(e);
     return e->lost;
@@ -465,7 +473,7 @@ static bool take_timer(struct act_exchange *e)
         e->counters.expired++;
         for (int s = 0; s < e->experts->n; s++)
             if (e->peer[s].answered < e->peer[s].sent)
-                out_of_service(e, s, "has not answered in time");
+                out_of_service(e, s, deadline(e), "has not answered in time");
         e->losses++;
     }
     e->lost = true;

@@ -11,6 +11,7 @@ struct finder {
     struct act_addr asker[ASKERS_MAX];
     int n_askers;
     struct act_addr shard[ACT_SHARDS_MAX], balancer;
+    uint16_t node[ACT_SHARDS_MAX]; /* that has the shard; 0: this one, or not known */
 };
 
 static int finder_start(struct act_self *self, void *state, const void *arg)
@@ -40,7 +41,7 @@ static void tell_all(struct act_self *self, const struct finder *f, uint32_t ind
 
 static void set_shard(struct act_self *self, struct finder *f, int index, struct act_addr shard)
 {
-    if (index >= f->arg->experts->n || act_addr_equal(f->shard[index], shard))
+    if (act_addr_equal(f->shard[index], shard))
         return;
     f->shard[index] = shard;
     tell_all(self, f, (uint32_t)index, shard);
@@ -81,10 +82,12 @@ static void take_up(struct act_self *self, struct finder *f, struct act_msg *m)
     uint16_t node = act_p_node_up(m)->node;
     size_t bytes;
     const struct act_node_actor *a = act_msg_tail(m, &bytes);
-    int first = node < ACT_FINDER_NODES ? f->arg->first[node] : -1;
+    bool member = node < ACT_FINDER_NODES && f->arg->member[node];
     for (uint32_t i = 0; i < act_p_node_up(m)->actors && (i + 1) * sizeof *a <= bytes; i++) {
-        if (a[i].kind == ACT_NODE_EXPERT && first >= 0 && a[i].a < (uint32_t)f->arg->each)
-            set_shard(self, f, first + (int)a[i].a, a[i].addr);
+        if (a[i].kind == ACT_NODE_EXPERT && member && a[i].a < (uint32_t)f->arg->experts->n) {
+            f->node[a[i].a] = node;
+            set_shard(self, f, (int)a[i].a, a[i].addr);
+        }
         if (a[i].kind == ACT_NODE_BALANCER && node == f->arg->balancer)
             set_balancer(self, f, a[i].addr);
     }
@@ -92,9 +95,9 @@ static void take_up(struct act_self *self, struct finder *f, struct act_msg *m)
 
 static void take_node_down(struct act_self *self, struct finder *f, uint16_t node)
 {
-    int first = node < ACT_FINDER_NODES ? f->arg->first[node] : -1;
-    for (int i = 0; i < f->arg->each && first >= 0; i++)
-        set_shard(self, f, first + i, ACT_NOBODY);
+    for (int i = 0; i < f->arg->experts->n; i++)
+        if (f->node[i] == node)
+            set_shard(self, f, i, ACT_NOBODY);
     if (node == f->arg->balancer)
         set_balancer(self, f, ACT_NOBODY);
 }

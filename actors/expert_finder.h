@@ -6,15 +6,14 @@
 
 #include "actors/exchange.h"
 
-enum { ACT_FINDER_NODES = 256 };
+enum { ACT_FINDER_NODES = 512 };
 
 /* Everything is set before the runtime starts and outlives it. */
 struct act_finder_arg {
     struct act_addr link;
     const struct act_experts *experts;
-    int first[ACT_FINDER_NODES]; /* by node number: its first shard in the map; -1: not of this group */
-    int each;                    /* shards of a node */
-    int balancer;                /* number of the node that has the balancer */
+    bool member[ACT_FINDER_NODES]; /* by node number: an expert node of this group */
+    int balancer;                  /* number of the node that has the balancer */
 };
 
 extern const struct act_behaviour act_finder_behaviour;

@@ -43,6 +43,21 @@ static int spawn_balancer(struct act_server *s, struct cfg_error *err)
     return act_runtime_spawn(s->rt, &spec, &s->engine.experts.balancer, err);
 }
 
+/* Looks for the shards of other nodes; before whoever asks it. */
+static int spawn_finder(struct act_server *s, struct cfg_error *err)
+{
+    const struct cfg_config *c = s->config;
+    s->finder = (struct act_finder_arg){.link = s->engine.link, .experts = &s->engine.experts};
+    for (int i = 0; i < c->n_nodes && i + 1 < ACT_FINDER_NODES; i++) {
+        s->finder.member[i + 1] = in_group(s, &c->nodes[i]);
+        if (s->finder.member[i + 1] && !s->finder.balancer)
+            s->finder.balancer = i + 1;
+    }
+    const struct act_spawn spec = {
+        .behaviour = &act_finder_behaviour, .worker = SERVER_WORKER_IO, .arg = &s->finder, .outbox = 4096};
+    return act_runtime_spawn(s->rt, &spec, &s->engine.experts.finder, err);
+}
+
 int server_spawn_experts(struct act_server *s, struct cfg_error *err)
 {
     const struct cfg_config *c = s->config;
@@ -70,5 +85,7 @@ int server_spawn_experts(struct act_server *s, struct cfg_error *err)
                                              .patience_ns = c->experts.patience_us * 1000,
                                              .no_takeover = c->experts.lost == CFG_LOST_WAIT};
     int r = here >= 0 ? spawn_shards(s, here * each, each, err) : 0;
+    if (!r && !act_addr_is_nobody(s->engine.link))
+        r = spawn_finder(s, err);
     return !r && here == 0 && e->balanced ? spawn_balancer(s, err) : r;
 }

@@ -8,6 +8,7 @@
 #include "actors/balancer.h"
 #include "actors/engine.h"
 #include "actors/expert.h"
+#include "actors/expert_finder.h"
 #include "actors/gateway/gateway.h"
 #include "actors/landing.h"
 #include "actors/link.h"
@@ -38,6 +39,7 @@ struct act_server {
     struct act_expert_arg expert[ACT_SHARDS_MAX];
     struct act_map *map; /* of the experts of this node's group, to begin with */
     struct act_balancer_arg balancer;
+    struct act_finder_arg finder;
     struct act_router_arg router;
     struct act_landing_arg landing;
     struct act_engine members; /* as the Router knows this node, when a Landing stands for its Decode actors */

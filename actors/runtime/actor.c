@@ -316,7 +316,7 @@ void act_yield(struct act_self *self)
 
 struct act_addr act_current(const struct act_runtime *rt, struct act_addr who)
 {
-    if (who.peer || who.index >= rt->indices)
+    if (act_addr_is_nobody(who) || who.peer || who.index >= rt->indices)
         return ACT_NOBODY;
     struct act_worker *w = &rt->worker[rt->worker_of[who.index]];
     /* Acquire: partner is show(). */

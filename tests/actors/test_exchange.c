@@ -365,7 +365,7 @@ static void say(struct act_self *self, int node, bool up)
 {
     struct act_msg m;
     size_t bytes;
-    const struct act_node_actor a = {ACT_NODE_EXPERT, 0, 1, fake.shard[node - 1]};
+    const struct act_node_actor a = {ACT_NODE_EXPERT, (uint32_t)node - 1, (uint32_t)fake.n, fake.shard[node - 1]};
     if (!up) {
         m = act_msg_make(ACT_NODE_DOWN, fake.finder);
         act_p_node_down(&m)->node = (uint16_t)node;
@@ -406,9 +406,9 @@ static void hide_shards(struct ts_world *w)
     fake = (struct fake_link){.n = w->e.experts.n};
     memcpy(fake.shard, w->e.experts.shard, sizeof fake.shard);
     memset(w->e.experts.shard, 0, sizeof w->e.experts.shard);
-    fake.arg = (struct act_finder_arg){.experts = &w->e.experts, .each = 1};
-    for (int i = 0; i < ACT_FINDER_NODES; i++)
-        fake.arg.first[i] = i && i <= fake.n ? i - 1 : -1;
+    fake.arg = (struct act_finder_arg){.experts = &w->e.experts};
+    for (int i = 1; i <= fake.n; i++)
+        fake.arg.member[i] = true;
     struct act_spawn spec = {.behaviour = &fake_behaviour, .worker = TS_WORLD_CLIENT};
     cr_assert_eq(act_runtime_spawn(w->rt, &spec, &fake.arg.link, &err), 0);
     spec = (struct act_spawn){.behaviour = &act_finder_behaviour, .worker = TS_WORLD_CLIENT, .arg = &fake.arg};
@@ -426,6 +426,8 @@ Test(exchange, shards_of_other_nodes_are_found_lost_and_found_again)
         w.before_sources = hide_shards;
         ts_world_run(&w, seed);
         cr_assert_gt(fake.turn, 20, "the shards did not come and go");
+        for (int i = 0; i < w.n; i++)
+            cr_assert_lt(w.got[i].ended, 3000 * (int64_t)MS, "request %d waited for a deadline", i);
         check_all(&w, seed);
         ts_world_close(&w);
     }

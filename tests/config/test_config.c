@@ -153,8 +153,9 @@ Test(config, all_mistakes_are_reported_in_one_run)
                             "            cpu = \"avx51\"; };\n"
                             "bogus = 1;\n"
                             "limits = { request_bytes = \"16 MiBs\"; };\n"
-                            "nodes = ( { name = \"a\"; roles = [\"gateway\"]; },\n"
-                            "          { name = \"a\"; roles = [\"prefill\", \"decode\", \"expert\"]; } );\n",
+                            "nodes = ( { name = \"a\"; roles = [\"gateway\"]; port = 1; },\n"
+                            "          { name = \"a\"; roles = [\"prefill\", \"decode\", \"expert\"]; port = 2; } );\n"
+                            "cluster = { secret_file = \"s\"; state = \"t\"; };\n",
                             &c, &rc);
     cr_assert_eq(rc, -EINVAL);
     static const char *const want[] = {
