@@ -214,6 +214,7 @@ void act_server_free(struct act_server *s)
     if (s->lock_file >= 0)
         close(s->lock_file);
     gw_keys_free(&s->gateway.keys);
+    gw_trace_free(s->gateway.trace);
     gw_http_tls_free(s->gateway.tls);
     act_map_free(s->map);
     server_tiers_close(s);

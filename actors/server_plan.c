@@ -166,6 +166,9 @@ static int plan_gateway(struct act_server *s, struct cfg_error *err)
     g->drained = server_on_drained;
     g->failed = server_on_failed;
     g->start_error = &s->gateway_error;
+    if (c->log.trace[0] &&
+        gw_trace_open(c->log.trace, c->kv.block_tokens, s->engine.layout.block_bytes, &g->trace, err))
+        return -EINVAL;
     g->keys_file = c->security.keys_file[0] ? c->security.keys_file : NULL;
     g->tls_cert = c->security.tls_cert[0] ? c->security.tls_cert : NULL;
     g->tls_key = c->security.tls_key;

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
+#include "cli/kv_trace.h"
 #include "cli/options.h"
 #include "kvtiers/host.h"
 #include "kvtiers/ssd.h"
@@ -17,7 +18,7 @@
 enum { RUN = 16, OPS_MAX = 16, DEPTH = 192, POOL_RUNS = 16, ROUNDS_MAX = 99 };
 
 static struct {
-    const char *path;
+    const char *path, *trace;
     int blocks, rounds, ops;
     double seconds;
     bool json;
@@ -300,6 +301,9 @@ int cli_bench_kv_run(int argc, char **argv)
         {CLI_INT, "ops", 0, &options.ops, "N", "reads or stores of 16 blocks at a time", 1, OPS_MAX},
         {CLI_INT, "rounds", 'r', &options.rounds, "N", "repetitions; the median counts", 1, ROUNDS_MAX},
         {CLI_DOUBLE, "seconds", 's', &options.seconds, "S", "how long each run of fio takes", 1, 600},
+        {CLI_TEXT, "trace", 0, &options.trace, "FILE",
+         "measure nothing: replay a server's request trace (log.trace) against tiers of\nseveral sizes and times to "
+         "live"},
         {CLI_FLAG, "json", 0, &options.json, NULL, "one JSON object instead of text"},
         {.kind = CLI_END},
     };
@@ -312,6 +316,8 @@ int cli_bench_kv_run(int argc, char **argv)
     struct cfg_error err = {{0}};
     if (r != CLI_GO_ON)
         return r;
+    if (options.trace)
+        return cli_kv_trace_replay(options.trace);
     real_layout(&b.layout);
     b.pool_bytes = (size_t)POOL_RUNS * RUN * b.layout.block_bytes;
     b.pool = aligned_alloc(KV_PAGE, b.pool_bytes);

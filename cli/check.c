@@ -151,9 +151,13 @@ static void check_memory(struct check *k, const struct mdl_config *m)
     }
     int64_t states = n.windows + n.draft_rings + n.tails + n.rollback + n.bridge_rows,
             weights = n.memory - states - n.global_kv;
-    int64_t need = weights + states + c->kv.memory, have = memory_available();
+    bool below = c->kv.ssd.path[0] || c->kv.shared.path[0];
+    int64_t host = below && c->kv.write_behind > c->kv.host ? c->kv.write_behind : c->kv.host;
+    int64_t need = weights + states + c->kv.memory + host, have = memory_available();
     memory_line(k, "weights (mapped from their files)", weights);
     memory_line(k, "pages of key-value rows (kv.memory)", c->kv.memory);
+    if (host)
+        memory_line(k, "host tier (kv.host, at least kv.write_behind)", host);
     memory_line(k, "windows and rings of all sequences (streams of all decode and prefill actors)", states);
     if (n.tables)
         memory_line(k, "Engram tables, read row by row from mapped files; not counted as needed", n.tables);
@@ -299,6 +303,16 @@ static void check_log(struct check *k)
         say(k, FINE, "log", "records go to %s", file);
 }
 
+static void check_tier(struct check *k, const char *key, const char *folder)
+{
+    if (!folder[0])
+        return;
+    if (access(folder, R_OK | W_OK | X_OK))
+        say(k, PROBLEM, "kv", "%s: %s; %s names an existing folder that can be written", folder, strerror(errno), key);
+    else
+        say(k, FINE, "kv", "blocks are kept in %s", folder);
+}
+
 static void say_rdma(void *ctx, enum tp_rdma_finding how, const char *text)
 {
     say(ctx, how == TP_RDMA_PROBLEM ? PROBLEM : how == TP_RDMA_WARNING ? WARNING : FINE, "rdma", "%s", text);
@@ -317,6 +331,8 @@ static int check_node(struct check *k)
         check_security(k);
     }
     check_log(k);
+    check_tier(k, "kv.ssd.path", k->c->kv.ssd.path);
+    check_tier(k, "kv.shared.path", k->c->kv.shared.path);
     if (k->rdma || k->c->transport.provider == CFG_PROVIDER_RDMA)
         cli_check_rdma(k->c, k->node, say_rdma, k);
     printf("%d problem%s, %d warning%s\n", k->problems, k->problems == 1 ? "" : "s", k->warnings,

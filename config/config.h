@@ -148,8 +148,9 @@ struct cfg_config {
         bool debug;
     } security;
     struct {
-        int level, format;        /* enum cfg_log_level, enum cfg_log_format */
-        char file[CFG_PATH_TEXT]; /* "": standard error */
+        int level, format;         /* enum cfg_log_level, enum cfg_log_format */
+        char file[CFG_PATH_TEXT];  /* "": standard error */
+        char trace[CFG_PATH_TEXT]; /* "": none */
         int64_t progress_after_us;
     } log;
     struct {

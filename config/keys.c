@@ -286,6 +286,10 @@ const struct cfg_key cfg_keys[] = {
     {"log", CFG_GROUP, .help = "What is said, and where."},
     {"log.file", CFG_TEXT, "file", AT(log.file), .fallback = "",
      .help = "File that records are appended to; SIGHUP opens it again, for rotation. Empty: standard error."},
+    {"log.trace", CFG_TEXT, "file", AT(log.trace), .fallback = "",
+     .help =
+         "Arrivals, lengths and hashed names of prompt blocks of all requests, no text, for `weft bench kv --trace`. "
+         "Empty: none."},
     {"log.level", CFG_ENUM, .values = level_values, AT(log.level), .fallback = "info",
      .help = "Messages of this importance and above."},
     {"log.format", CFG_ENUM, .values = format_values, AT(log.format), .fallback = "text",

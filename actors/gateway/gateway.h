@@ -9,6 +9,7 @@
 #include "actors/gateway/keys.h"
 #include "actors/gateway/prompt.h"
 #include "actors/gateway/request.h"
+#include "actors/gateway/trace.h"
 #include "actors/gateway/text.h"
 #include "actors/runtime/log.h"
 #include "actors/runtime/runtime.h"
@@ -85,6 +86,7 @@ struct gw_context {
     size_t page_bytes;
     struct act_addr router, tier, helper; /* helper: runs jobs */
     struct act_log *log;
+    struct gw_trace *trace;         /* of requests; NULL: none. Freed by whoever made the context */
     const char *keys_file;          /* NULL: no key is asked for */
     struct gw_keys keys;            /* freed by whoever made the context, after the Request actors */
     const char *tls_cert, *tls_key; /* files; NULL: plain HTTP */

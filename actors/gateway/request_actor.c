@@ -115,6 +115,8 @@ static void count_end(struct request *r, enum gw_outcome outcome)
     gw_observe(&m->total, seconds(now - r->started));
     if (r->first)
         gw_observe(&m->decode, seconds(now - r->first));
+    gw_trace_add(r->g->trace, r->started, r->usage.prompt_tokens, r->usage.completion_tokens, r->prompt.chain,
+                 r->prompt.n_chain);
     act_log_event(r->g->log, ACT_LOG_INFO, "request", r->job->id, "request_end",
                   "id=%s protocol=%s stream=%d outcome=%s status=%d prompt=%d cached=%d output=%d steps=%u drafted=%u "
                   "offered=%u accepted=%u "

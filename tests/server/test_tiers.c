@@ -206,6 +206,43 @@ Test(tiers, and_through_usrbio)
     two_processes(more);
 }
 
+/* A trace of the requests, and what its replay says of them. */
+Test(tiers, a_trace_holds_no_text_and_is_replayed)
+{
+    char *text = NULL, path[4200];
+    folder = ts_temp_dir();
+    snprintf(path, sizeof path, "%s/trace", folder);
+    cr_assert_gt(asprintf(&text, "};\nlog = { trace = \"%s\"; ", path), 0);
+    start("true", text);
+    free(text);
+    for (int i = 0; i < 6; i++) {
+        struct ts_answer a = ask(i % 3);
+        ts_answer_free(&a);
+    }
+    char *lines = ts_read_file(path, NULL);
+    cr_assert_not_null(lines);
+    int n = 0;
+    for (const char *at = lines; (at = strstr(at, "\"blocks\":[\"")); at++)
+        n++;
+    cr_assert_eq(n, 6, "%s", lines);
+    cr_assert_null(strstr(lines, "beginning"));
+    free(lines);
+    struct ts_result r = ts_run(ts_weft(), "bench", "kv", "--trace", path);
+    cr_assert_eq(r.status, 0, "%s", r.err);
+    cr_assert(strstr(r.out, "6 requests"), "%s", r.out);
+    const char *row = strstr(r.out, "no limit");
+    double saved = 0, most = 0;
+    for (; row; row = strstr(row + 1, "no limit"))
+        if (sscanf(row, "no limit %lf", &saved) == 1)
+            most = saved > most ? saved : most;
+    cr_assert_gt(most, 40.0, "half of the prompts were seen before: %s", r.out);
+    ts_result_free(&r);
+    r = ts_run(ts_weft(), "bench", "kv", "--trace", "README.md");
+    cr_assert_eq(r.status, 1);
+    cr_assert(strstr(r.err, "README.md:1"), "%s", r.err);
+    ts_result_free(&r);
+}
+
 /* Row 55: damage costs the block, not the answer. */
 Test(tiers, damaged_files_are_recomputed)
 {

@@ -1,0 +1,8 @@
+/* Replay of a request trace against tiers of several sizes and times to live; for `weft bench kv --trace`. */
+#ifndef WEFT_CLI_KV_TRACE_H
+#define WEFT_CLI_KV_TRACE_H
+
+/* Prints the table. Exit status. */
+int cli_kv_trace_replay(const char *path);
+
+#endif
