@@ -383,6 +383,15 @@ static void leave_step(struct prefill *p)
     p->running = p->waiting = p->lacks_rows = false;
 }
 
+/* What was computed of a prompt that is given up serves the next one that begins like it. */
+static void keep_finished(struct prefill *p, const struct job *j)
+{
+    bool replayed = j->plan.hit && !j->plan.continued;
+    if (j->state == JOB_RUNNING && j->seq && act_load_whole(&j->load))
+        act_history_publish(p->self, p->e, &j->recipe, j->recipe.ids, j->seq, j->pages, j->n_pages,
+                            replayed ? KV_TAINTED : KV_CLEAN, replayed ? j->plan.hit : 0);
+}
+
 static void cancel_job(struct prefill *p, struct job *j)
 {
     j->cancelled = true;
@@ -392,6 +401,7 @@ static void cancel_job(struct prefill *p, struct job *j)
         leave_step(p); /* that end may be far away */
     if (j->state >= JOB_RESERVING)
         act_cancel(p->self, j->decode, j->request, j->attempt, -ECANCELED);
+    keep_finished(p, j);
     pre_pages_return(p, j);
     pre_job_remove(p, j);
 }
@@ -574,6 +584,7 @@ static void end_step(struct prefill *p, int status)
         j->segment = -1;
         if (j->cancelled) {
             act_cancel(p->self, j->decode, j->request, j->attempt, -ECANCELED);
+            keep_finished(p, j);
             pre_pages_return(p, j);
             pre_job_remove(p, j);
             continue;

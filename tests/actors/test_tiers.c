@@ -414,6 +414,25 @@ Test(tiers, a_cancelled_prompt_does_not_wait_for_its_rows)
     close_world(&r, false);
 }
 
+/* An interrupted prompt keeps what was computed of it. */
+Test(tiers, blocks_of_a_cancelled_prompt_are_found)
+{
+    static struct rig r;
+    memset(&r, 0, sizeof r);
+    open_world(&r, 64, false);
+    add_host(&r, 32);
+    one_prompt(&r, 2);
+    r.w.cost[TS_PART_PREFILL] = MS;
+    r.w.wanted[0].cancel = 100 * MS;
+    r.w.wanted[1].start = 2000 * MS;
+    ts_world_run(&r.w, 1);
+    cr_assert_eq(r.w.got[0].n, 0, "it was cancelled before its first token");
+    cr_assert_gt(r.w.got[1].cached, 0);
+    cr_assert_lt(r.w.got[1].cached, 144);
+    cr_assert_eq(r.w.got[1].terminal, 1);
+    close_world(&r, false);
+}
+
 /* Two prompts that want the same blocks share one read. */
 Test(tiers, one_read_serves_two_prompts)
 {
