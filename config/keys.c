@@ -219,8 +219,8 @@ const struct cfg_key cfg_keys[] = {
     {"experts.deadline", CFG_DURATION, "ms", 1, 3600000, AT(experts.deadline_us), .fallback = "5s",
      .help = "A shard that has not answered by then is left out for a while, and the step begins again without it."},
     {"experts.lost", CFG_ENUM, .values = lost_values, AT(experts.lost), .fallback = "takeover",
-     .help = "Experts whose shards are all gone: another shard reads them from the checkpoint (takeover), or requests "
-             "wait for one of the shards to come back (wait)."},
+     .help = "Experts whose shards are all gone: another shard reads them from the checkpoint at once (takeover), or "
+             "requests wait until one of the shards is back or others have loaded them (wait)."},
     {"experts.patience", CFG_DURATION, "ms", 0, 3600000, AT(experts.patience_us), .fallback = "30s",
      .help = "When no shard can compute an expert, requests wait this long and then fail."},
     {"experts.spare", CFG_INT, "experts", 0, 1024, AT(experts.spare), .fallback = "0",

@@ -16,11 +16,11 @@
 #include "tests/support/process.h"
 #include "tests/support/server.h"
 
-enum { NODES_MAX = 5, TOKENS = 60 };
+enum { NODES_MAX = 8, TOKENS = 60 };
 
 struct node {
-    const char *name, *roles;
-    struct ts_server http; /* port 0: no gateway */
+    const char *name, *roles, *group; /* group NULL: the unnamed one */
+    struct ts_server http;            /* port 0: no gateway */
     int port;
     pid_t pid; /* 0: not running */
 };
@@ -117,6 +117,8 @@ static void start_cluster(const struct node *nodes, int n, const char *more)
         to->port = free_port();
         fprintf(f, "%s{ name = \"%s\"; roles = [%s]; port = %d; ", cluster.n ? ",\n" : "", to->name, to->roles,
                 to->port);
+        if (to->group)
+            fprintf(f, "experts = \"%s\"; ", to->group);
         if (strstr(to->roles, "gateway"))
             fprintf(f, "listen = \"127.0.0.1:%d\"; ", to->http.port = free_port());
         fprintf(f, "}");
@@ -265,5 +267,30 @@ Test(experts, every_node_decodes_and_is_a_shard)
     kill_node(&cluster.node[3]);
     for (int i = 0; i < 3; i++)
         check(&cluster.node[i].http, want, "one of four is dead");
+    forget(want);
+}
+
+/* Groups of two and of three shards beside each other; neither uses the other's, so one outlives a death in the other.
+ */
+Test(experts, groups_of_different_sizes_in_one_deployment_give_the_same_tokens)
+{
+    static const struct node nodes[] = {
+        {.name = "a", .roles = "\"gateway\", \"prefill\", \"decode\"", .group = "two"},
+        {.name = "b", .roles = "\"gateway\", \"prefill\", \"decode\"", .group = "three"},
+        {.name = "two0", .roles = "\"expert\"", .group = "two"},
+        {.name = "two1", .roles = "\"expert\"", .group = "two"},
+        {.name = "three0", .roles = "\"expert\"", .group = "three"},
+        {.name = "three1", .roles = "\"expert\"", .group = "three"},
+        {.name = "three2", .roles = "\"expert\"", .group = "three"},
+    };
+    char *want[PROMPTS];
+    ask_alone(want);
+    start_cluster(nodes, 7, "experts = { deadline = \"1s\"; lost = \"wait\"; };");
+    check(&cluster.node[0].http, want, "group of two");
+    check(&cluster.node[1].http, want, "group of three");
+    kill_node(&cluster.node[3]);
+    check(&cluster.node[1].http, want, "a shard of the other group is dead");
+    /* Nobody stands in for it here: requests wait until the balancer has had the survivor load its experts. */
+    check(&cluster.node[0].http, want, "one of two is dead");
     forget(want);
 }
