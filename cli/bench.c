@@ -9,6 +9,7 @@
 #include "cli/bench_kv.h"
 #include "cli/bench_overlap.h"
 #include "cli/bench_serve.h"
+#include "cli/bench_transport.h"
 #include "cli/cli.h"
 #include "config/suggest.h"
 
@@ -20,6 +21,7 @@ static const struct cli_command benches[] = {
     {"kv", "reading and writing each tier, beside memcpy and fio", cli_bench_kv_run},
     {"overlap", "first token of a hit whose rows come from a slow tier", cli_bench_overlap_run},
     {"serve", "a server under load: first token, between tokens, queueing, throughput", cli_bench_serve_run},
+    {"transport", "frames and puts of each provider, beside what is under it", cli_bench_transport_run},
     {NULL, NULL, NULL},
 };
 
