@@ -212,8 +212,7 @@ void server_list_actors(struct act_server *s)
     list(a, ACT_NODE_BALANCER, e->experts.balancer, 0, 0);
     for (int i = 0; i < e->n_prefill; i++)
         list(a, ACT_NODE_PREFILL, e->prefill[i], (uint32_t)i, (uint32_t)e->n_prefill);
-    for (int i = 0; i < e->n_decode; i++)
-        list(a, ACT_NODE_DECODE, e->decode[i], (uint32_t)i, (uint32_t)e->n_decode);
+    list(a, ACT_NODE_DECODE, e->landing, 0, (uint32_t)e->n_decode);
     /* a: index of the shard in its group's map. */
     for (int i = 0; i < e->experts.n; i++)
         list(a, ACT_NODE_EXPERT, e->experts.shard[i], (uint32_t)i, (uint32_t)e->experts.n);

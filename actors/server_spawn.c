@@ -65,6 +65,7 @@ static int spawn_router(struct act_server *s, struct cfg_error *err)
     const struct cfg_config *c = s->config;
     s->router = (struct act_router_arg){.engine = server_members(s),
                                         .prefix = c->engine.routing == CFG_ROUTING_PREFIX,
+                                        .link = s->engine.link,
                                         .block_tokens = c->kv.block_tokens,
                                         .log = s->log,
                                         .lacking = on_lacking,
