@@ -14,6 +14,7 @@ static const struct cli_command commands[] = {
     {"score", "logits and inner values of given token ids", cli_score_run},
     {"model", "what a checkpoint holds and what a node needs for it", cli_model_run},
     {"calibrate", "fit the drafter's confidences to what is kept", cli_calibrate_run},
+    {"simulate", "what planned verification gains on a machine that is described by a profile", cli_simulate_run},
     {"tokenize", "text to token ids and back", cli_tokenize_run},
     {"kv", "what the tiers of a configuration hold: list, verify, drop", cli_kv_run},
     {"bench", "measure a part of Weft on this machine", cli_bench_run},

@@ -34,6 +34,7 @@ int cli_generate_run(int argc, char **argv);
 int cli_fidelity_run(int argc, char **argv);
 int cli_perplexity_run(int argc, char **argv);
 int cli_serve_run(int argc, char **argv);
+int cli_simulate_run(int argc, char **argv);
 int cli_check_run(int argc, char **argv);
 int cli_kv_run(int argc, char **argv);
 int cli_bench_run(int argc, char **argv);
