@@ -196,9 +196,14 @@ static bool log_says(const char *node, const char *what)
 {
     char path[4200];
     snprintf(path, sizeof path, "%s/%s.log", cluster.dir, node);
-    char *log = ts_read_file(path, NULL);
-    bool found = log && strstr(log, what);
-    free(log);
+    bool found = false;
+    for (int i = 0; i < 600 && !found; i++) { /* it is written in the background */
+        char *log = ts_read_file(path, NULL);
+        found = log && strstr(log, what);
+        free(log);
+        if (!found)
+            usleep(100000);
+    }
     return found;
 }
 
