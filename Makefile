@@ -71,7 +71,7 @@ LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o)
 # The provider rdma, loaded at run time: built where the libraries are, linked to nothing of the program.
 RDMA_PKGS := libibverbs librdmacm
 RDMA_SRC := $(wildcard transport/rdma/*.c) transport/rdma.c transport/rdma_choose.c transport/rdma_hello.c \
-	transport/transport.c config/error.c
+	transport/transport.c config/address.c config/error.c
 RDMA_OBJ := $(RDMA_SRC:%.c=$(BUILD)/pic/%.o)
 RDMA_SO := $(if $(shell pkg-config --exists $(RDMA_PKGS) 2>/dev/null && echo yes),$(BUILD)/weft-rdma.so)
 TOOL_SRC := $(wildcard tools/*.c)

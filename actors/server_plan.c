@@ -97,31 +97,16 @@ static int plan_engine(struct act_server *s, struct cfg_error *err)
     return r ? r : server_tiers_open(s, err);
 }
 
-static int split_address(const char *listen, char host[256], int *port)
-{
-    const char *colon = strrchr(listen, ':');
-    if (!colon || (size_t)(colon - listen) >= 256)
-        return -EINVAL;
-    const char *from = listen;
-    size_t n = (size_t)(colon - listen);
-    if (n > 1 && from[0] == '[' && from[n - 1] == ']') {
-        from++;
-        n -= 2;
-    }
-    memcpy(host, from, n);
-    host[n] = 0;
-    *port = atoi(colon + 1);
-    return 0;
-}
-
 static int plan_gateway(struct act_server *s, struct cfg_error *err)
 {
     const struct cfg_config *c = s->config;
     const struct cfg_node *node = s->node;
     struct gw_context *g = &s->gateway;
     struct gw_settings *set = &g->settings;
-    if (split_address(node->listen, set->host, &set->port))
+    const char *port;
+    if (cfg_address_split(node->listen, set->host, sizeof set->host, &port))
         return cfg_error_set(err, EINVAL, "node \"%s\": listen = \"%s\" is not HOST:PORT", node->name, node->listen);
+    set->port = atoi(port);
     const char *slash = strrchr(c->model.path, '/');
     const char *name = c->model.name[0] ? c->model.name : slash && slash[1] ? slash + 1 : c->model.path;
     snprintf(set->model_name, sizeof set->model_name, "%.*s", (int)sizeof set->model_name - 1, name);

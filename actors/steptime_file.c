@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "config/version.h"
+#include "model/json_file.h"
 
 enum { FORMAT = 1 };
 
@@ -97,16 +98,12 @@ static int read_object(const json_t *root, const char *path, const struct act_st
 int act_steptime_read(const char *path, const struct act_steptime_identity *id, int block, struct act_steptime *out,
                       struct cfg_error *err)
 {
-    json_error_t je;
+    json_t *root;
     act_steptime_init(out, block);
-    FILE *f = fopen(path, "re");
-    if (!f)
-        return cfg_error_set(err, errno, "%s: %s", path, strerror(errno));
-    json_t *root = json_loadf(f, JSON_REJECT_DUPLICATES, &je);
-    fclose(f);
-    if (!root)
-        return cfg_error_set(err, EINVAL, "%s:%d: %s", path, je.line, je.text);
-    int r = read_object(root, path, id, block, out, err);
+    int r = mdl_json_file(path, &root, err);
+    if (r)
+        return r;
+    r = read_object(root, path, id, block, out, err);
     json_decref(root);
     if (r)
         act_steptime_init(out, block);

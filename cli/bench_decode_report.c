@@ -6,6 +6,7 @@
 
 #include "cli/bench_decode.h"
 #include "cli/plot.h"
+#include "model/json_file.h"
 
 enum { FORMAT = 1 };
 
@@ -347,12 +348,12 @@ static const char *read_point(const json_t *j, struct bd_point *p)
 
 int bd_read_json(const char *path, struct bd_results *r, struct cfg_error *err)
 {
-    json_error_t je;
     size_t i;
-    json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &je), *point, *value;
+    json_t *root, *point, *value;
     const char *key;
-    if (!root)
-        return cfg_error_set(err, EINVAL, "%s: %s", path, je.text);
+    int read = mdl_json_file(path, &root, err);
+    if (read)
+        return read;
     json_t *points = json_object_get(root, "points"), *rate = json_object_get(root, "convert_rate");
     r->conditions = json_incref(json_object_get(root, "conditions"));
     r->convert = rate ? json_number_value(rate) : NAN;

@@ -11,6 +11,7 @@
 #include "actors/plan.h"
 #include "cli/cli.h"
 #include "cli/options.h"
+#include "model/json_file.h"
 
 enum { LOADS = 16, SEQUENCES_MAX = 512 };
 
@@ -231,7 +232,6 @@ int cli_simulate_run(int argc, char **argv)
     };
     struct profile p;
     struct cfg_error err;
-    json_error_t je;
     int r = cli_options_parse(&usage, argc, argv, &first);
     if (r != CLI_GO_ON)
         return r;
@@ -245,9 +245,9 @@ int cli_simulate_run(int argc, char **argv)
         if (!*end)
             break;
     }
-    json_t *j = json_load_file(argv[first], JSON_REJECT_DUPLICATES, &je);
-    if (!j)
-        return cli_error(CLI_FAILED, "%s:%d: %s", argv[first], je.line, je.text);
+    json_t *j;
+    if (mdl_json_file(argv[first], &j, &err))
+        return cli_error(CLI_FAILED, "%s", err.msg);
     if (read_profile(j, &p, &err))
         r = cli_error(CLI_FAILED, "%s: %s", argv[first], err.msg);
     else

@@ -186,6 +186,10 @@ int cfg_replay_rows(const struct cfg_config *c, int window);
 /* Whether text is HOST:PORT with a port of 0 to 65535; an IPv6 address is in brackets. */
 bool cfg_address_valid(const char *text);
 
+/* HOST:PORT in two, an IPv6 address without its brackets: the host goes to host [size], *port points into text. Looks
+ * at neither of them; the host may be a name. -EINVAL: there are no two parts, or no room. */
+int cfg_address_split(const char *text, char *host, size_t size, const char **port);
+
 /* "HOST:PORT" under which the other nodes reach it. */
 void cfg_node_address(const struct cfg_node *n, char *out, size_t size);
 /* "prefill,decode" */

@@ -504,25 +504,6 @@ void cfg_key_print(int i, const void *base, char *out, size_t size)
     }
 }
 
-bool cfg_address_valid(const char *text)
-{
-    const char *colon = strrchr(text, ':');
-    if (!colon || colon == text || strspn(colon + 1, "0123456789") != strlen(colon + 1))
-        return false;
-    size_t digits = strlen(colon + 1), host = (size_t)(colon - text);
-    if (digits < 1 || digits > 5 || atoi(colon + 1) > 65535)
-        return false;
-    if (text[0] == '[')
-        return host > 2 && text[host - 1] == ']' && !strpbrk(text, " \t");
-    return !memchr(text, ':', host) && !strpbrk(text, " \t[]/");
-}
-
-void cfg_node_address(const struct cfg_node *n, char *out, size_t size)
-{
-    bool v6 = strchr(n->host, ':') != NULL;
-    snprintf(out, size, "%s%s%s:%d", v6 ? "[" : "", n->host, v6 ? "]" : "", n->port);
-}
-
 void cfg_roles_text(unsigned roles, char *out, size_t size)
 {
     size_t len = 0;

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "model/json_file.h"
+
 const char *const mdl_choice_names[MDL_CHOICES + 1] = {"greedy", "match", "reject", NULL};
 
 enum { FORMAT = 1, BLOCKS_MIN = 50 };
@@ -83,16 +85,12 @@ static int read_object(const json_t *root, const char *path, uint64_t revision, 
 int mdl_calibration_read(const char *path, uint64_t revision, int places, struct mdl_calibration *c,
                          struct cfg_error *err)
 {
-    json_error_t je;
+    json_t *root;
     mdl_calibration_identity(c, places);
-    FILE *f = fopen(path, "re");
-    if (!f)
-        return cfg_error_set(err, errno, "%s: %s", path, strerror(errno));
-    json_t *root = json_loadf(f, JSON_REJECT_DUPLICATES, &je);
-    fclose(f);
-    if (!root)
-        return cfg_error_set(err, EINVAL, "%s:%d: %s", path, je.line, je.text);
-    int r = read_object(root, path, revision, places, c, err);
+    int r = mdl_json_file(path, &root, err);
+    if (r)
+        return r;
+    r = read_object(root, path, revision, places, c, err);
     json_decref(root);
     if (r)
         mdl_calibration_identity(c, places);

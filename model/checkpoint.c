@@ -10,11 +10,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "model/json_file.h"
 #include "model/layout.h"
 #include "model/nametab.h"
 
 enum {
-    INDEX_MAX = 64 << 20,
     SAMPLE_WHOLE = 4096, /* tensors up to this size enter the revision completely */
     SAMPLE_PART = 256,
     SPARSE_READS = 2 << 20, /* tables from this size on are read row by row, so reading ahead is waste */
@@ -78,20 +78,6 @@ static int open_file(struct opening *o, const char *name)
     return rc;
 }
 
-static int load_index(struct opening *o, const char *path, json_t **out)
-{
-    struct stat sb;
-    json_error_t je;
-    if (stat(path, &sb))
-        return cfg_error_set(o->err, errno, "%s: %s", path, strerror(errno));
-    if (!S_ISREG(sb.st_mode) || sb.st_size > INDEX_MAX)
-        return cfg_error_set(o->err, EINVAL, "%s: expected a regular file of at most %d bytes", path, INDEX_MAX);
-    *out = json_load_file(path, JSON_REJECT_DUPLICATES, &je);
-    if (!*out)
-        return cfg_error_set(o->err, EINVAL, "%s:%d:%d: not valid JSON: %s", path, je.line, je.column, je.text);
-    return 0;
-}
-
 /* Shards lie in the model's own directory; an index that points elsewhere is refused. */
 static int open_shards(struct opening *o, const char *path, json_t *map)
 {
@@ -146,7 +132,7 @@ static int open_weights(struct opening *o)
                              "weights beside config.json",
                              o->dir);
     json_t *root = NULL;
-    rc = load_index(o, index, &root);
+    rc = mdl_json_file(index, &root, o->err);
     if (!rc)
         rc = open_shards(o, index, json_object_get(root, "weight_map"));
     json_decref(root);

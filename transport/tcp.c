@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "config/config.h"
 #include "transport/bytes.h"
 #include "transport/tcp_impl.h"
 
@@ -131,23 +132,6 @@ static void on_lookup(int error, struct evutil_addrinfo *found, void *ctx)
         evutil_freeaddrinfo(found);
 }
 
-/* "HOST:PORT" in two; IPv6 in brackets. */
-static int split(const char *address, char host[TP_ADDRESS_TEXT], const char **port)
-{
-    const char *colon = strrchr(address, ':');
-    if (!colon || colon == address || !colon[1] || strlen(address) >= TP_ADDRESS_TEXT)
-        return -EINVAL;
-    size_t n = (size_t)(colon - address);
-    if (address[0] == '[' && n > 2 && address[n - 1] == ']') {
-        address++;
-        n -= 2;
-    }
-    memcpy(host, address, n);
-    host[n] = 0;
-    *port = colon + 1;
-    return 0;
-}
-
 static int tcp_connect(struct tp_endpoint *base, const char *address, enum tp_class class, void *user,
                        struct tp_channel **out, struct cfg_error *err)
 {
@@ -156,7 +140,7 @@ static int tcp_connect(struct tp_endpoint *base, const char *address, enum tp_cl
     struct addrinfo *ai;
     char host[TP_ADDRESS_TEXT];
     const char *port;
-    if (split(address, host, &port))
+    if (cfg_address_split(address, host, sizeof host, &port))
         return cfg_error_set(err, EINVAL, "%s: not HOST:PORT", address);
     struct tcp_channel *c = tcp_channel_new(ep);
     if (!c)
@@ -231,7 +215,7 @@ static int tcp_listen(struct tp_endpoint *base, const char *address, char bound[
     socklen_t len = sizeof at;
     char host[TP_ADDRESS_TEXT];
     const char *port;
-    if (ep->listener >= 0 || split(address, host, &port))
+    if (ep->listener >= 0 || cfg_address_split(address, host, sizeof host, &port))
         return cfg_error_set(err, EINVAL, "%s: not HOST:PORT, or the endpoint listens already", address);
     int r = getaddrinfo(host, port, &hints, &ai);
     if (r)

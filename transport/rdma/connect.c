@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "config/config.h"
 #include "transport/rdma/rdma.h"
 
 enum {
@@ -59,23 +60,6 @@ static void sockaddr_text(const struct sockaddr *a, char out[TP_ADDRESS_TEXT])
     else
         inet_ntop(AF_INET6, &s.sin6_addr, host, sizeof host);
     snprintf(out, TP_ADDRESS_TEXT, a->sa_family == AF_INET ? "%s:%u" : "[%s]:%u", host, port_of(&s));
-}
-
-/* "HOST:PORT" in two; IPv6 in brackets. */
-static int split(const char *address, char host[TP_ADDRESS_TEXT], const char **port)
-{
-    const char *colon = strrchr(address, ':');
-    if (!colon || colon == address || !colon[1] || strlen(address) >= TP_ADDRESS_TEXT)
-        return -EINVAL;
-    size_t n = (size_t)(colon - address);
-    if (address[0] == '[' && n > 2 && address[n - 1] == ']') {
-        address++;
-        n -= 2;
-    }
-    memcpy(host, address, n);
-    host[n] = 0;
-    *port = colon + 1;
-    return 0;
 }
 
 /* ---- queue pairs --------------------------------------------------------------------------------------------- */
@@ -231,7 +215,7 @@ int rdma_dial(struct tp_endpoint *base, const char *address, enum tp_class class
     struct addrinfo *ai;
     char host[TP_ADDRESS_TEXT];
     const char *port;
-    if (split(address, host, &port))
+    if (cfg_address_split(address, host, sizeof host, &port))
         return cfg_error_set(err, EINVAL, "%s: not HOST:PORT", address);
     int rc = rdma_rails(ep, NULL, err);
     if (rc)
@@ -424,7 +408,7 @@ int rdma_listen_at(struct tp_endpoint *base, const char *address, char bound[TP_
     char host[TP_ADDRESS_TEXT], *end;
     const char *port;
     uint8_t wanted[16];
-    if (ep->listening || split(address, host, &port))
+    if (ep->listening || cfg_address_split(address, host, sizeof host, &port))
         return cfg_error_set(err, EINVAL, "%s: not HOST:PORT, or the endpoint listens already", address);
     long number = strtol(port, &end, 10);
     if (*end || number < 0 || number > 65535 || tp_rdma_address_parse(host, wanted))
