@@ -40,7 +40,10 @@ static json_t *load_body(struct gw_parse *p, const char *body, size_t len)
         return NULL;
     }
     gw_json_field_at(body, len, je.position > 0 ? (size_t)je.position : 0, field, sizeof field);
-    gw_fail(p, field, "the body is not valid JSON: %.150s (line %d, byte %d)", je.text, je.line, je.position);
+    if (json_error_code(&je) == json_error_null_character)
+        gw_fail(p, field, "a string holds \\u0000, which no text may contain");
+    else
+        gw_fail(p, field, "the body is not valid JSON: %.150s (line %d, byte %d)", je.text, je.line, je.position);
     return NULL;
 }
 
