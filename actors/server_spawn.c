@@ -49,14 +49,13 @@ static int spawn_prefill(struct act_server *s, struct cfg_error *err)
     return r;
 }
 
-/* All Prefill or all Decode actors have ended for good. */
+/* No Prefill or no Decode actor is there: the gateway is not ready. In one process that is for good; other nodes come
+ * and go. */
 static void on_lacking(void *ctx, const char *part)
 {
     struct act_server *s = ctx;
-    if (s->link)
-        return; /* they are on other nodes, which come and go */
     s->gateway.lost = part;
-    if (part)
+    if (part && !s->link)
         server_on_failed(s);
 }
 

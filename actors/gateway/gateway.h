@@ -91,7 +91,7 @@ struct gw_context {
     struct gw_keys keys;            /* freed by whoever made the context, after the Request actors */
     const char *tls_cert, *tls_key; /* files; NULL: plain HTTP */
     struct ssl_ctx_st *tls; /* of them, replaced on RELOAD; freed by whoever made the context. NULL: plain HTTP */
-    const char *lost;       /* the part of the engine that has ended; NULL: all are there */
+    const char *lost;       /* the part of the engine that is not there; NULL: all are */
     struct cfg_error *start_error; /* why the gateway could not start; may be NULL */
     struct gw_http *http;
     struct act_self *self; /* of the gateway actor; NULL once it has stopped */

@@ -1,0 +1,53 @@
+/* A deployment of several `weft serve` processes on loopback, over tcp, for end-to-end tests. One at a time.
+ *
+ * Logs go to files of the deployment's folder; they are shown when something fails. Everything is ended and removed by
+ * ts_cluster_end, which a suite names as its .fini. */
+#ifndef WEFT_TESTS_SUPPORT_CLUSTER_H
+#define WEFT_TESTS_SUPPORT_CLUSTER_H
+
+#include <sys/types.h>
+
+#include "tests/support/server.h"
+
+enum { TS_CLUSTER_NODES = 8, TS_CLUSTER_TOKENS = 60, TS_CLUSTER_PROMPTS = 4 };
+
+struct ts_node {
+    const char *name, *roles, *group; /* roles as in the file, each in quotes; group NULL: the unnamed one */
+    struct ts_server http;            /* port 0: no gateway */
+    int port;
+    pid_t pid; /* 0: not running */
+};
+
+struct ts_cluster {
+    char *dir;
+    struct ts_node node[TS_CLUSTER_NODES];
+    int n;
+};
+
+extern struct ts_cluster ts_cluster;
+/* The last one is longer than what a bounded replay runs again. */
+extern const char *const ts_cluster_prompts[TS_CLUSTER_PROMPTS];
+
+/* Starts n nodes, the last one first, and waits until the gateways are ready; each with one thread and the sample
+ * model. engine: further keys of that group; more: further groups of the file. Skips the test without the model. */
+void ts_cluster_start(const struct ts_node *nodes, int n, const char *engine, const char *more);
+void ts_cluster_end(void);
+/* Starts one node and waits for its first line, which it prints when it accepts. */
+void ts_node_start(struct ts_node *n);
+void ts_node_kill(struct ts_node *n);
+/* Waits until the node's log, which is written in the background, has the text; fails after a minute. */
+void ts_node_wait_log(const struct ts_node *n, const char *what);
+/* Waits until the gateway answers /health/ready with this status (it accepts before it has found the other nodes);
+ * fails after a minute. */
+void ts_node_wait_ready(const struct ts_node *n, int status);
+void ts_cluster_show_logs(void);
+
+/* The text of a greedy completion of TS_CLUSTER_TOKENS, freed by the caller; fails on any other status than 200. */
+char *ts_cluster_complete(const struct ts_server *s, const char *prompt);
+/* What a single process says to the prompts; more: further keys of its file. */
+void ts_cluster_ask_alone(const char *more, char *want[TS_CLUSTER_PROMPTS]);
+/* Asks every prompt and compares. when: for the message. */
+void ts_cluster_check(const struct ts_server *s, char *const want[TS_CLUSTER_PROMPTS], const char *when);
+void ts_cluster_forget(char *want[TS_CLUSTER_PROMPTS]);
+
+#endif
