@@ -11,6 +11,7 @@ struct act_plan_item {
 };
 
 enum {
+    EVIDENCE_MAX = 64,
     PROBE_EVERY = 16,      /* rounds between probes, at least */
     SNAPSHOT_REQUESTS = 64 /* so many requests show how survivals scatter; fewer are averaged over earlier blocks */
 };
@@ -35,7 +36,8 @@ int act_plan_init(struct act_plan *p, const struct act_plan_options *options, in
     p->item = malloc((items + 1) * sizeof *p->item);
     p->gain = malloc(((items + 1) * (size_t)block + 1) * sizeof *p->gain);
     p->newest = malloc(((items + 1) * (size_t)block + 1) * sizeof *p->newest);
-    if (!p->item || !p->gain || !p->newest) {
+    p->verify_ns = malloc((items + 1) * sizeof *p->verify_ns);
+    if (!p->item || !p->gain || !p->newest || !p->verify_ns) {
         act_plan_free(p);
         return -ENOMEM;
     }
@@ -47,8 +49,9 @@ void act_plan_free(struct act_plan *p)
     free(p->item);
     free(p->gain);
     free(p->newest);
+    free(p->verify_ns);
     p->item = NULL;
-    p->gain = p->newest = NULL;
+    p->gain = p->newest = p->verify_ns = NULL;
 }
 
 /* ---- what drafts promise ---- */
@@ -150,6 +153,8 @@ static void recall_gains(struct act_plan *p, const struct act_plan_request *r, i
     double prior = blocks == ACT_PLAN_MEMORY ? 0.5 : 0;
     p->company = company_of(p, r, n);
     p->learned = false;
+    /* The assumption that a planner starts with is worth nothing beside the first block that is seen. */
+    p->evidence = p->blocks_seen < EVIDENCE_MAX ? (int)p->blocks_seen : EVIDENCE_MAX;
     clear_gains(p, p->gain, n);
     if (prior > 0)
         add_block(p, p->gain, r, n, -1, prior);
@@ -164,6 +169,8 @@ static void learn_gains(struct act_plan *p, const struct act_plan_request *r, in
         return;
     double weight = n / 256.0;
     weight = weight < 1.0 / 64 ? 1.0 / 64 : weight > 0.25 ? 0.25 : weight;
+    weight = weight > 1.0 / (p->evidence + 1) ? weight : 1.0 / (p->evidence + 1);
+    p->evidence += p->evidence < EVIDENCE_MAX;
     p->learned = false;
     clear_gains(p, p->newest, n);
     add_block(p, p->newest, r, n, 0, 1);
@@ -179,7 +186,8 @@ static void learn_gains(struct act_plan *p, const struct act_plan_request *r, in
 
 struct search {
     int n, shard_rows;
-    int drafts[ACT_PLAN_BLOCK_MAX + 1]; /* most drafts by depth */
+    int drafts[ACT_PLAN_BLOCK_MAX + 1];      /* most drafts by depth */
+    double draft_ns[ACT_PLAN_BLOCK_MAX + 1]; /* by depth */
 };
 
 static int budget_limit(const struct act_plan *p, const struct search *s, int depth)
@@ -188,10 +196,13 @@ static int budget_limit(const struct act_plan *p, const struct search *s, int de
     return most < room ? most : room > 0 ? room : 0;
 }
 
-static double time_of(const struct act_plan *p, const struct search *s, int depth, int budget)
+/* The times of a search, looked up once; depth and budget then only combine them. */
+static void look_up_times(struct act_plan *p, struct search *s)
 {
-    return act_steptime_draft_ns(p->table, s->n, s->drafts[depth]) +
-           act_steptime_verify_ns(p->table, s->n, s->n + budget, s->shard_rows);
+    for (int depth = 1; depth <= p->options.length; depth++)
+        s->draft_ns[depth] = act_steptime_draft_ns(p->table, s->n, s->drafts[depth]);
+    for (int k = 0; k <= s->drafts[p->options.length]; k++)
+        p->verify_ns[k] = act_steptime_verify_ns(p->table, s->n, s->n + k, s->shard_rows);
 }
 
 static struct act_plan_choice evaluate(const struct act_plan *p, const struct search *s, int depth, int budget)
@@ -199,7 +210,7 @@ static struct act_plan_choice evaluate(const struct act_plan *p, const struct se
     return (struct act_plan_choice){.depth = depth,
                                     .budget = budget,
                                     .tokens = s->n + (depth ? curve_of(p, p->gain, depth)[budget] : 0),
-                                    .ns = time_of(p, s, depth, budget)};
+                                    .ns = s->draft_ns[depth] + p->verify_ns[budget]};
 }
 
 static double speed(const struct act_plan_choice *c)
@@ -208,17 +219,25 @@ static double speed(const struct act_plan_choice *c)
 }
 
 /* Of all depths and budgets; of equals the one with less work. */
-static struct act_plan_choice search_all(const struct act_plan *p, const struct search *s)
+static struct act_plan_choice search_all(struct act_plan *p, struct search *s)
 {
+    look_up_times(p, s);
     struct act_plan_choice best = evaluate(p, s, 0, 0);
     for (int depth = 1; depth <= p->options.length; depth++) {
         if (s->drafts[depth] == s->drafts[depth - 1])
             break; /* no request can use more */
-        for (int k = 1; k <= budget_limit(p, s, depth); k++) {
-            struct act_plan_choice c = evaluate(p, s, depth, k);
-            if (speed(&c) > speed(&best))
-                best = c;
+        const double *gain = curve_of(p, p->gain, depth);
+        int limit = budget_limit(p, s, depth), found = 0;
+        double top = speed(&best);
+        for (int k = 1; k <= limit; k++) {
+            double now = (s->n + gain[k]) / (s->draft_ns[depth] + p->verify_ns[k]);
+            if (now > top) {
+                top = now;
+                found = k;
+            }
         }
+        if (found)
+            best = evaluate(p, s, depth, found);
     }
     return best;
 }

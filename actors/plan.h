@@ -107,8 +107,10 @@ struct act_plan {
     double *gain;   /* [block][max_requests * block + 1] */
     double *newest; /* the same of the last block alone */
     uint64_t company, names;
+    int evidence;               /* blocks that the means rest on, as far as that still matters */
     bool learned;               /* a block was drafted since the means were brought up to date */
     struct act_plan_item *item; /* scratch, [max_requests * block] */
+    double *verify_ns;          /* scratch, [max_requests * block + 1] of the present search, by budget */
 };
 
 /* block: drafts that the drafter makes at once. table may be NULL outside dynamic mode. -EINVAL, -ENOMEM. */
