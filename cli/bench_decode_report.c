@@ -351,9 +351,8 @@ int bd_read_json(const char *path, struct bd_results *r, struct cfg_error *err)
     size_t i;
     json_t *root, *point, *value;
     const char *key;
-    int read = mdl_json_file(path, &root, err);
-    if (read)
-        return read;
+    if (mdl_json_file(path, &root, err))
+        return -EINVAL; /* whatever is wrong with it: the command line named it */
     json_t *points = json_object_get(root, "points"), *rate = json_object_get(root, "convert_rate");
     r->conditions = json_incref(json_object_get(root, "conditions"));
     r->convert = rate ? json_number_value(rate) : NAN;
