@@ -477,6 +477,8 @@ static int make_report(struct tier *t, struct act_addr to, struct act_msg *r)
                                                  .hits = s.found,
                                                  .misses = s.missed,
                                                  .evicted = s.evicted,
+                                                 .refused = t->below.lost,
+                                                 .recomputed = t->below.recomputed,
                                                  .held = (uint64_t)s.held,
                                                  .cached = (uint64_t)s.cached};
     return 0;

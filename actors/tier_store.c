@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "actors/tier_times.h"
 #include "kvtiers/host.h"
 
 enum {
@@ -37,6 +38,7 @@ struct ask {
     int settled; /* sources reported */
     int status;
     struct kv_tier_op op; /* of the lookup */
+    int64_t began;
     struct kv_tier_block block[];
 };
 
@@ -44,6 +46,8 @@ struct read_op {
     struct kv_tier_op op;
     struct ask *ask;
     int first, settled, ok[KV_SOURCES_MAX], count;
+    int tier;
+    int64_t began;
 };
 
 /* Blocks in the host tier on their way into a durable one, pinned there meanwhile. */
@@ -51,6 +55,8 @@ struct push {
     struct kv_tier_op op;
     struct store *s;
     struct push *next, **link;
+    int tier;
+    int64_t began;
     struct kv_tier_block block[];
 };
 
@@ -73,6 +79,11 @@ struct store {
     int ticks;
     double byte_ns[ACT_TIERS_MAX], op_ns[ACT_TIERS_MAX]; /* measured, averaged */
     uint64_t seen_ns[ACT_TIERS_MAX], seen_reads[ACT_TIERS_MAX], seen_bytes[ACT_TIERS_MAX];
+    struct act_times times[ACT_TIERS_MAX][ACT_TIER_VERBS];
+    struct {
+        uint64_t gone, no_space, closed; /* blocks that could not be read or kept */
+        uint32_t reading, storing;       /* blocks under way */
+    } figure[ACT_TIERS_MAX];
     bool stopping;
 };
 
@@ -166,9 +177,17 @@ static void report_sources(struct ask *a)
     }
 }
 
+static int64_t time_now(const struct store *s)
+{
+    return s->c->clock.now(s->c->clock.ctx);
+}
+
 static void on_rows(struct kv_tier_op *op, int source, int ok)
 {
     struct read_op *r = op->ctx;
+    struct store *s = r->ask->s;
+    if (!source)
+        act_times_add(&s->times[r->tier][ACT_TIER_FIRST], time_now(s) - r->began);
     r->ok[source] = ok;
     r->settled = source + 1;
     report_sources(r->ask);
@@ -179,6 +198,10 @@ static void on_read(struct kv_tier_op *op)
     struct read_op *r = op->ctx;
     struct ask *a = r->ask;
     r->count = op->count;
+    act_times_add(&a->s->times[r->tier][ACT_TIER_WHOLE], time_now(a->s) - r->began);
+    a->s->figure[r->tier].reading -= (uint32_t)op->n;
+    if (op->status == -ENOENT)
+        a->s->figure[r->tier].gone += (uint64_t)(op->n - op->count);
     if (r->settled < a->s->c->layout.n_sources) { /* refused as a whole */
         for (int k = r->settled; k < a->s->c->layout.n_sources; k++)
             r->ok[k] = op->count;
@@ -201,8 +224,11 @@ static void start_reads(struct ask *a)
     struct segment run[SEGMENTS_MAX];
     int n = a->n_segments;
     memcpy(run, a->segment, (size_t)n * sizeof *run);
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
+        run[i].read->began = time_now(a->s);
+        a->s->figure[run[i].tier].reading += (uint32_t)run[i].n;
         c->tier[run[i].tier]->ops->read(c->tier[run[i].tier], &run[i].read->op);
+    }
 }
 
 static bool make_reads(struct ask *a)
@@ -217,7 +243,8 @@ static bool make_reads(struct ask *a)
         *r = (struct read_op){
             .op = {.block = a->block + g->first, .n = g->n, .rows = on_rows, .done = on_read, .ctx = r},
             .ask = a,
-            .first = g->first};
+            .first = g->first,
+            .tier = g->tier};
     }
     return true;
 }
@@ -238,6 +265,7 @@ static void ask_end(struct ask *a)
 static void on_found(struct kv_tier_op *op)
 {
     struct ask *a = op->ctx;
+    act_times_add(&a->s->times[a->tier][ACT_TIER_LOOKUP], time_now(a->s) - a->began);
     if (op->count > 0 && a->n_segments < SEGMENTS_MAX) {
         a->segment[a->n_segments++] = (struct segment){.tier = a->tier, .first = a->at, .n = op->count};
         a->at += op->count;
@@ -258,6 +286,7 @@ static void ask_step(struct ask *a)
         return;
     }
     a->op = (struct kv_tier_op){.block = a->block + a->at, .n = a->n - a->at, .done = on_found, .ctx = a};
+    a->began = time_now(a->s);
     t->ops->lookup(t, &a->op);
 }
 
@@ -326,6 +355,12 @@ static void on_pushed(struct kv_tier_op *op)
 {
     struct push *p = op->ctx;
     struct store *s = p->s;
+    act_times_add(&s->times[p->tier][ACT_TIER_KEEP], time_now(s) - p->began);
+    s->figure[p->tier].storing -= (uint32_t)op->n;
+    if (op->status == -ENOSPC)
+        s->figure[p->tier].no_space += (uint64_t)(op->n - op->count);
+    else if (op->status == -EROFS || op->status == -EDQUOT)
+        s->figure[p->tier].closed += (uint64_t)(op->n - op->count);
     for (int i = 0; i < op->n; i++)
         kv_host_unpin(s->c->tier[0], &p->block[i].key);
     push_free(p);
@@ -350,6 +385,9 @@ static void push_down(struct store *s, int tier, const struct kv_tier_block *blo
         p->block[i].bytes = kv_host_pin(host, &block[i].key);
     }
     p->s = s;
+    p->tier = tier;
+    p->began = time_now(s);
+    s->figure[tier].storing += (uint32_t)n;
     p->op = (struct kv_tier_op){.block = p->block, .n = n, .done = on_pushed, .ctx = p};
     p->next = s->pushes;
     p->link = &s->pushes;
@@ -370,7 +408,9 @@ static void store_some(struct store *s, struct held_store *h)
         block[n] = (struct kv_tier_block){
             .key = p->key, .bytes = (uint8_t *)(uintptr_t)p->address, .info = {(enum kv_taint)p->taint, p->hit}};
         struct kv_tier_op op = {.block = &block[n], .n = 1, .done = on_kept};
+        int64_t began = time_now(s);
         host->ops->store(host, &op); /* ends inside the call: memory to memory */
+        act_times_add(&s->times[0][ACT_TIER_KEEP], time_now(s) - began);
         room = op.count == 1;
         if (room)
             kv_host_pin(host, &block[n++].key);
@@ -421,6 +461,27 @@ static void take_store(struct store *s, struct act_msg *m)
 
 /* ---- time ---- */
 
+static void send_times(struct store *s, int tier)
+{
+    struct act_msg m;
+    size_t bytes;
+    if (act_msg_new(ACT_TIER_TIMES, *s->c->observer, sizeof s->times[tier], &m))
+        return;
+    memcpy(act_msg_tail(&m, &bytes), s->times[tier], sizeof s->times[tier]);
+    *act_p_tier_times(&m) = (struct act_p_tier_times){.tier = s->c->kind[tier], .verbs = ACT_TIER_VERBS};
+    if (act_send(s->self, &m))
+        act_msg_drop(&m);
+}
+
+/* Blocks that wait for room in the host tier. */
+static uint32_t held_blocks(const struct store *s)
+{
+    uint32_t n = 0;
+    for (const struct held_store *h = s->held; h; h = h->next)
+        n += (uint32_t)(h->n - h->at);
+    return n;
+}
+
 static void send_stats(struct store *s)
 {
     for (int i = 0; i < s->c->n_tiers; i++) {
@@ -448,11 +509,17 @@ static void send_stats(struct store *s)
                                                       .read_ns = t.read_ns,
                                                       .reads = t.read_ops,
                                                       .oldest_s = (uint64_t)t.oldest_s,
+                                                      .gone = s->figure[i].gone,
+                                                      .no_space = s->figure[i].no_space,
+                                                      .closed = s->figure[i].closed,
+                                                      .reading = s->figure[i].reading,
+                                                      .storing = i ? s->figure[i].storing : held_blocks(s),
                                                       .queue = (uint32_t)t.queue,
                                                       .state = (t.read_only ? ACT_TIER_READ_ONLY : 0) |
                                                                (t.rebuilding ? ACT_TIER_REBUILDING : 0)};
         if (act_send(s->self, &m))
             act_msg_drop(&m);
+        send_times(s, i);
     }
 }
 

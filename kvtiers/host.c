@@ -5,7 +5,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { NONE = -1 };
+enum { NONE = -1, AGE_SLOTS = 4096 };
 #define PINNED 1e300 /* worth of a block that cannot go */
 
 struct slot {
@@ -30,8 +30,9 @@ struct host {
     struct slot *slot;
     int *bucket, *heap, *free_slot; /* heap of used slots, the least worth first */
     int n_heap;
-    double floor; /* worth of the last evicted block: what is used from now on is worth more */
-    uint64_t generation;
+    double floor;               /* worth of the last evicted block: what is used from now on is worth more */
+    int age_at;                 /* next slot that the search for the oldest block looks at */
+    int64_t age_best, oldest_s; /* second of the oldest block so far, and of the last whole search; 0: none */
     struct kv_tier_stats stats;
 };
 
@@ -261,11 +262,18 @@ static void host_drop(struct kv_tier *t, struct kv_tier_op *op)
 static void host_stat(struct kv_tier *t, struct kv_tier_stats *out)
 {
     struct host *h = (struct host *)t;
-    int64_t now = h->p.clock.wall(h->p.clock.ctx);
     *out = h->stats;
-    for (int i = 0; i < h->n_slots; i++)
-        if (h->slot[i].used && now - h->slot[i].stored_s > out->oldest_s)
-            out->oldest_s = now - h->slot[i].stored_s;
+    /* A part of a large pool per call. */
+    for (int i = 0; i < AGE_SLOTS && h->age_at < h->n_slots; i++, h->age_at++) {
+        const struct slot *s = &h->slot[h->age_at];
+        if (s->used && (!h->age_best || s->stored_s < h->age_best))
+            h->age_best = s->stored_s;
+    }
+    if (h->age_at == h->n_slots) {
+        h->oldest_s = h->age_best;
+        h->age_best = h->age_at = 0;
+    }
+    out->oldest_s = h->oldest_s ? h->p.clock.wall(h->p.clock.ctx) - h->oldest_s : 0;
 }
 
 static void host_tick(struct kv_tier *t)

@@ -73,6 +73,7 @@ static void bury(struct ssd *t, int entry)
         t->stats.blocks--;
         t->stats.bytes -= t->p.layout.block_bytes;
         t->slab[entry / t->slab_blocks].dirty = true;
+        t->slab[entry / t->slab_blocks].visible--;
     }
     e->state = ENTRY_DEAD;
 }
@@ -328,6 +329,7 @@ static int slab_with_room(struct ssd *t)
             s->state = SLAB_OPEN;
             s->used = 0;
             s->uses = 0;
+            s->first_s = now_s(t);
             s->worth = t->floor + 1;
             for (int k = 0; k < t->slab_blocks; k++)
                 t->entry[i * t->slab_blocks + k].state = ENTRY_EMPTY;
@@ -515,6 +517,7 @@ static void batch_close(struct ssd *t, struct ssd_batch *b, int status)
             continue;
         }
         e->state = ENTRY_VISIBLE;
+        t->slab[b->entry[i] / t->slab_blocks].visible++;
         t->stats.blocks++;
         t->stats.bytes += t->p.layout.block_bytes;
         t->stats.stored++;
@@ -743,6 +746,17 @@ static void ssd_stat(struct kv_tier *tier, struct kv_tier_stats *out)
 {
     struct ssd *t = (struct ssd *)tier;
     *out = t->stats;
+    /* A part of a large tier per call; blocks of a slab have about one age. */
+    for (int i = 0; i < SSD_AGE_SLABS && t->age_at < t->n_slabs; i++, t->age_at++) {
+        const struct ssd_slab *s = &t->slab[t->age_at];
+        if (s->visible && (!t->age_best || s->first_s < t->age_best))
+            t->age_best = s->first_s;
+    }
+    if (t->age_at == t->n_slabs) {
+        t->oldest_s = t->age_best;
+        t->age_best = t->age_at = 0;
+    }
+    out->oldest_s = t->oldest_s ? now_s(t) - t->oldest_s : 0;
     out->capacity = (uint64_t)t->n_slabs * t->slab_bytes;
     out->read_only = t->read_only;
     out->rebuilding = t->rebuild_at < t->n_slabs;

@@ -13,6 +13,7 @@ enum {
     SSD_EXTENTS = 192,   /* requests for extents at a time */
     SSD_WRITES = 24,     /* of these, writes */
     SSD_NAME = 32,
+    SSD_AGE_SLABS = 4096, /* that one call for figures looks at */
 };
 
 enum ssd_entry_state {
@@ -48,7 +49,9 @@ struct ssd_slab {
     bool writing;  /* its page is in the running commit */
     uint16_t used; /* places taken */
     uint16_t busy; /* entries on their way */
-    int pins;      /* extents being read */
+    uint16_t visible;
+    int64_t first_s; /* second at which its first block was stored */
+    int pins;        /* extents being read */
     uint64_t generation, sequence;
     double worth;
     uint32_t uses;
@@ -119,7 +122,9 @@ struct ssd {
     /* state */
     bool read_only, pumping, pump_again;
     int64_t retry_at, backoff, opened_at;
-    int in_flight; /* requests of any kind */
+    int in_flight;              /* requests of any kind */
+    int age_at;                 /* next slab that the search for the oldest block looks at */
+    int64_t age_best, oldest_s; /* second of the oldest block so far, and of the last whole search; 0: none */
     struct kv_tier_stats stats;
 };
 

@@ -132,6 +132,9 @@ static void take_entries(struct ssd *t, int slab, const uint8_t *page)
         for (int k = 0; k < l->n_sources; k++)
             t->sum[(size_t)id * (size_t)l->n_sources + (size_t)k] = get(at + ENTRY_FIXED + 8 * k, 8);
         ssd_table_add(t, id);
+        struct ssd_slab *s = &t->slab[slab];
+        s->first_s = s->visible && s->first_s < e.stored_s ? s->first_s : e.stored_s;
+        s->visible++;
         t->stats.blocks++;
         t->stats.bytes += l->block_bytes;
     }

@@ -595,6 +595,8 @@ static int gateway_receive(struct act_self *self, void *state, struct act_msg *m
             g->metrics.kv.cached = b->cached;
             g->metrics.kv.evicted = b->evicted;
         }
+        if (m[i].type == ACT_TIER_TIMES)
+            gw_take_tier_times(g, &m[i]);
         if (m[i].type == ACT_DECODE_STATS)
             gw_take_figures(g, &m[i]);
         if (m[i].type == ACT_DOWN)

@@ -11,6 +11,7 @@
 #include "actors/gateway/request.h"
 #include "actors/gateway/trace.h"
 #include "actors/gateway/text.h"
+#include "actors/tier_times.h"
 #include "actors/runtime/log.h"
 #include "actors/runtime/runtime.h"
 #include "model/config.h"
@@ -52,7 +53,8 @@ struct gw_metrics {
     struct {
         uint64_t capacity, held, cached, evicted; /* bytes; pages; pages; pages */
     } kv;
-    struct act_b_kv_stats tier[GW_TIERS];                                        /* by enum act_tier_kind */
+    struct act_b_kv_stats tier[GW_TIERS]; /* by enum act_tier_kind */
+    struct act_times tier_times[GW_TIERS][ACT_TIER_VERBS];
     uint64_t replaced;                                                           /* attempts after the first */
     struct gw_decode_figures decoder;                                            /* of all Decode actors together */
     struct gw_histogram first_token, inter_token, total, queue, prefill, decode; /* seconds */
@@ -130,6 +132,9 @@ struct gw_job {
 
 /* DECODE_STATS of one of the Decode actors; the sum is in g->metrics.decoder. */
 void gw_take_figures(struct gw_context *g, struct act_msg *m);
+
+/* TIER_TIMES. */
+void gw_take_tier_times(struct gw_context *g, struct act_msg *m);
 
 void gw_observe(struct gw_histogram *h, double seconds);
 struct gw_bytes;

@@ -1,4 +1,6 @@
 /* Metrics of the tiers that keep blocks, one series per tier, as each last reported itself. */
+#include <string.h>
+
 #include "actors/gateway/bytes.h"
 #include "actors/gateway/gateway.h"
 #include "actors/tier_store.h"
@@ -29,16 +31,34 @@ static const struct {
     {"reads_total", "counter", "Reads of one or more blocks.", FIELD(reads), PLAIN},
     {"stored_blocks_total", "counter", "Blocks kept.", FIELD(stored), PLAIN},
     {"stored_bytes_total", "counter", "Bytes kept.", FIELD(stored_bytes), PLAIN},
-    {"refused_blocks_total", "counter", "Blocks that were not kept: full, worn or read-only.", FIELD(refused), PLAIN},
+    {"refused_blocks_total", "counter",
+     "Blocks that were not kept: full, worn or read-only; of the device those that were not handed down.",
+     FIELD(refused), PLAIN},
     {"evicted_blocks_total", "counter", "Blocks that made room for others.", FIELD(evicted), PLAIN},
     {"expired_blocks_total", "counter", "Blocks that grew older than kv.ttl.", FIELD(expired), PLAIN},
+    {"recomputed_blocks_total", "counter",
+     "Blocks below the device that were cheaper to compute than to read; counted at the device.", FIELD(recomputed),
+     PLAIN},
     {"oldest_seconds", "gauge", "Age of the oldest block, where the tier knows it.", FIELD(oldest_s), PLAIN},
 };
 
 static const struct {
     const char *kind;
     size_t field;
-} errors[] = {{"io", FIELD(errors)}, {"checksum", FIELD(bad)}, {"short_read", FIELD(short_reads)}};
+} errors[] = {{"io", FIELD(errors)}, {"checksum", FIELD(bad)},      {"short_read", FIELD(short_reads)},
+              {"gone", FIELD(gone)}, {"no_space", FIELD(no_space)}, {"closed", FIELD(closed)}};
+
+static const struct {
+    const char *name, *help;
+} times[ACT_TIER_VERBS] = {
+    [ACT_TIER_LOOKUP] = {"lookup_latency_seconds", "From a question for blocks to its answer."},
+    [ACT_TIER_FIRST] = {"read_first_latency_seconds",
+                        "From the beginning of a read until the rows of the first source layer are there."},
+    [ACT_TIER_WHOLE] = {"read_latency_seconds", "From the beginning to the end of a read of one or more blocks."},
+    [ACT_TIER_KEEP] = {"store_latency_seconds",
+                       "From the beginning to the end of a store of one or more blocks, flushed where the tier is "
+                       "durable."},
+};
 
 static uint64_t value(const struct gw_context *g, int tier, size_t field)
 {
@@ -48,6 +68,35 @@ static uint64_t value(const struct gw_context *g, int tier, size_t field)
 static void head(struct gw_bytes *b, const char *name, const char *type, const char *help)
 {
     gw_bytes_printf(b, "# HELP weft_kv_tier_%s %s\n# TYPE weft_kv_tier_%s %s\n", name, help, name, type);
+}
+
+void gw_take_tier_times(struct gw_context *g, struct act_msg *m)
+{
+    size_t bytes;
+    const void *tail = act_msg_tail(m, &bytes);
+    uint32_t tier = act_p_tier_times(m)->tier;
+    if (tier < GW_TIERS && bytes >= sizeof g->metrics.tier_times[tier])
+        memcpy(g->metrics.tier_times[tier], tail, sizeof g->metrics.tier_times[tier]);
+}
+
+static void latencies(const struct gw_context *g, struct gw_bytes *b, int verb)
+{
+    const char *name = times[verb].name;
+    head(b, name, "histogram", times[verb].help);
+    for (int t = 0; t < GW_TIERS; t++) {
+        const struct act_times *h = &g->metrics.tier_times[t][verb];
+        uint64_t upto = 0;
+        for (int i = 0; i < ACT_TIMES_BOUNDS; i++) {
+            upto += h->bucket[i];
+            gw_bytes_printf(b, "weft_kv_tier_%s_bucket{tier=\"%s\",le=\"%g\"} %llu\n", name, names[t],
+                            1e-9 * (double)act_times_bound[i], (unsigned long long)upto);
+        }
+        gw_bytes_printf(b,
+                        "weft_kv_tier_%s_bucket{tier=\"%s\",le=\"+Inf\"} %llu\n"
+                        "weft_kv_tier_%s_sum{tier=\"%s\"} %.9g\nweft_kv_tier_%s_count{tier=\"%s\"} %llu\n",
+                        name, names[t], (unsigned long long)h->count, name, names[t], 1e-9 * (double)h->sum_ns, name,
+                        names[t], (unsigned long long)h->count);
+    }
 }
 
 void gw_metrics_tiers(const struct gw_context *g, struct gw_bytes *b)
@@ -60,7 +109,9 @@ void gw_metrics_tiers(const struct gw_context *g, struct gw_bytes *b)
                             series[i].unit == SECONDS ? v * 1e-9 : v);
         }
     }
-    head(b, "errors_total", "counter", "Requests to the storage that failed, by kind. Each costs its block.");
+    head(b, "errors_total", "counter",
+         "What failed, by kind: io, short_read: requests to the storage; checksum: bytes that do not fit; gone: blocks "
+         "that went between lookup and read; no_space, closed (read-only or worn): blocks that were not kept.");
     for (int t = 0; t < GW_TIERS; t++)
         for (size_t k = 0; k < sizeof errors / sizeof *errors; k++)
             gw_bytes_printf(b, "weft_kv_tier_errors_total{tier=\"%s\",kind=\"%s\"} %llu\n", names[t], errors[k].kind,
@@ -68,6 +119,14 @@ void gw_metrics_tiers(const struct gw_context *g, struct gw_bytes *b)
     head(b, "requests", "gauge", "Requests to the storage under way.");
     for (int t = 0; t < GW_TIERS; t++)
         gw_bytes_printf(b, "weft_kv_tier_requests{tier=\"%s\"} %u\n", names[t], g->metrics.tier[t].queue);
+    head(b, "blocks_in_flight", "gauge", "Blocks that are being read from the tier, and on their way into it.");
+    for (int t = 0; t < GW_TIERS; t++)
+        gw_bytes_printf(b,
+                        "weft_kv_tier_blocks_in_flight{tier=\"%s\",verb=\"read\"} %u\n"
+                        "weft_kv_tier_blocks_in_flight{tier=\"%s\",verb=\"store\"} %u\n",
+                        names[t], g->metrics.tier[t].reading, names[t], g->metrics.tier[t].storing);
+    for (int v = 0; v < ACT_TIER_VERBS; v++)
+        latencies(g, b, v);
     head(b, "read_only", "gauge", "1 while the tier takes no blocks because writing failed.");
     for (int t = 0; t < GW_TIERS; t++)
         gw_bytes_printf(b, "weft_kv_tier_read_only{tier=\"%s\"} %d\n", names[t],

@@ -172,6 +172,36 @@ Test(tier, agrees_with_a_model)
     }
 }
 
+/* The age of the oldest block, also after it is gone and after a restart. */
+Test(tier, the_oldest_block_has_an_age)
+{
+    struct rig r;
+    static struct ts_op o;
+    struct kv_tier_stats s;
+    EACH(&r)
+    {
+        if (r.kind == DEVICE)
+            continue; /* pages have no date */
+        int64_t began = ts_clock_s;
+        r.tier->ops->stat(r.tier, &s);
+        cr_assert_eq(s.oldest_s, 0, "%s", kind_name[r.kind]);
+        for (int i = 0; i < ROOM / 8; i++) /* the places of a slab */
+            ts_store_one(r.tier, r.storage, &r.layout, i);
+        ts_clock_s += 100;
+        ts_store_one(r.tier, r.storage, &r.layout, 1000);
+        r.tier->ops->stat(r.tier, &s);
+        cr_assert_eq(s.oldest_s, 100, "%s: %d s", kind_name[r.kind], (int)s.oldest_s);
+        for (int i = 0; i < ROOM / 8; i++) {
+            ts_op_run(&o, r.tier, r.storage, &r.layout, TS_DROP, &i, 1);
+            ts_op_free(&o);
+        }
+        ts_clock_s += 7;
+        r.tier->ops->stat(r.tier, &s);
+        cr_assert_eq(s.oldest_s, 7, "%s: %d s", kind_name[r.kind], (int)s.oldest_s);
+        ts_clock_s = began;
+    }
+}
+
 /* Row 56: what is used often outlives a stream of what is used once. */
 Test(tier, host_keeps_what_is_used)
 {

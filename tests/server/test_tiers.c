@@ -97,6 +97,54 @@ static void same(const struct ts_answer *cold, struct ts_answer hit, const char 
     ts_answer_free(&hit);
 }
 
+static double tier_metric(const char *series, const char *tier, const char *more)
+{
+    char name[128];
+    snprintf(name, sizeof name, "weft_kv_tier_%s{tier=\"%s\"%s}", series, tier, more);
+    return ts_metric(&server, name);
+}
+
+/* Dashboards and alerts need every series before anything happens. */
+Test(tiers, figures_of_all_tiers_are_there_at_zero)
+{
+    static const char *const tier[] = {"device", "host", "ssd", "shared"},
+                             *const verb[] = {"lookup", "read_first", "read", "store"},
+                             *const kind[] = {"io", "checksum", "short_read", "gone", "no_space", "closed"};
+    char name[64];
+    start("true", "");
+    for (int t = 0; t < 4; t++) {
+        for (int v = 0; v < 4; v++) {
+            snprintf(name, sizeof name, "%s_latency_seconds_bucket", verb[v]);
+            cr_expect_eq(tier_metric(name, tier[t], ",le=\"0.001\""), 0, "%s %s", name, tier[t]);
+            cr_expect_eq(tier_metric(name, tier[t], ",le=\"+Inf\""), 0, "%s %s", name, tier[t]);
+            snprintf(name, sizeof name, "%s_latency_seconds_count", verb[v]);
+            cr_expect_eq(tier_metric(name, tier[t], ""), 0, "%s %s", name, tier[t]);
+        }
+        for (int k = 0; k < 6; k++) {
+            snprintf(name, sizeof name, ",kind=\"%s\"", kind[k]);
+            cr_expect_eq(tier_metric("errors_total", tier[t], name), 0, "%s %s", name, tier[t]);
+        }
+        cr_expect_eq(tier_metric("blocks_in_flight", tier[t], ",verb=\"store\""), 0, "%s", tier[t]);
+        cr_expect_eq(tier_metric("oldest_seconds", tier[t], ""), 0, "%s", tier[t]);
+    }
+}
+
+/* How often a tier was asked, read and written, each with its time. */
+static void until_timed(const char *tier, double reads, double stores)
+{
+    for (int i = 0; i < 4000 && (tier_metric("read_latency_seconds_count", tier, "") < reads ||
+                                 tier_metric("store_latency_seconds_count", tier, "") < stores);
+         i++)
+        ;
+    double read = tier_metric("read_latency_seconds_count", tier, "");
+    cr_expect_geq(read, reads, "%s", tier);
+    cr_expect_eq(tier_metric("read_latency_seconds_bucket", tier, ",le=\"+Inf\""), read, "%s", tier);
+    cr_expect_gt(tier_metric("read_latency_seconds_sum", tier, ""), 0, "%s", tier);
+    cr_expect_geq(tier_metric("read_first_latency_seconds_count", tier, ""), read, "%s", tier);
+    cr_expect_gt(tier_metric("lookup_latency_seconds_count", tier, ""), 0, "%s", tier);
+    cr_expect_geq(tier_metric("store_latency_seconds_count", tier, ""), stores, "%s", tier);
+}
+
 Test(tiers, exact_text_is_the_same_from_the_host_tier)
 {
     start("true", "host = \"16MiB\";");
@@ -144,6 +192,7 @@ Test(tiers, exact_text_is_the_same_from_the_ssd_tier_and_after_restarts)
     crowd_out();
     same(&cold, ask(0), "ssd");
     until_read("ssd");
+    until_timed("ssd", 1, 1);
     restart(SIGTERM);
     same(&cold, ask(0), "after a restart");
     restart(SIGKILL);
