@@ -1,6 +1,7 @@
 /* Counters of the gateway in the Prometheus text format; every series is there from the start. */
 #include <dirent.h>
 #include <errno.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -210,6 +211,7 @@ static void process_metrics(const struct gw_context *g, struct gw_bytes *b)
         closedir(d);
     getrusage(RUSAGE_SELF, &ru);
     getrlimit(RLIMIT_NOFILE, &files);
+    struct mallinfo2 heap = mallinfo2();
     const struct {
         const char *name, *type, *help;
         double value;
@@ -220,6 +222,8 @@ static void process_metrics(const struct gw_context *g, struct gw_bytes *b)
          (double)(ru.ru_utime.tv_sec + ru.ru_stime.tv_sec) +
              1e-6 * (double)(ru.ru_utime.tv_usec + ru.ru_stime.tv_usec)},
         {"process_resident_memory_bytes", "gauge", "Resident memory.", (double)pages * (double)sysconf(_SC_PAGESIZE)},
+        {"weft_heap_bytes", "gauge", "Bytes allocated from the C library and not yet freed.",
+         (double)heap.uordblks + (double)heap.hblkhd},
         {"process_open_fds", "gauge", "Open descriptors.",
          fds > 3 ? fds - 3 : 0}, /* without ., .. and the folder's own */
         {"process_max_fds", "gauge", "Most descriptors that the process may open.", (double)files.rlim_cur},

@@ -183,16 +183,6 @@ void ts_until_fds(const struct ts_server *s, int n)
     }
 }
 
-long ts_server_rss(const struct ts_server *s)
-{
-    char path[64];
-    snprintf(path, sizeof path, "/proc/%d/status", (int)s->pid);
-    char *text = ts_read_file(path, NULL), *at = text ? strstr(text, "VmRSS:") : NULL;
-    long kib = at ? atol(at + 6) : -1;
-    free(text);
-    return kib;
-}
-
 /* ---- bytes ---- */
 
 int ts_connect(int port)

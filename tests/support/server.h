@@ -63,11 +63,10 @@ struct ts_reply ts_postf(const struct ts_server *s, const char *path, const char
 double ts_metric(const struct ts_server *s, const char *name);
 /* Waits until the series has this value; ends the test when it does not come to that. */
 void ts_until_metric(const struct ts_server *s, const char *name, double value);
-/* Entries of /proc/PID/fd, and resident memory in KiB. */
+/* Entries of /proc/PID/fd. */
 int ts_server_fds(const struct ts_server *s);
 /* Waits until there are n entries; ends the test when it does not come to that. */
 void ts_until_fds(const struct ts_server *s, int n);
-long ts_server_rss(const struct ts_server *s);
 
 /* Many answers at a time: open connections whose bytes are collected as they come. */
 struct ts_flow {
