@@ -509,6 +509,14 @@ bool act_link_peer_info(struct act_self *self, int index, struct tp_peer_info *o
     return true;
 }
 
+void act_link_traffic(struct act_self *self, enum tp_class class, struct tp_traffic *out)
+{
+    const struct link *l = act_self_state(self);
+    *out = (struct tp_traffic){0};
+    if (l->net)
+        tp_net_traffic(l->net, class, out);
+}
+
 /* ---- the actor ------------------------------------------------------------------------------------- */
 
 static void add_peers(struct link *l, const struct act_link_peer *list, int n)

@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <string.h>
 
-enum { TRIES_MAX = 4, WAIT_NS = 200000000 };
+enum { TRIES_MAX = 7, WAIT_NS = 200000000 };
 
 /* How long a request that had a place waits for another one before it is given up. */
 static const int64_t patience_ns = INT64_C(10000000000);
@@ -58,7 +58,13 @@ static enum act_place_event again(struct act_place *p, int reason)
     p->give_up_at = act_now(p->self) + patience_ns;
     p->attempt++;
     p->replaced++;
-    return ++p->tries < TRIES_MAX ? ACT_PLACE_ASK : fail(p, -EHOSTDOWN);
+    if (++p->tries == TRIES_MAX)
+        return fail(p, -EHOSTDOWN);
+    if (p->tries == 1)
+        return ACT_PLACE_ASK;
+    /* Nodes find each other again one by one: a Prefill may not know the Decode yet that the Router knows. */
+    act_timer_after(p->self, &p->wait, (int64_t)WAIT_NS << (p->tries - 2), ACT_PLACE_TAG);
+    return ACT_PLACE_STALE;
 }
 
 static enum act_place_event take_routed(struct act_place *p, struct act_msg *m)

@@ -37,10 +37,4 @@ void act_server_drain(struct act_server *s);
 int act_server_drained(struct act_server *s, int wait_ms);
 void act_server_free(struct act_server *s);
 
-/* The provider that the configuration names; rdma: its tp_endpoint_config.provider, with texts of the configuration,
- * when it is that one. -ENOTSUP: it cannot be had here, err says why and what to do. */
-struct tp_rdma_config;
-int act_server_transport(const struct cfg_config *c, const struct tp_ops **ops, struct tp_rdma_config *rdma,
-                         struct cfg_error *err);
-
 #endif

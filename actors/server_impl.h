@@ -18,7 +18,7 @@
 #include "actors/tier_source.h"
 #include "actors/tier_store.h"
 #include "config/config.h"
-#include "transport/rdma.h"
+#include "transport/providers.h"
 
 /* The workers of a node's runtime. */
 /* The last one is there only with tiers below the device. */
@@ -47,7 +47,7 @@ struct act_server {
     struct act_tier_source_arg tier_source;
     struct act_link_arg *link; /* NULL: one node alone */
     struct act_link_peer *link_peers;
-    struct tp_rdma_config rdma; /* of the link, with this provider */
+    struct tp_provider provider; /* of the link */
     int lock_file;              /* held while the node lives; -1: none */
     struct gw_context gateway;
     struct act_addr gateway_addr; /* nobody: the node has no such role */

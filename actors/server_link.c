@@ -14,8 +14,6 @@
 #include "actors/runtime/stats.h"
 #include "actors/server_impl.h"
 #include "config/version.h"
-#include "transport/rdma.h"
-#include "transport/tcp.h"
 
 /* ---- the incarnation ------------------------------------------------------------------------------- */
 
@@ -67,25 +65,6 @@ int server_incarnation(struct act_server *s, uint64_t *epoch, struct cfg_error *
 }
 
 /* ---- the plan -------------------------------------------------------------------------------------- */
-
-int act_server_transport(const struct cfg_config *c, const struct tp_ops **ops, struct tp_rdma_config *rdma,
-                         struct cfg_error *err)
-{
-    const struct tp_rdma_plugin *plugin;
-    *ops = &tp_tcp;
-    if (c->transport.provider != CFG_PROVIDER_RDMA)
-        return 0;
-    int r = tp_rdma_load(&plugin, err);
-    if (r)
-        return cfg_error_prefix(err, r, "transport.provider = \"rdma\"");
-    *ops = plugin->ops;
-    *rdma = (struct tp_rdma_config){
-        .devices = c->transport.rdma.devices,
-        .traffic_class = {c->transport.rdma.class_control, c->transport.rdma.class_kv, c->transport.rdma.class_expert},
-        .spin_ns = c->transport.rdma.spin_us ? c->transport.rdma.spin_us * 1000 : -1,
-        .register_max = (uint64_t)c->transport.rdma.register_max};
-    return 0;
-}
 
 static int peers_of(const struct cfg_config *c, const struct cfg_node *self, struct act_link_peer *out, int max)
 {
@@ -144,11 +123,12 @@ int server_plan_link(struct act_server *s, uint64_t epoch, struct cfg_error *err
     struct act_link_peer *peers = s->link_peers = calloc(ACT_LINK_PEERS_MAX, sizeof *peers);
     if (!a || !peers)
         return cfg_error_set(err, ENOMEM, "server: out of memory");
-    int r = act_server_transport(c, &a->net.ops, &s->rdma, err);
-    if (c->transport.provider == CFG_PROVIDER_RDMA)
-        a->net.endpoint.provider = &s->rdma;
-    if (!r)
-        r = tp_secret_load(c->cluster.secret_file, a->net.secret, err);
+    int r = tp_provider_of(c, s->node, &s->provider, err);
+    if (r)
+        return cfg_error_prefix(err, -ENOTSUP, "transport.provider = \"rdma\"");
+    a->net.ops = s->provider.ops;
+    a->net.endpoint.provider = s->provider.config;
+    r = tp_secret_load(c->cluster.secret_file, a->net.secret, err);
     if (r)
         return r == -EINVAL ? -EBADMSG : r;
     a->net.self = (struct tp_hello){.kind = TP_KIND_NODE,
@@ -243,6 +223,22 @@ static json_t *peers_json(struct act_server *s)
     return list;
 }
 
+/* What carried how much, so that nobody has to believe that it was the configured provider. */
+static json_t *transport_json(struct act_server *s)
+{
+    json_t *j = json_pack("{s:s}", "provider", s->provider.ops->name);
+    for (int i = 0; j && i < TP_CLASSES; i++) {
+        struct tp_traffic t;
+        act_link_traffic(s->link->self, (enum tp_class)i, &t);
+        json_object_set_new(j, tp_class_name((enum tp_class)i),
+                            json_pack("{s:I, s:I, s:I, s:I, s:I}", "message_bytes_out", (json_int_t)t.bytes_out,
+                                      "message_bytes_in", (json_int_t)t.bytes_in, "puts_out", (json_int_t)t.puts_out,
+                                      "put_bytes_out", (json_int_t)t.put_bytes_out, "put_bytes_in",
+                                      (json_int_t)t.put_bytes_in));
+    }
+    return j;
+}
+
 /* On the io worker. */
 static char *status_text(struct act_server *s)
 {
@@ -254,14 +250,15 @@ static char *status_text(struct act_server *s)
     pthread_mutex_unlock(&s->lock);
     bool stuck = age > s->config->limits.stuck_us * 1000;
     cfg_roles_text(s->node->roles, roles, sizeof roles);
-    json_t *j = json_pack("{s:s, s:I, s:s, s:s, s:s, s:f, s:i, s:o}", "node", s->node->name, "epoch",
+    json_t *j = json_pack("{s:s, s:I, s:s, s:s, s:s, s:f, s:i, s:o, s:o}", "node", s->node->name, "epoch",
                           (json_int_t)act_runtime_epoch(s->rt), "version", WEFT_VERSION, "roles", roles, "health",
                           failed     ? "failed"
                           : drained  ? "drained"
                           : draining ? "draining"
                           : stuck    ? "stuck"
                                      : "ok",
-                          "progress_age_s", (double)age / 1e9, "pid", (int)getpid(), "peers", peers_json(s));
+                          "progress_age_s", (double)age / 1e9, "pid", (int)getpid(), "peers", peers_json(s),
+                          "transport", transport_json(s));
     char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
     json_decref(j);
     return text;

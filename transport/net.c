@@ -152,6 +152,25 @@ int tp_net_channels(const struct tp_net *net)
     return net->ep->channels;
 }
 
+static void add_traffic(struct tp_traffic *t, const struct tp_channel *c)
+{
+    t->frames_out += c->frames_out;
+    t->frames_in += c->frames_in;
+    t->bytes_out += c->bytes_out;
+    t->bytes_in += c->bytes_in;
+    t->puts_out += c->puts_out;
+    t->put_bytes_out += c->put_bytes_out;
+    t->put_bytes_in += c->put_bytes_in;
+}
+
+void tp_net_traffic(const struct tp_net *net, enum tp_class class, struct tp_traffic *out)
+{
+    *out = net->ended[class];
+    for (const struct net_conn *c = net->conns; c; c = c->next)
+        if (c->channel && !c->tool && c->class == class)
+            add_traffic(out, c->channel);
+}
+
 /* ---- who may be talked to ------------------------------------------------------------------------- */
 
 static struct net_peer *find_peer(struct tp_net *net, const char *name, uint16_t number, int *index)
@@ -453,6 +472,9 @@ void net_conn_ended(struct net_conn *c, int reason, const char *why)
         peer_conn_ended(c, reason, why);
     else if (!c->tool)
         log_refused(c, why);
+    if (!c->tool)
+        add_traffic(&net->ended[c->class], c->channel);
+    c->channel = NULL; /* it is freed next; what it carried is counted once */
 }
 
 /* ---- what is due ----------------------------------------------------------------------------------- */

@@ -49,6 +49,11 @@ struct tp_peer_info {
     int64_t rtt_ns;            /* of the last ping; 0: none yet */
 };
 
+/* What the channels of one class have carried, those that have ended included. put_bytes_in: see struct tp_channel. */
+struct tp_traffic {
+    uint64_t frames_out, frames_in, bytes_out, bytes_in, puts_out, put_bytes_out, put_bytes_in;
+};
+
 /* What a net calls. peer: its index, from tp_net_add_peer. */
 struct tp_net_sink {
     /* The control class of an incarnation is up; messages may be sent. */
@@ -131,6 +136,8 @@ int64_t tp_net_poll(struct tp_net *net);
 
 /* Channels of the provider that have not ended, handshakes included. For leak checks and metrics. */
 int tp_net_channels(const struct tp_net *net);
+/* Of all nodes together, since the net was made; tools are not counted. */
+void tp_net_traffic(const struct tp_net *net, enum tp_class class, struct tp_traffic *out);
 
 /* ---- asking a node from outside (weft status, check, drain) ------------------------------------- */
 

@@ -82,6 +82,7 @@ struct tp_net {
     struct net_conn *conns;
     struct net_window window[TP_WINDOWS_MAX];
     int n_windows;
+    struct tp_traffic ended[TP_CLASSES]; /* of channels that are no more */
     uint64_t tools;
     char stranger[TP_REASON_TEXT]; /* last reason logged for somebody unknown */
     int64_t stranger_at;

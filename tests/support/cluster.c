@@ -113,6 +113,8 @@ void ts_cluster_start(const struct ts_node *nodes, int n, const char *engine, co
         to->port = free_port();
         fprintf(f, "%s{ name = \"%s\"; roles = [%s]; port = %d; ", ts_cluster.n ? ",\n" : "", to->name, to->roles,
                 to->port);
+        if (to->host)
+            fprintf(f, "host = \"%s\"; ", to->host);
         if (to->group)
             fprintf(f, "experts = \"%s\"; ", to->group);
         if (strstr(to->roles, "gateway"))

@@ -13,6 +13,7 @@ enum { TS_CLUSTER_NODES = 8, TS_CLUSTER_TOKENS = 60, TS_CLUSTER_PROMPTS = 4 };
 
 struct ts_node {
     const char *name, *roles, *group; /* roles as in the file, each in quotes; group NULL: the unnamed one */
+    const char *host;                 /* NULL: the default, loopback */
     struct ts_server http;            /* port 0: no gateway */
     int port;
     pid_t pid; /* 0: not running */
