@@ -208,18 +208,42 @@ int gw_output_push(struct gw_output *o, const char *text, size_t len)
     return take_chars(o);
 }
 
-int gw_output_end(struct gw_output *o)
+/* What may be a tag when the text ends. */
+static void end_tag(struct gw_output *o)
 {
-    if (mdl_utf8_end(&o->utf8, &o->chars))
-        return -ENOMEM;
-    int rc = take_chars(o);
-    if (rc || o->stopped >= 0 || o->state == GW_OUT_DONE)
-        return rc;
     bool markup = gw_tag_is_markup(o->tag, o->tag_len) && (o->calls || o->state != GW_OUT_TEXT);
     if (o->tag_len && !markup && o->state != GW_OUT_CALL)
         plain_tag(o);
     o->tag_len = 0;
     gw_calls_end(o);
+}
+
+/* The same when more would have come: markup that says nothing yet goes, with the newlines before it. */
+static void cut_tag(struct gw_output *o)
+{
+    bool tag = o->tag_len > 2 && o->opt.tools && gw_tag_viable(o->tag, o->tag_len);
+    bool markup = tag || o->in_block || o->calls || o->state != GW_OUT_TEXT || (o->reasoning && o->tag_len > 1);
+    if (o->tag_len && !markup)
+        plain_tag(o);
+    o->tag_len = 0;
+    gw_calls_cut(o);
+    if (markup) {
+        release_held(o, o->n_held);
+        o->newlines = 0;
+    }
+}
+
+int gw_output_end(struct gw_output *o, bool cut)
+{
+    if (!cut && mdl_utf8_end(&o->utf8, &o->chars))
+        return -ENOMEM;
+    int rc = take_chars(o);
+    if (rc || o->stopped >= 0 || o->state == GW_OUT_DONE)
+        return rc;
+    if (cut)
+        cut_tag(o);
+    else
+        end_tag(o);
     if (o->stopped < 0) {
         release_held(o, o->n_held);
         emit_newlines(o, o->reasoning ? GW_EV_REASONING : GW_EV_TEXT);

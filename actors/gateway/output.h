@@ -16,6 +16,9 @@
  * is raw JSON when the function's schema gives it a type other than string, else a string
  *   - all arguments inside one more object "arguments" or "input" are taken out of it when the function's schema lists
  *     properties without it and does not say that there may be others; otherwise the object is an argument like others
+ *   - an answer that the length cut off ends where it was cut: of an open call the arguments that came, without what
+ * would make JSON of them (GW_EV_CALL_CUT in place of GW_EV_CALL_END); of markup that is no call yet, and of a
+ * character that is not whole, nothing
  *   - what cannot be a call is given back as text of the section it stood in, loose text inside a call as answer text
  *     behind it. Never a silent drop.
  * The markers arrive as text (the decoder is told not to skip them). Bytes that are no UTF-8 become U+FFFD; no event
@@ -33,6 +36,7 @@ enum gw_event_kind {
     GW_EV_CALL_BEGIN, /* text = function name, index = number of the call */
     GW_EV_CALL_ARGS,  /* text = next bytes of the JSON arguments */
     GW_EV_CALL_END,
+    GW_EV_CALL_CUT, /* in place of the end: the text ended before the call did */
 };
 
 struct gw_event {
@@ -65,8 +69,9 @@ struct gw_output *gw_output_new(const struct gw_output_options *options);
 void gw_output_free(struct gw_output *o);
 /* Returns 0, or -ENOMEM. */
 int gw_output_push(struct gw_output *o, const char *text, size_t len);
-/* No more text comes: what was held back is decided, open calls are closed. */
-int gw_output_end(struct gw_output *o);
+/* No more text comes: what was held back is decided. An open call is closed; cut: the text would go on, so it is not.
+ */
+int gw_output_end(struct gw_output *o, bool cut);
 
 bool gw_output_stopped(const struct gw_output *o);     /* a stop string was found: generate no more */
 const char *gw_output_stop(const struct gw_output *o); /* which one, NULL when none */

@@ -81,6 +81,8 @@ void gw_value_begin(struct gw_output *o, const char *name, bool has_string, bool
 void gw_value_byte(struct gw_output *o, char c);
 /* implied: its closing tag is missing. */
 void gw_value_end(struct gw_output *o, bool implied);
+/* The text ends inside it: what was held back follows, nothing is closed. */
+void gw_value_cut(struct gw_output *o);
 /* A JSON object that stands in place of parameters: parsed, and its n bytes of text. */
 void gw_value_object(struct gw_output *o, const json_t *object, const char *text, size_t n);
 
@@ -97,6 +99,8 @@ void gw_call_byte(struct gw_output *o, char c);
 bool gw_between_byte(struct gw_output *o, char c);
 /* Closes what is open. */
 void gw_calls_end(struct gw_output *o);
+/* Leaves it open: the text was cut off. */
+void gw_calls_cut(struct gw_output *o);
 void gw_calls_free(struct gw_output *o);
 
 #endif

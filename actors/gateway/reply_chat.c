@@ -62,7 +62,7 @@ static void call_id(struct gw_reply *r, int index, struct gw_bytes *b)
 
 static void stream_event(struct gw_reply *r, const struct gw_event *ev, struct gw_bytes *out)
 {
-    if (ev->kind == GW_EV_CALL_END)
+    if (ev->kind == GW_EV_CALL_END || ev->kind == GW_EV_CALL_CUT)
         return;
     chunk_begin(r, out);
     if (ev->kind == GW_EV_CALL_BEGIN || ev->kind == GW_EV_CALL_ARGS)
@@ -87,6 +87,7 @@ static void stream_event(struct gw_reply *r, const struct gw_event *ev, struct g
         gw_bytes_puts(out, "}}]");
         break;
     case GW_EV_CALL_END:
+    case GW_EV_CALL_CUT:
         break;
     }
     chunk_end(r, NULL, out);
@@ -112,6 +113,7 @@ static void collect_event(struct gw_reply *r, const struct gw_event *ev)
         gw_bytes_add(&r->part, ev->text, ev->len);
         break;
     case GW_EV_CALL_END:
+    case GW_EV_CALL_CUT: /* finish_reason says that it is not whole */
         gw_json_field(&r->items, "arguments", r->part.p, r->part.n);
         gw_bytes_puts(&r->items, "}}");
         break;

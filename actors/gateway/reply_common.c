@@ -74,7 +74,7 @@ int gw_reply_begin(struct gw_reply *r, const struct gw_usage *prompt_usage, stru
 
 int gw_reply_event(struct gw_reply *r, const struct gw_event *ev, struct gw_bytes *out)
 {
-    if (ev->len || ev->kind == GW_EV_CALL_BEGIN || ev->kind == GW_EV_CALL_END)
+    if (ev->len || ev->kind == GW_EV_CALL_BEGIN || ev->kind == GW_EV_CALL_END || ev->kind == GW_EV_CALL_CUT)
         r->ops->event(r, ev, out);
     return status(r, out);
 }

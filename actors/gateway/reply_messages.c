@@ -146,6 +146,14 @@ static void delta(struct gw_reply *r, const struct gw_event *ev, struct gw_bytes
     delta_end(out);
 }
 
+/* A whole reply has no form for half an object: the call is not in it, and stop_reason says why. */
+static void cut_call(struct gw_reply *r, struct gw_bytes *out)
+{
+    if (r->open == GW_PART_CALL && !r->request->stream)
+        r->open = GW_PART_NONE;
+    close_block(r, out);
+}
+
 static void event(struct gw_reply *r, const struct gw_event *ev, struct gw_bytes *out)
 {
     enum gw_part part = ev->kind == GW_EV_REASONING ? GW_PART_REASONING
@@ -155,9 +163,11 @@ static void event(struct gw_reply *r, const struct gw_event *ev, struct gw_bytes
         r->n_calls++;
         r->name.n = 0;
         gw_bytes_add(&r->name, ev->text, ev->len);
-        open_block(r, part, out);
+        close_block(r, out); /* its own block begins with its first argument: a block without any reads as {} */
     } else if (ev->kind == GW_EV_CALL_END) {
         close_block(r, out);
+    } else if (ev->kind == GW_EV_CALL_CUT) {
+        cut_call(r, out);
     } else {
         if (r->open != part)
             open_block(r, part, out);

@@ -190,16 +190,17 @@ static void take_logprobs(struct gw_reply *r)
 
 static void close_item(struct gw_reply *r, const char *status, struct gw_bytes *out)
 {
+    bool cut = strcmp(status, "incomplete") == 0;
     if (r->open == GW_PART_NONE)
         return;
     if (r->request->stream) {
-        if (r->open == GW_PART_CALL) {
+        if (r->open == GW_PART_CALL && !cut) {
             frame(r, "response.function_call_arguments.done", out);
             where(r, false, out);
             gw_json_field(out, "name", r->name.p, r->name.n);
             gw_json_field(out, "arguments", r->part.p, r->part.n);
             frame_end(out);
-        } else {
+        } else if (r->open != GW_PART_CALL) {
             close_text(r, out);
         }
         frame(r, "response.output_item.done", out);
@@ -280,8 +281,8 @@ static void event(struct gw_reply *r, const struct gw_event *ev, struct gw_bytes
         r->name.n = 0;
         gw_bytes_add(&r->name, ev->text, ev->len);
         open_item(r, part, out);
-    } else if (ev->kind == GW_EV_CALL_END) {
-        close_item(r, "completed", out);
+    } else if (ev->kind == GW_EV_CALL_END || ev->kind == GW_EV_CALL_CUT) {
+        close_item(r, ev->kind == GW_EV_CALL_END ? "completed" : "incomplete", out);
     } else {
         if (r->open != part)
             open_item(r, part, out);

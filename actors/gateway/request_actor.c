@@ -175,12 +175,13 @@ static void finish(struct request *r, enum act_finish how)
         return;
     begin(r);
     r->piece.n = 0;
-    if (mdl_tok_stream_end(&r->decode, &r->piece) || gw_output_push(r->output, r->piece.s, r->piece.n) ||
-        gw_output_end(r->output))
+    bool cut = how == ACT_FINISH_LENGTH;
+    if (!cut && (mdl_tok_stream_end(&r->decode, &r->piece) || gw_output_push(r->output, r->piece.s, r->piece.n)))
         r->failed = -ENOMEM;
-    /* A call that the length cut off was closed, but the answer is still cut off. */
+    if (gw_output_end(r->output, cut))
+        r->failed = -ENOMEM;
     enum gw_finish reason = gw_output_stopped(r->output) ? GW_FINISH_STOP_SEQUENCE
-                            : how == ACT_FINISH_LENGTH   ? GW_FINISH_LENGTH
+                            : cut                        ? GW_FINISH_LENGTH
                             : gw_output_calls(r->output) ? GW_FINISH_TOOL_CALLS
                                                          : GW_FINISH_STOP;
     if (r->failed || gw_reply_finish(r->reply, reason, gw_output_stop(r->output), &r->usage, &r->out)) {

@@ -160,10 +160,15 @@ static json_t *loose_arguments(const struct gw_output *o)
     return NULL;
 }
 
-static void end_call(struct gw_output *o, bool implied)
+static void trim_loose(struct gw_output *o)
 {
     while (o->loose.n && is_space(o->loose.p[o->loose.n - 1]))
         o->loose.n--;
+}
+
+static void end_call(struct gw_output *o, bool implied)
+{
+    trim_loose(o);
     json_t *object = loose_arguments(o);
     bool give_back = o->loose.n && !object;
     o->call_repaired |= o->loose.n > 0;
@@ -185,6 +190,26 @@ static void end_call(struct gw_output *o, bool implied)
     o->loose.n = 0;
     if (o->opt.max_calls && o->calls >= o->opt.max_calls)
         o->state = GW_OUT_DONE;
+}
+
+/* The call stays open: its arguments are what has come of them. */
+static void cut_call(struct gw_output *o)
+{
+    trim_loose(o);
+    json_t *object = loose_arguments(o);
+    bool part = !o->has_args && o->loose.n && o->loose.p[0] == '{';
+    if (object)
+        gw_value_object(o, object, o->loose.p, o->loose.n);
+    else if (part)
+        gw_args(o, o->loose.p, o->loose.n);
+    json_decref(object);
+    gw_out_flush(o);
+    struct gw_event ev = {GW_EV_CALL_CUT, o->calls - 1, "", 0};
+    o->opt.on_event(o->opt.ctx, &ev);
+    if (o->loose.n && !part)
+        gw_out_emit(o, GW_EV_TEXT, o->loose.p, o->loose.n);
+    o->loose.n = 0;
+    o->state = GW_OUT_TEXT;
 }
 
 /* ---- the machine ---- */
@@ -313,6 +338,15 @@ void gw_calls_end(struct gw_output *o)
     close_open(o);
     if (o->in_block && !o->calls)
         give_back_opener(o);
+}
+
+void gw_calls_cut(struct gw_output *o)
+{
+    if (o->state == GW_OUT_VALUE)
+        gw_value_cut(o);
+    if (o->state == GW_OUT_CALL)
+        cut_call(o);
+    o->opener.n = 0;
 }
 
 void gw_calls_free(struct gw_output *o)

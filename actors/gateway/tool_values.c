@@ -124,6 +124,16 @@ static void open_wrapper(struct gw_output *o, const char *members, size_t n)
     o->wrapper = GW_WRAPPER_OPEN;
 }
 
+/* Whatever stands behind the brace of the object that is held back; nothing yet is possible. */
+static void open_members(struct gw_output *o)
+{
+    const char *from = o->value.n ? memchr(o->value.p, '{', o->value.n) : NULL, *end = o->value.p + o->value.n;
+    while (from && from + 1 < end && is_space(from[1]))
+        from++;
+    if (from && from + 1 < end)
+        open_wrapper(o, from + 1, (size_t)(end - from - 1));
+}
+
 static void held_byte(struct gw_output *o, char c)
 {
     bool object = o->json.depth || gw_json_check_done(&o->json) || c == '{' || is_space(c);
@@ -132,13 +142,8 @@ static void held_byte(struct gw_output *o, char c)
         no_wrapper(o);
         return;
     }
-    if (o->value.n < GW_VALUE_HELD || gw_json_check_done(&o->json))
-        return;
-    const char *from = memchr(o->value.p, '{', o->value.n), *end = o->value.p + o->value.n;
-    while (from && from + 1 < end && is_space(from[1]))
-        from++;
-    if (from && from + 1 < end)
-        open_wrapper(o, from + 1, (size_t)(end - from - 1));
+    if (o->value.n >= GW_VALUE_HELD && !gw_json_check_done(&o->json))
+        open_members(o);
 }
 
 static void wrapper_byte(struct gw_output *o, char c)
@@ -214,6 +219,26 @@ void gw_value_end(struct gw_output *o, bool implied)
         gw_args(o, "\"", 1);
     else
         end_raw(o);
+}
+
+/* A newline at its end may belong to its closing tag, so it does not count. */
+void gw_value_cut(struct gw_output *o)
+{
+    o->value_newline = false;
+    o->state = GW_OUT_CALL;
+    if (o->wrapper == GW_WRAPPER_MAYBE) {
+        if (gw_json_check_done(&o->json))
+            end_wrapper(o);
+        else
+            open_members(o);
+    } else if (o->wrapper == GW_WRAPPER_NONE && !o->string_value && !o->value_flows) {
+        gw_args(o, "\"", o->value_bad);
+        if (o->value_bad)
+            escaped(o, o->value.p, o->value.n);
+        else if (o->value.n)
+            gw_args(o, o->value.p, o->value.n);
+    }
+    o->wrapper = GW_WRAPPER_NONE;
 }
 
 /* The n bytes at text are a JSON object in place of parameters. When it has a wrapper and nothing else, its members. */

@@ -1,6 +1,6 @@
 /* Any text through the output machine, cut in three ways: the events must be equal, arguments must be JSON objects, and
  * no stop string may be read by the client. The first byte holds options, the second the length of a stop string, which
- * follows; control bytes of the text stand for pieces of the markup. */
+ * follows, and whether the text is cut off; control bytes of the text stand for pieces of the markup. */
 #include <jansson.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -55,7 +55,7 @@ static void require(int ok)
 static void on_event(void *ctx, const struct gw_event *ev)
 {
     struct record *r = ctx;
-    if (ev->kind != (enum gw_event_kind)r->kind || ev->kind == GW_EV_CALL_BEGIN || ev->kind == GW_EV_CALL_END)
+    if (ev->kind != (enum gw_event_kind)r->kind || ev->kind == GW_EV_CALL_BEGIN || ev->kind >= GW_EV_CALL_END)
         gw_bytes_printf(&r->log, "\n%d.%d ", (int)ev->kind, ev->index);
     gw_bytes_add(&r->log, ev->text, ev->len);
     r->kind = ev->kind;
@@ -76,7 +76,8 @@ static void on_event(void *ctx, const struct gw_event *ev)
 }
 
 /* step 0: lengths that vary. */
-static void run(const struct gw_output_options *base, const char *text, size_t len, size_t step, struct record *r)
+static void run(const struct gw_output_options *base, const char *text, size_t len, size_t step, bool cut,
+                struct record *r)
 {
     struct gw_output_options opt = *base;
     memset(r, 0, sizeof *r);
@@ -94,7 +95,7 @@ static void run(const struct gw_output_options *base, const char *text, size_t l
         require(gw_output_push(o, text + i, n) == 0);
         i += n;
     }
-    require(gw_output_end(o) == 0);
+    require(gw_output_end(o, cut) == 0);
     require(gw_output_calls(o) == r->calls && gw_output_repaired(o) <= r->calls);
     if (r->calls == 0 && opt.n_stop && r->text.n)
         require(!memmem(r->text.p, r->text.n, opt.stop[0], opt.stop_len[0]));
@@ -137,10 +138,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         else
             gw_bytes_add(&text, data + i, 1);
     }
+    bool cut = data[1] & 8;
     struct record whole, other;
-    run(&opt, text.p, text.n, text.n, &whole);
+    run(&opt, text.p, text.n, text.n, cut, &whole);
     for (size_t step = 0; step < 2; step++) {
-        run(&opt, text.p, text.n, step, &other);
+        run(&opt, text.p, text.n, step, cut, &other);
         require(other.log.n == whole.log.n && memcmp(other.log.p, whole.log.p, whole.log.n) == 0);
         drop(&other);
     }

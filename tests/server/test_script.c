@@ -342,6 +342,80 @@ Test(script, forced_calls_begin_where_the_model_goes_on)
     }
 }
 
+/* Fields of a request with one tool "run"; choice: 0 auto, 1 some tool, 2 this one. */
+static const char *tool_fields(enum ts_protocol p, int choice)
+{
+    static const char *const choices[][3] = {
+        [TS_CHAT] = {"\"auto\"", "\"required\"", "{\"type\":\"function\",\"function\":{\"name\":\"run\"}}"},
+        [TS_RESPONSES] = {"\"auto\"", "\"required\"", "{\"type\":\"function\",\"name\":\"run\"}"},
+        [TS_MESSAGES] = {"{\"type\":\"auto\"}", "{\"type\":\"any\"}", "{\"type\":\"tool\",\"name\":\"run\"}"},
+    };
+    static const char *const tools[] = {
+        [TS_CHAT] = "{\"type\":\"function\",\"function\":{\"name\":\"run\",\"parameters\":%s}}",
+        [TS_RESPONSES] = "{\"type\":\"function\",\"name\":\"run\",\"parameters\":%s}",
+        [TS_MESSAGES] = "{\"name\":\"run\",\"input_schema\":%s}",
+    };
+    static char more[512], tool[256];
+    snprintf(tool, sizeof tool, tools[p], "{\"type\":\"object\",\"required\":[\"a\"]}");
+    snprintf(more, sizeof more, "\"tools\":[%s],\"tool_choice\":%s", tool, choices[p][choice]);
+    return more;
+}
+
+/* The first `limit` tokens of an answer that is one call: never markup, never arguments that nobody wrote. */
+static void check_cut(enum ts_protocol p, int choice, bool stream, int limit, const char *arguments)
+{
+    struct ts_answer a = ts_ask(&server, p, "Go", limit, stream, tool_fields(p, choice));
+    const char *got = a.n_calls && a.call[0].arguments ? a.call[0].arguments : "";
+    char what[600];
+    snprintf(what, sizeof what, "%s, choice %d, stream %d, %d tokens: \"%s\", %d calls, %s", ts_path(p), choice, stream,
+             limit, a.text, a.n_calls, got);
+    cr_expect_str_eq(a.finish, p == TS_CHAT ? "length" : p == TS_MESSAGES ? "max_tokens" : "incomplete", "%s", what);
+    cr_expect(!strcmp(a.text, "") || (choice == 0 && limit < 4 && !strcmp(a.text, "<")), "%s", what);
+    cr_expect_str_eq(a.reasoning, "", "%s", what);
+    cr_expect_eq(a.output, limit, "%s", what);
+    cr_expect(a.n_calls == 0 || (a.n_calls == 1 && !strcmp(a.call[0].name, "run")), "%s", what);
+    if (p == TS_MESSAGES && a.n_calls)
+        cr_expect_str_neq(got, "", "%s", what);
+    if (p == TS_MESSAGES && !stream && a.n_calls) {
+        json_error_t err;
+        json_t *is = json_loads(got, 0, &err), *want = json_loads(arguments, 0, &err);
+        cr_expect(is && json_equal(is, want), "%s", what);
+        json_decref(is);
+        json_decref(want);
+    } else {
+        cr_expect_eq(strncmp(arguments, got, strlen(got)), 0, "%s", what);
+    }
+    ts_answer_free(&a);
+}
+
+Test(script, a_call_that_the_length_cuts_off)
+{
+    static const char *const texts[] = {
+        "\n\n<" D " calls>\n" CALL("run", STRING("a", "K\xc3\xb6\"") JSON("b", "[1]")) "</" D " calls>",
+        "run\">\n" STRING("a", "K\xc3\xb6\"") JSON("b", "[1]") "</" D " invoke>\n</" D " calls>",
+        STRING("a", "K\xc3\xb6\"") JSON("b", "[1]") "</" D " invoke>\n</" D " calls>",
+    };
+    static const enum ts_protocol protocols[] = {TS_CHAT, TS_MESSAGES, TS_RESPONSES};
+    static const char arguments[] = "{\"a\": \"K\xc3\xb6\\\"\", \"b\": [1]}";
+    int32_t ids[IDS_MAX];
+    int turn = 0;
+    start(3);
+    for (int choice = 0; choice < 3; choice++) {
+        int n = tokens_of(texts[choice], 0, 64, ids);
+        write_script(ids, n, -1);
+        for (int limit = 1; limit < n; limit += 2 * TS_LESS - 1, turn++)
+            for (int k = 0; k < (choice == 1 && limit < 3 ? 6 : 1); k++)
+                check_cut(protocols[(turn + k) % 3], choice, (turn + k) / 3 % 2, limit, arguments);
+    }
+    /* Inside of a character. */
+    int n = tokens_of("<" D " parameter name=\"a\" string=\"true\">", 0, 64, ids);
+    int head = n;
+    n += tokens_of("K\xc3\xb6\"</", 0, 1, ids + n);
+    write_script(ids, n, -1);
+    for (int limit = head; limit < n; limit++, turn++)
+        check_cut(protocols[turn % 3], 2, turn / 3 % 2, limit, arguments);
+}
+
 /* The model wants to call; it may not, so its markup cannot come. */
 Test(script, forbidden_calls_do_not_come)
 {

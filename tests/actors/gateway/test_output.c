@@ -18,7 +18,8 @@
 
 enum { LOG_SIZE = 16384 };
 
-/* Events as text: R[..] reasoning, T[..] answer, C0[name] A[..] E0 calls; neighbours of one kind are joined. */
+/* Events as text: R[..] reasoning, T[..] answer, C0[name] A[..] E0 calls (X0: cut off); neighbours of one kind are
+ * joined. */
 struct log {
     char s[LOG_SIZE];
     size_t n;
@@ -43,13 +44,14 @@ static void on_event(void *ctx, const struct gw_event *ev)
     json_decref(check);
     l->events++;
     l->args_events += ev->kind == GW_EV_CALL_ARGS;
-    if (ev->kind == (enum gw_event_kind)l->kind && ev->kind != GW_EV_CALL_BEGIN && ev->kind != GW_EV_CALL_END) {
+    bool numbered = ev->kind == GW_EV_CALL_BEGIN || ev->kind == GW_EV_CALL_END || ev->kind == GW_EV_CALL_CUT;
+    if (ev->kind == (enum gw_event_kind)l->kind && !numbered) {
         l->n--; /* its ']' */
     } else {
-        if (ev->kind == GW_EV_CALL_BEGIN || ev->kind == GW_EV_CALL_END)
-            snprintf(head, sizeof head, "%c%d[", ev->kind == GW_EV_CALL_BEGIN ? 'C' : 'E', ev->index);
+        if (numbered)
+            snprintf(head, sizeof head, "%c%d[", "RTCAEX"[ev->kind], ev -> index);
         else
-            snprintf(head, sizeof head, "%c[", "RT?A?"[ev->kind]);
+            snprintf(head, sizeof head, "%c[", "RTCAEX"[ev->kind]);
         put(l, head, strlen(head));
     }
     put(l, ev->text, ev->len);
@@ -65,7 +67,7 @@ struct outcome {
 };
 
 struct setup {
-    bool thinking, no_tools, raw, open_text;
+    bool thinking, no_tools, raw, open_text, cut;
     int max_calls;
     const char *stop[4];
     json_t *declared;
@@ -109,7 +111,7 @@ static void run(const struct setup *s, const char *text, size_t cut, struct outc
         if (cut < len)
             push(o, text + cut, len - cut);
     }
-    cr_assert_eq(gw_output_end(o), 0);
+    cr_assert_eq(gw_output_end(o, s->cut), 0);
     out->stopped = gw_output_stopped(o);
     out->done = gw_output_done(o);
     out->calls = gw_output_calls(o);
@@ -368,7 +370,7 @@ Test(output, long_arguments_flow)
     cr_assert_ge(l.args_events - before, SIZE / PIECE - 1);
     cr_assert_ge(total, SIZE);
     l.kind = -1;
-    cr_assert_eq(gw_output_end(o), 0);
+    cr_assert_eq(gw_output_end(o, false), 0);
     cr_assert_eq(gw_output_calls(o), 1);
     gw_output_free(o);
 }
@@ -566,4 +568,86 @@ Test(output, counts_reasoning)
     gw_output_push(o, ">", 1);
     cr_assert_not(gw_output_in_reasoning(o));
     gw_output_free(o);
+}
+
+/* ---- cut off by the length ---- */
+
+Test(output, a_call_that_is_cut_off_stays_open)
+{
+    const struct setup s = {.cut = true};
+    static const struct {
+        const char *text, *want;
+    } rows[] = {
+        {"Hi\n\n", "T[Hi\n\n]"},
+        {"Hi\n\n<", "T[Hi\n\n<]"},
+        {"Hi\n\n<" D, "T[Hi]"},
+        {"Hi\n\n<" D " ca", "T[Hi]"},
+        {"Hi\n\n" CALLS, "T[Hi]"},
+        {"Hi\n\n" CALLS "<", "T[Hi]"},
+        {"Hi\n\n" CALLS "<" D " invoke name=\"f", "T[Hi]"},
+        {CALLS INVOKE("f"), "C0[f]X0[]"},
+        {CALLS INVOKE("f") "<" D " parameter name=\"a\" string=\"tr", "C0[f]X0[]"},
+        {CALLS INVOKE("f") "<" D " parameter name=\"a\" string=\"true\">", "C0[f]A[{\"a\": \"]X0[]"},
+        {CALLS INVOKE("f") "<" D " parameter name=\"a\" string=\"true\">x\"\ny\n", "C0[f]A[{\"a\": \"x\\\"\\ny]X0[]"},
+        {CALLS INVOKE("f") "<" D " parameter name=\"a\" string=\"true\">x<", "C0[f]A[{\"a\": \"x]X0[]"},
+        {CALLS INVOKE("f") "<" D " parameter name=\"a\" string=\"true\">x</" D " par", "C0[f]A[{\"a\": \"x]X0[]"},
+        {CALLS INVOKE("f") "<" D " parameter name=\"a\" string=\"true\">x\xe2\x82", "C0[f]A[{\"a\": \"x]X0[]"},
+        {CALLS INVOKE("f") STR("a", "x"), "C0[f]A[{\"a\": \"x\"]X0[]"},
+        {CALLS INVOKE("f") STR("a", "x") "</" D " invoke", "C0[f]A[{\"a\": \"x\"]X0[]"},
+        {CALLS INVOKE("f") STR("a", "x") END_INVOKE, "C0[f]A[{\"a\": \"x\"}]E0[]"},
+        {CALLS INVOKE("f") END_INVOKE "<", "C0[f]A[{}]E0[]"},
+        {CALLS INVOKE("f") END_INVOKE INVOKE("g"), "C0[f]A[{}]E0[]C1[g]X1[]"},
+        {CALLS INVOKE("f") "<" D " parameter name=\"a\" string=\"false\">[1, {", "C0[f]A[{\"a\": [1, {]X0[]"},
+        {CALLS INVOKE("f") "<" D " parameter name=\"a\" string=\"false\">[1] no", "C0[f]A[{\"a\": \"[1] no]X0[]"},
+        {CALLS INVOKE("f") "{\"a\": [1", "C0[f]A[{\"a\": [1]X0[]"},
+        {CALLS INVOKE("f") "loose", "C0[f]X0[]T[loose]"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        check(&s, rows[i].text, rows[i].want, 0);
+}
+
+/* What a cut text gives is the beginning of what the whole text gives, and a call is closed only where it was. */
+static void check_beginnings(struct setup s, const char *text)
+{
+    static struct outcome whole, part;
+    run(&s, text, 0, &whole);
+    s.cut = true;
+    for (size_t n = 0; n < strlen(text); n++) {
+        char *begin = strndup(text, n);
+        int open = 0;
+        for (size_t cut = 0; cut <= n; cut += 7) {
+            run(&s, begin, cut, &part);
+            cr_assert_not(strstr(part.log.s, D), "%s of %s", part.log.s, begin);
+            cr_assert_le(part.repaired, whole.repaired);
+            char *at = part.log.s, *end = at + strlen(at);
+            for (open = 0; (at = strpbrk(at, "CEX")) != NULL; at++)
+                open += at[1] < '0' || at[1] > '9' || at[2] != '[' ? 0 : *at == 'C' ? 1 : -1;
+            cr_assert_eq(open, 0, "%s", part.log.s);
+            if (end - part.log.s > 4 && end[-4] == 'X')
+                end -= 4;
+            while (end > part.log.s && (end[-1] == ']' || strchr("\n< ", end[-1])))
+                end--;
+            if (end == part.log.s + 2 && *part.log.s == 'T') /* a '<' alone is text */
+                end = part.log.s;
+            cr_assert_eq(strncmp(part.log.s, whole.log.s, (size_t)(end - part.log.s)), 0, "%s of %s: not in %s",
+                         part.log.s, begin, whole.log.s);
+        }
+        free(begin);
+    }
+}
+
+Test(output, what_is_cut_off_is_a_beginning)
+{
+    json_error_t e;
+    json_t *declared = json_loads("[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{"
+                                  "\"properties\":{\"q\":{\"type\":\"string\"}}}}}]",
+                                  0, &e);
+    check_beginnings(thinking, "hm\n</think>\n\nSee it\n\n" CALLS INVOKE("f") STR("k", "\xc3\xa9 \"1\\\n<b>\n2\n")
+                                   RAW("n", "[1, {\"a\": 2}]") END_INVOKE INVOKE("g") END_INVOKE END_CALLS);
+    check_beginnings(answer, "x" INVOKE("f") "{\"a\": [1, \"b\"]}" END_INVOKE);
+    check_beginnings((struct setup){.declared = declared},
+                     CALLS INVOKE("f") RAW("arguments", "{ \"q\": \"v\", \"w\": [] }") END_INVOKE END_CALLS);
+    check_beginnings((struct setup){.declared = declared},
+                     CALLS INVOKE("f") STR("arguments", " {\"q\": \"v\"}") STR("x", "y") END_INVOKE END_CALLS);
+    json_decref(declared);
 }

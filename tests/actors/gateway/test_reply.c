@@ -27,7 +27,7 @@ static void send_event(struct gw_reply *r, enum gw_event_kind kind, const char *
     cr_assert_eq(gw_reply_event(r, &ev, out), 0);
 }
 
-enum { REASONING = 1, TEXT = 2, CALL = 4 };
+enum { REASONING = 1, TEXT = 2, CALL = 4, CUT_CALL = 8, CUT_NAME = 16 };
 
 /* The reply to a scripted output; the caller frees it. */
 static char *reply(enum gw_protocol protocol, const char *more, int what, enum gw_finish f, const char *stop)
@@ -51,6 +51,12 @@ static char *reply(enum gw_protocol protocol, const char *more, int what, enum g
         send_event(r, GW_EV_CALL_ARGS, "1}", &out);
         send_event(r, GW_EV_CALL_END, "", &out);
     }
+    if (what & (CUT_CALL | CUT_NAME))
+        send_event(r, GW_EV_CALL_BEGIN, "g", &out);
+    if (what & CUT_CALL)
+        send_event(r, GW_EV_CALL_ARGS, "{\"y\": ", &out);
+    if (what & (CUT_CALL | CUT_NAME))
+        send_event(r, GW_EV_CALL_CUT, "", &out);
     cr_assert_eq(gw_reply_finish(r, f, stop, &usage, &out), 0);
     gw_reply_free(r);
     gw_request_free(&q);
@@ -448,4 +454,34 @@ Test(reply, json_text_is_escaped)
     gw_bytes_json(&b, "a\"\\\n\r\t\x01\x7f\xff\xc3\xa9", 11);
     cr_expect_str_eq(b.p, "\"a\\\"\\\\\\n\\r\\t\\u0001\x7f\xef\xbf\xbd\xc3\xa9\"");
     gw_bytes_free(&b);
+}
+
+/* A call that the length cut off is not given as a whole one. */
+Test(reply, a_call_that_is_cut_off)
+{
+    static const struct {
+        enum gw_protocol protocol;
+        const char *more;
+        int what;
+        const char *has, *has_not;
+    } rows[] = {
+        {GW_CHAT, "", CUT_CALL, "\"name\":\"g\",\"arguments\":\"{\\\"y\\\": \"}}]", "stop"},
+        {GW_CHAT, "", CUT_NAME, "\"name\":\"g\",\"arguments\":\"\"}}]", "{}"},
+        {GW_CHAT, ",\"stream\":true", CUT_CALL, "\"arguments\":\"{\\\"y\\\": \"}}]", "}\""},
+        {GW_MESSAGES, "", CALL | CUT_CALL, "\"content\":[{\"type\":\"tool_use\",\"id\":\"toolu_1f_0\"", "\"g\""},
+        {GW_MESSAGES, "", CUT_NAME, "\"content\":[],\"stop_reason\":\"max_tokens\"", "tool"},
+        {GW_MESSAGES, ",\"stream\":true", CUT_CALL, "\"partial_json\":\"{\\\"y\\\": \"}}", "\"tool_use\"}"},
+        {GW_MESSAGES, ",\"stream\":true", CUT_NAME, "\"stop_reason\":\"max_tokens\"", "content_block"},
+        {GW_RESPONSES, "", CUT_CALL, "\"status\":\"incomplete\",\"type\":\"function_call\"", "y\\\": }"},
+        {GW_RESPONSES, ",\"stream\":true", CUT_CALL, "\"arguments\":\"{\\\"y\\\": \"}}\n\nevent: response.incomplete",
+         "arguments.done"},
+        {GW_RESPONSES, ",\"stream\":true", CUT_NAME,
+         "\"name\":\"g\",\"arguments\":\"\"}}\n\nevent: response.incomplete", "arguments.done"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char *got = reply(rows[i].protocol, rows[i].more, rows[i].what, GW_FINISH_LENGTH, NULL);
+        cr_expect(strstr(got, rows[i].has), "%zu: %s", i, got);
+        cr_expect_not(strstr(got, rows[i].has_not), "%zu: %s", i, got);
+        free(got);
+    }
 }
