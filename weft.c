@@ -8,6 +8,8 @@
 static const struct cli_command commands[] = {
     {"serve", "serve a model over HTTP", cli_serve_run},
     {"check", "whether a configuration could be served on this machine", cli_check_run},
+    {"status", "every node of a deployment: health, progress, load", cli_status_run},
+    {"drain", "let a node of a deployment finish and end", cli_drain_run},
     {"generate", "text from a prompt, a conversation or a file of prompts", cli_generate_run},
     {"fidelity", "distance of bounded replay and prefix hits from exact mode", cli_fidelity_run},
     {"perplexity", "how well a model predicts a text", cli_perplexity_run},

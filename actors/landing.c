@@ -61,6 +61,7 @@ struct landing {
     struct act_timer lease, retry, load;
     struct act_routers routers; /* of other nodes */
     uint32_t load_sequence;
+    bool draining; /* Routers of other nodes are told; the own one finishes what its gateway has taken */
     struct tombstone tombstone[TOMBSTONES];
     unsigned next_tombstone;
     struct cfg_error err;
@@ -617,7 +618,7 @@ static void take_down(struct landing *l, struct act_msg *m)
 
 static void report_load(struct landing *l)
 {
-    struct act_b_load sum = {.draining = 0};
+    struct act_b_load sum = {0};
     for (int i = 0; i < l->e->n_decode; i++) {
         const struct act_b_load *b = &l->decode[i].load;
         if (act_addr_is_nobody(l->decode[i].addr))
@@ -627,9 +628,9 @@ static void report_load(struct landing *l)
         sum.pages_total = b->pages_total;
         sum.pages_free = b->pages_free > sum.pages_free ? b->pages_free : sum.pages_free;
         sum.step_us = b->step_us > sum.step_us ? b->step_us : sum.step_us;
-        sum.draining |= b->draining;
     }
     act_load_report(l->self, l->arg->router ? *l->arg->router : ACT_NOBODY, CFG_ROLE_DECODE, &l->load_sequence, &sum);
+    sum.draining = l->draining;
     for (int i = 0; i < l->routers.n; i++)
         act_load_report(l->self, l->routers.addr[i], CFG_ROLE_DECODE, &l->load_sequence, &sum);
     act_timer_after(l->self, &l->load, ACT_LOAD_REPORT_NS, TAG_LOAD);
@@ -701,6 +702,9 @@ static int landing_receive(struct act_self *self, void *state, struct act_msg *m
             break;
         case ACT_LOAD_WANTED:
             act_routers_message(&l->routers, &m[i]);
+            break;
+        case ACT_DRAIN:
+            l->draining = true;
             break;
         case ACT_DOWN:
             take_down(l, &m[i]);

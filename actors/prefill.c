@@ -653,6 +653,7 @@ static void report_load(struct prefill *p)
         load.tokens_outstanding += (uint64_t)(j->recipe.n_ids - (j->state == JOB_RUNNING ? j->plan.encoder_at : 0));
     }
     act_load_report(p->self, p->e->router, CFG_ROLE_PREFILL, &p->load_sequence, &load);
+    load.draining = p->draining;
     for (int i = 0; i < p->routers.n; i++)
         act_load_report(p->self, p->routers.addr[i], CFG_ROLE_PREFILL, &p->load_sequence, &load);
 }
@@ -689,6 +690,9 @@ static void take_messages(struct prefill *p, struct act_msg *m, int count)
             break;
         case ACT_LOAD_WANTED:
             act_routers_message(&p->routers, &m[i]);
+            break;
+        case ACT_DRAIN:
+            p->draining = true;
             break;
         case ACT_TICKET_ABORT:
         case ACT_TICKET_CLOSED:

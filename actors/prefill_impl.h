@@ -76,6 +76,7 @@ struct prefill {
     struct act_routers routers; /* of other nodes */
     uint32_t load_sequence;
     bool told_busy;
+    bool draining; /* Routers of other nodes are told; the own one finishes what its gateway has taken */
     struct cfg_error err;
 };
 

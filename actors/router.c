@@ -305,6 +305,9 @@ static void take_load(struct router *r, struct act_msg *m)
     uint64_t all = who->role == CFG_ROLE_PREFILL ? b->tokens_outstanding : (uint64_t)b->running + b->waiting;
     who->sequence = in->sequence;
     who->heard = act_now(r->self);
+    if (b->draining && !who->draining)
+        act_log_event(r->arg->log, ACT_LOG_INFO, "router", 0, "part_draining", "part=%s peer=%d",
+                      who->role == CFG_ROLE_PREFILL ? "prefill" : "decode", (int)who->addr.peer);
     who->draining = b->draining;
     who->others = all > who->own ? all - who->own : 0;
     who->own_pages = 0;

@@ -153,15 +153,32 @@ void act_server_reload(struct act_server *s)
     }
 }
 
+static int64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static void tell_to_drain(struct act_server *s, struct act_addr who)
+{
+    struct act_msg m = act_msg_make(ACT_DRAIN, act_current(s->rt, who));
+    if (!act_addr_is_nobody(m.dst))
+        act_runtime_post(s->rt, &m);
+}
+
 void act_server_drain(struct act_server *s)
 {
     pthread_mutex_lock(&s->lock);
     s->draining = true;
     pthread_mutex_unlock(&s->lock);
-    if (!server_has(s, CFG_ROLE_GATEWAY))
-        return; /* act_server_drained looks at the engine itself */
-    struct act_msg m = act_msg_make(ACT_DRAIN, s->gateway_addr);
-    act_runtime_post(s->rt, &m);
+    s->drain_began = now_ns();
+    tell_to_drain(s, s->gateway_addr);
+    if (!s->link)
+        return;
+    for (int i = 0; i < s->engine.n_prefill; i++)
+        tell_to_drain(s, s->engine.prefill[i]);
+    tell_to_drain(s, s->engine.landing);
 }
 
 bool act_server_drain_asked(struct act_server *s)
@@ -177,19 +194,20 @@ static void count_busy(void *ctx, const struct act_stats_actor *a)
     *(int *)ctx += a->progress_age_ns > 0 || a->waiting > 0;
 }
 
-/* A node without gateway has no requests of its own: it is drained when none of its actors has work. */
-static void look_at_engine(struct act_server *s)
+/* Other nodes have heard that nothing more is to be placed here, and what they had placed has ended. */
+static bool engine_is_idle(struct act_server *s)
 {
     int busy = 0;
     act_stats_actors(s->rt, count_busy, &busy);
-    if (!busy)
-        server_on_drained(s);
+    return !busy && now_ns() - s->drain_began > 3 * (int64_t)ACT_LOAD_REPORT_NS;
 }
 
 int act_server_drained(struct act_server *s, int wait_ms)
 {
+    if (s->link && !engine_is_idle(s))
+        return 0;
     if (!server_has(s, CFG_ROLE_GATEWAY))
-        look_at_engine(s);
+        server_on_drained(s);
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += wait_ms / 1000;

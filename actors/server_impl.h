@@ -10,6 +10,7 @@
 #include "actors/expert.h"
 #include "actors/expert_finder.h"
 #include "actors/gateway/gateway.h"
+#include "actors/gauge.h"
 #include "actors/landing.h"
 #include "actors/link.h"
 #include "actors/router.h"
@@ -45,6 +46,7 @@ struct act_server {
     struct act_engine members; /* as the Router knows this node, when a Landing stands for its Decode actors */
     struct act_store store;    /* n_tiers 0: nothing below the device */
     struct act_tier_source_arg tier_source;
+    struct act_gauge_arg gauge;
     struct act_link_arg *link; /* NULL: one node alone */
     struct act_link_peer *link_peers;
     struct tp_provider provider; /* of the link */
@@ -55,6 +57,7 @@ struct act_server {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     bool ready, drained, failed, draining, drain_asked;
+    int64_t drain_began; /* ns of CLOCK_MONOTONIC; main thread */
     int port;
     struct cfg_error gateway_error;
 };
@@ -87,6 +90,9 @@ int server_incarnation(struct act_server *s, uint64_t *epoch, struct cfg_error *
 int server_plan_link(struct act_server *s, uint64_t epoch, struct cfg_error *err);
 int server_spawn_link(struct act_server *s, struct cfg_error *err);
 void server_list_actors(struct act_server *s);
+/* server_tools.c: what the node answers to weft status and weft drain, freed by the caller. ctx is the server; thread of
+ * the io worker. */
+char *server_answer_tool(void *ctx, const char *question);
 /* Makes the actors of the node's roles; the runtime exists and does not run yet. */
 int server_spawn(struct act_server *s, struct cfg_error *err);
 

@@ -1,7 +1,6 @@
-/* How a node reaches the others: its incarnation, the link's plan, its directory, and what it answers to tools. */
+/* How a node reaches the others: its incarnation, the link's plan, and its directory. */
 #include <errno.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,9 +10,7 @@
 #include <unistd.h>
 
 #include "actors/runtime/log.h"
-#include "actors/runtime/stats.h"
 #include "actors/server_impl.h"
-#include "config/version.h"
 
 /* ---- the incarnation ------------------------------------------------------------------------------- */
 
@@ -105,8 +102,6 @@ static int reload_peers(void *ctx, struct act_link_peer *out, int max)
     return n;
 }
 
-static char *answer_tool(void *ctx, const char *question);
-
 static void on_link_failed(void *ctx, int reason)
 {
     struct act_server *s = ctx;
@@ -155,7 +150,7 @@ int server_plan_link(struct act_server *s, uint64_t epoch, struct cfg_error *err
     a->log = s->log;
     a->ctx = s;
     a->reload = c->files[0][0] ? reload_peers : NULL;
-    a->asked = answer_tool;
+    a->asked = server_answer_tool;
     a->failed = on_link_failed;
     a->start_error = &s->gateway_error;
     return 0;
@@ -196,85 +191,4 @@ void server_list_actors(struct act_server *s)
     /* a: index of the shard in its group's map. */
     for (int i = 0; i < e->experts.n; i++)
         list(a, ACT_NODE_EXPERT, e->experts.shard[i], (uint32_t)i, (uint32_t)e->experts.n);
-}
-
-/* ---- what a node answers ---------------------------------------------------------------------------- */
-
-static void add_progress(void *ctx, const struct act_stats_actor *a)
-{
-    int64_t *age = ctx;
-    if (a->progress_age_ns > *age)
-        *age = a->progress_age_ns;
-}
-
-static json_t *peers_json(struct act_server *s)
-{
-    json_t *list = json_array();
-    struct tp_peer_info info;
-    int calls;
-    for (int i = 0; i < ACT_LINK_PEERS_MAX; i++) {
-        if (!act_link_peer_info(s->link->self, i, &info, &calls))
-            continue;
-        json_array_append_new(list, json_pack("{s:s, s:b, s:I, s:i, s:b, s:s, s:f, s:i}", "name", info.name, "up",
-                                              info.up, "epoch", (json_int_t)info.epoch, "failures", info.failures,
-                                              "breaker", info.breaker, "reason", info.up ? "" : info.last, "rtt_us",
-                                              (double)info.rtt_ns / 1e3, "requests", calls));
-    }
-    return list;
-}
-
-/* What carried how much, so that nobody has to believe that it was the configured provider. */
-static json_t *transport_json(struct act_server *s)
-{
-    json_t *j = json_pack("{s:s}", "provider", s->provider.ops->name);
-    for (int i = 0; j && i < TP_CLASSES; i++) {
-        struct tp_traffic t;
-        act_link_traffic(s->link->self, (enum tp_class)i, &t);
-        json_object_set_new(j, tp_class_name((enum tp_class)i),
-                            json_pack("{s:I, s:I, s:I, s:I, s:I}", "message_bytes_out", (json_int_t)t.bytes_out,
-                                      "message_bytes_in", (json_int_t)t.bytes_in, "puts_out", (json_int_t)t.puts_out,
-                                      "put_bytes_out", (json_int_t)t.put_bytes_out, "put_bytes_in",
-                                      (json_int_t)t.put_bytes_in));
-    }
-    return j;
-}
-
-/* On the io worker. */
-static char *status_text(struct act_server *s)
-{
-    int64_t age = 0;
-    char roles[128];
-    act_stats_actors(s->rt, add_progress, &age);
-    pthread_mutex_lock(&s->lock);
-    bool failed = s->failed, draining = s->draining, drained = s->drained;
-    pthread_mutex_unlock(&s->lock);
-    bool stuck = age > s->config->limits.stuck_us * 1000;
-    cfg_roles_text(s->node->roles, roles, sizeof roles);
-    json_t *j = json_pack("{s:s, s:I, s:s, s:s, s:s, s:f, s:i, s:o, s:o}", "node", s->node->name, "epoch",
-                          (json_int_t)act_runtime_epoch(s->rt), "version", WEFT_VERSION, "roles", roles, "health",
-                          failed     ? "failed"
-                          : drained  ? "drained"
-                          : draining ? "draining"
-                          : stuck    ? "stuck"
-                                     : "ok",
-                          "progress_age_s", (double)age / 1e9, "pid", (int)getpid(), "peers", peers_json(s),
-                          "transport", transport_json(s));
-    char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
-    json_decref(j);
-    return text;
-}
-
-static char *answer_tool(void *ctx, const char *question)
-{
-    struct act_server *s = ctx;
-    if (strcmp(question, "status") == 0)
-        return status_text(s);
-    if (strcmp(question, "drain") == 0) {
-        act_log_event(s->log, ACT_LOG_INFO, "link", 0, "drain_asked", "node=%s", s->node->name);
-        pthread_mutex_lock(&s->lock);
-        s->drain_asked = true;
-        pthread_mutex_unlock(&s->lock);
-        return strdup("{\"draining\": true}");
-    }
-    return strdup("{\"error\": \"this node knows the questions status and drain\"}");
 }

@@ -93,6 +93,28 @@ static int spawn_gateway(struct act_server *s, struct cfg_error *err)
     return r;
 }
 
+/* In a deployment tools ask for the load of a node. */
+static int spawn_gauge(struct act_server *s, struct cfg_error *err)
+{
+    const struct act_engine *e = &s->engine;
+    struct act_gauge_arg *g = &s->gauge;
+    const struct act_spawn spec = {.behaviour = &act_gauge_behaviour,
+                                   .worker = SERVER_WORKER_IO,
+                                   .arg = g,
+                                   .outbox = ACT_INSTANCES_MAX + 1,
+                                   .policy = ACT_POLICY_RESTART};
+    struct act_addr who;
+    for (int i = 0; i < e->n_prefill; i++, g->n++) {
+        g->who[g->n] = e->prefill[i];
+        g->role[g->n] = CFG_ROLE_PREFILL;
+    }
+    if (!act_addr_is_nobody(e->landing)) {
+        g->who[g->n] = e->landing;
+        g->role[g->n++] = CFG_ROLE_DECODE;
+    }
+    return s->link && g->n ? act_runtime_spawn(s->rt, &spec, &who, err) : 0;
+}
+
 int server_spawn(struct act_server *s, struct cfg_error *err)
 {
     /* Those that others name come first. */
@@ -106,6 +128,7 @@ int server_spawn(struct act_server *s, struct cfg_error *err)
         {CFG_ROLE_DECODE, spawn_decode},
         {CFG_ROLE_DECODE, server_spawn_landing},
         {CFG_ROLE_PREFILL, spawn_prefill},
+        {CFG_ROLE_PREFILL | CFG_ROLE_DECODE, spawn_gauge},
         {CFG_ROLE_GATEWAY, spawn_router},
         {CFG_ROLE_GATEWAY, spawn_helper},
         {CFG_ROLE_GATEWAY, spawn_gateway},

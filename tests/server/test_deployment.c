@@ -1,0 +1,159 @@
+/* Operating a deployment: what weft status says of its nodes, and weft drain under load. */
+#include <jansson.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/harness.h"
+#include "tests/support/answer.h"
+#include "tests/support/cluster.h"
+#include "tests/support/process.h"
+
+TestSuite(deployment, .fini = ts_cluster_end, .timeout = 300);
+
+enum { GATEWAY, P0, D0, D1, NODES };
+
+static const struct ts_node nodes[NODES] = {
+    [GATEWAY] = {.name = "gateway", .roles = "\"gateway\""},
+    [P0] = {.name = "p0", .roles = "\"prefill\", \"expert\"", .group = "p0"},
+    [D0] = {.name = "d0", .roles = "\"decode\", \"expert\"", .group = "d0"},
+    [D1] = {.name = "d1", .roles = "\"decode\", \"expert\"", .group = "d1"},
+};
+
+static char *conf(void)
+{
+    static char path[4200];
+    snprintf(path, sizeof path, "%s/weft.conf", ts_cluster.dir);
+    return path;
+}
+
+/* What weft status says, as JSON. */
+static json_t *status(int *exit_status)
+{
+    struct ts_result r = ts_run(ts_weft(), "status", "--json", conf());
+    json_t *j = json_loads(r.out, 0, NULL);
+    cr_assert_not_null(j, "%s%s", r.out, r.err);
+    *exit_status = r.status;
+    ts_result_free(&r);
+    return j;
+}
+
+static json_t *node_of(json_t *status_json, int i)
+{
+    return json_array_get(json_object_get(status_json, "nodes"), (size_t)i);
+}
+
+static const char *health_of(json_t *status_json, int i)
+{
+    const char *h = json_string_value(json_object_get(node_of(status_json, i), "health"));
+    return h ? h : "unreachable";
+}
+
+static int decoding(int i)
+{
+    int rc;
+    json_t *j = status(&rc), *d = json_object_get(json_object_get(node_of(j, i), "load"), "decode");
+    int n = (int)json_integer_value(json_object_get(d, "running"));
+    json_decref(j);
+    return n;
+}
+
+/* Until weft status has this exit status. */
+static json_t *wait_status(int want)
+{
+    int rc;
+    for (int i = 0; i < 300; i++) {
+        json_t *j = status(&rc);
+        if (rc == want)
+            return j;
+        json_decref(j);
+        usleep(100000);
+    }
+    ts_cluster_show_logs();
+    cr_assert_fail("weft status does not come to exit status %d", want);
+    return NULL;
+}
+
+Test(deployment, status_tells_the_nodes_that_are_well_from_those_that_are_not)
+{
+    ts_cluster_start(nodes, NODES, "", "");
+    json_t *j = wait_status(0);
+    for (int i = 0; i < NODES; i++) {
+        json_t *n = node_of(j, i);
+        cr_expect_str_eq(health_of(j, i), "ok");
+        cr_expect_str_eq(json_string_value(json_object_get(n, "name")), nodes[i].name);
+        cr_expect_gt(json_integer_value(json_object_get(n, "epoch")), 1);
+        cr_expect_eq(json_integer_value(json_object_get(n, "pid")), ts_cluster.node[i].pid);
+        cr_expect_eq(json_array_size(json_object_get(n, "peers")), NODES - 1);
+    }
+    cr_expect_gt(json_integer_value(
+                     json_object_get(json_object_get(json_object_get(node_of(j, D0), "load"), "decode"), "pages_free")),
+                 0, "the load of a decode node is known");
+    json_int_t before = json_integer_value(json_object_get(node_of(j, P0), "epoch"));
+    json_decref(j);
+    ts_node_kill(&ts_cluster.node[P0]);
+    ts_node_wait_ready(&ts_cluster.node[GATEWAY], 503);
+    j = wait_status(1);
+    cr_expect_str_eq(health_of(j, GATEWAY), "lost");
+    cr_expect_str_eq(health_of(j, P0), "unreachable");
+    cr_expect_str_eq(health_of(j, D0), "ok");
+    json_decref(j);
+    struct ts_result r = ts_run(ts_weft(), "status", conf());
+    cr_expect(strstr(r.out, "gateway: takes no requests, as no prefill node is connected"), "%s", r.out);
+    ts_result_free(&r);
+    ts_node_start(&ts_cluster.node[P0]);
+    j = wait_status(0);
+    cr_expect_gt(json_integer_value(json_object_get(node_of(j, P0), "epoch")), before, "a new epoch");
+    json_decref(j);
+}
+
+/* The stream that the drained node has ends whole; what comes meanwhile runs elsewhere; the node ends by itself. */
+Test(deployment, a_drained_node_finishes_and_the_others_go_on)
+{
+    ts_cluster_start(nodes, NODES, "", "");
+    const struct ts_server *s = &ts_cluster.node[GATEWAY].http;
+    int fd = ts_connect(s->port), at = 0;
+    cr_assert(ts_send_request(fd, "POST", "/v1/completions",
+                              "{\"prompt\":\"Once\",\"max_tokens\":400,\"ignore_eos\":true,\"stream\":true,"
+                              "\"stream_options\":{\"include_usage\":true}}"));
+    for (int i = 0; i < 300 && !at; i++)
+        at = decoding(D0) ? D0 : decoding(D1) ? D1 : 0;
+    cr_assert(at, "no decode node reports the stream");
+    struct ts_node *n = &ts_cluster.node[at];
+    struct ts_result r = ts_run(ts_weft(), "drain", "--wait", "0", conf(), n->name);
+    cr_expect_eq(r.status, 0, "%s%s", r.out, r.err);
+    ts_result_free(&r);
+    ts_node_wait_log(&ts_cluster.node[GATEWAY], "part_draining");
+    for (int i = 0; i < 4; i++)
+        free(ts_cluster_complete(s, ts_cluster_prompts[i % 3]));
+    cr_expect(ts_read_until(fd, "\"completion_tokens\":400"), "the stream was cut off");
+    close(fd);
+    r = ts_run(ts_weft(), "drain", conf(), n->name); /* a second time: waits, or finds it gone already */
+    cr_expect(r.status == 0 || strstr(r.err, "refused"), "%s%s", r.out, r.err);
+    ts_result_free(&r);
+    int end;
+    cr_assert_eq(waitpid(n->pid, &end, 0), n->pid);
+    n->pid = 0;
+    cr_expect(WIFEXITED(end) && WEXITSTATUS(end) == 0, "it ended with %x", end);
+    free(ts_cluster_complete(s, ts_cluster_prompts[0]));
+}
+
+Test(deployment, a_drained_gateway_refuses_new_requests_and_ends)
+{
+    ts_cluster_start(nodes, NODES, "", "");
+    struct ts_node *n = &ts_cluster.node[GATEWAY];
+    int fd = ts_connect(n->http.port);
+    cr_assert(ts_send_request(fd, "POST", "/v1/completions",
+                              "{\"prompt\":\"Once\",\"max_tokens\":300,\"ignore_eos\":true,\"stream\":true,"
+                              "\"stream_options\":{\"include_usage\":true}}"));
+    cr_assert(ts_read_until(fd, "data: "));
+    struct ts_result r = ts_run(ts_weft(), "drain", "--wait", "0", conf(), "gateway");
+    cr_expect_eq(r.status, 0, "%s%s", r.out, r.err);
+    ts_result_free(&r);
+    cr_expect(ts_read_until(fd, "\"completion_tokens\":300"), "the stream was cut off");
+    close(fd);
+    int end;
+    cr_assert_eq(waitpid(n->pid, &end, 0), n->pid);
+    n->pid = 0;
+    cr_expect(WIFEXITED(end) && WEXITSTATUS(end) == 0, "it ended with %x", end);
+}
