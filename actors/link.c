@@ -83,7 +83,23 @@ static void show(struct link *l, int index, bool changed)
     act_log_event(l->arg->log, ACT_LOG_INFO, "link", 0, changed ? "node_changed" : "node_up",
                   "node=%s epoch=%llu actors=%d", info->name, (unsigned long long)info->epoch, p->n_actors);
     for (int i = 0; i < l->subscribers; i++)
-        tell_up(l, l->subscriber[i], p);
+        tell_up(l, l->subscriber[i].who, p);
+}
+
+/* A class other than control, to those who want to know. who: nobody for all of them. */
+static void tell_class(struct link *l, struct act_addr who, int index, enum tp_class class, uint32_t generation,
+                       bool up)
+{
+    for (int i = 0; i < l->subscribers && l->peer[index].number; i++) {
+        const struct link_subscriber *s = &l->subscriber[i];
+        if (!s->classes || (!act_addr_is_nobody(who) && !act_addr_equal(who, s->who)))
+            continue;
+        struct act_msg m = act_msg_make(ACT_NODE_CLASS, s->who);
+        *act_p_node_class(&m) = (struct act_p_node_class){
+            .peer = l->peer[index].number, .class = (uint16_t) class, .generation = generation, .up = up};
+        if (act_send(l->self, &m))
+            act_msg_drop(&m);
+    }
 }
 
 static void send_directory(struct link *l, int index)
@@ -179,43 +195,6 @@ static void on_up(void *ctx, int index, uint64_t epoch)
     act_yield(l->self);
 }
 
-static void end_puts(struct link *l, int index, uint64_t cookie, int status)
-{
-    for (struct link_put **at = &l->puts, *x; (x = *at);) {
-        bool mine = index >= 0 ? x->index == index && !x->given : x->cookie == cookie;
-        if (!mine) {
-            at = &x->next;
-            continue;
-        }
-        *at = x->next;
-        if (!*at)
-            l->puts_tail = at;
-        struct act_msg m = act_msg_make(ACT_LINK_PUT_DONE, ACT_NOBODY);
-        act_p_link_put_done(&m)->status = status;
-        act_p_link_put_done(&m)->generation = x->generation;
-        act_reply(l->self, &x->promise, &m);
-        free(x);
-        if (index < 0)
-            return;
-    }
-}
-
-static void end_fences(struct link *l, int index, int class)
-{
-    for (struct link_fence **at = &l->fences, *x; (x = *at);) {
-        if (x->index != index || (class >= 0 && (int)x->class != class)) {
-            at = &x->next;
-            continue;
-        }
-        *at = x->next;
-        struct act_msg m = act_msg_make(ACT_LINK_FENCE, ACT_NOBODY);
-        *act_p_link_fence(&m) =
-            (struct act_p_link_fence){.peer = x->peer, .class = (uint16_t)x->class, .generation = x->generation};
-        act_reply(l->self, &x->promise, &m);
-        free(x);
-    }
-}
-
 static void end_watches(struct link *l, uint16_t number, int reason)
 {
     for (struct link_watch **at = &l->watches, *w; (w = *at);) {
@@ -247,11 +226,11 @@ static void on_down(void *ctx, int index, uint64_t epoch, int reason, const char
     act_peer_route(act_self_runtime(l->self), number, ACT_NOBODY);
     p->number = 0;
     link_give_back(l, number);
-    end_puts(l, index, 0, -ENOTCONN);
-    end_fences(l, index, -1);
+    link_end_puts(l, index, -ENOTCONN);
+    link_end_fences(l, index, -1);
     end_watches(l, number, reason);
     for (int i = 0; p->shown && i < l->subscribers; i++) {
-        struct act_msg m = act_msg_make(ACT_NODE_DOWN, l->subscriber[i]);
+        struct act_msg m = act_msg_make(ACT_NODE_DOWN, l->subscriber[i].who);
         *act_p_node_down(&m) = (struct act_p_node_down){.node = p->node, .peer = number, .reason = reason};
         if (act_send(l->self, &m))
             act_msg_drop(&m);
@@ -264,8 +243,7 @@ static void on_down(void *ctx, int index, uint64_t epoch, int reason, const char
 static void on_class_up(void *ctx, int index, enum tp_class class, uint32_t generation)
 {
     struct link *l = ctx;
-    (void)class;
-    (void)generation;
+    tell_class(l, ACT_NOBODY, index, class, generation, true);
     show(l, index, false);
     act_yield(l->self);
 }
@@ -273,9 +251,9 @@ static void on_class_up(void *ctx, int index, enum tp_class class, uint32_t gene
 static void on_class_down(void *ctx, int index, enum tp_class class, uint32_t generation, int reason)
 {
     struct link *l = ctx;
-    (void)generation;
     (void)reason;
-    end_fences(l, index, (int)class);
+    tell_class(l, ACT_NOBODY, index, class, generation, false);
+    link_end_fences(l, index, (int)class);
     act_yield(l->self);
 }
 
@@ -319,28 +297,8 @@ static void on_put_done(void *ctx, int index, enum tp_class class, uint64_t cook
     struct link *l = ctx;
     (void)index;
     (void)class;
-    end_puts(l, -1, cookie, status);
+    link_put_done(l, cookie, status);
     act_yield(l->self);
-}
-
-/* Gives the net what it takes, in order per node and class. */
-static void give_puts(struct link *l)
-{
-    uint32_t full[ACT_LINK_PEERS_MAX] = {0};
-    for (struct link_put *x = l->puts, *next; x; x = next) {
-        next = x->next;
-        if (x->given || (full[x->index] >> x->class & 1))
-            continue;
-        const struct tp_peer_info *info = tp_net_peer(l->net, x->index);
-        x->generation = info ? info->generation[x->class] : 0;
-        int r = tp_net_put(l->net, x->index, x->class, &x->put);
-        if (r == -EAGAIN)
-            full[x->index] |= 1u << x->class;
-        else if (r)
-            end_puts(l, -1, x->cookie, r);
-        else
-            x->given = true;
-    }
 }
 
 static void on_room(void *ctx, int index, enum tp_class class)
@@ -351,67 +309,16 @@ static void on_room(void *ctx, int index, enum tp_class class)
     act_yield(l->self);
 }
 
-static int index_of(const struct link *l, uint16_t number)
+int link_index_of(const struct link *l, uint16_t number)
 {
     return number < ACT_PEERS_MAX ? l->index_of[number] - 1 : -1;
-}
-
-static void take_put(struct link *l, struct act_msg *m)
-{
-    const struct act_p_link_put *p = act_p_link_put(m);
-    const struct act_b_link_put *b = act_b_link_put(m);
-    struct act_promise promise = act_promise_of(m);
-    int index = index_of(l, p->peer);
-    struct link_put *x = index >= 0 && p->class < TP_CLASSES ? calloc(1, sizeof *x) : NULL;
-    if (!x) {
-        struct act_msg r = act_msg_make(ACT_LINK_PUT_DONE, ACT_NOBODY);
-        act_p_link_put_done(&r)->status = -ENOTCONN;
-        act_reply(l->self, &promise, &r);
-        return;
-    }
-    x->promise = promise;
-    x->cookie = ++l->cookies;
-    x->peer = p->peer;
-    x->index = index;
-    x->class = (enum tp_class)p->class;
-    x->put = (struct tp_net_put){.from_window = b->from_window,
-                                 .from = b->from,
-                                 .to_window = b->to_window,
-                                 .to = b->to,
-                                 .size = b->size,
-                                 .with_immediate = p->flags & ACT_LINK_WITH_IMMEDIATE,
-                                 .immediate = p->immediate,
-                                 .cookie = x->cookie};
-    *l->puts_tail = x;
-    l->puts_tail = &x->next;
-}
-
-static void take_fence(struct link *l, struct act_msg *m)
-{
-    const struct act_p_link_fence *f = act_p_link_fence(m);
-    int index = index_of(l, f->peer);
-    const struct tp_peer_info *info = index >= 0 ? tp_net_peer(l->net, index) : NULL;
-    struct link_fence *x = calloc(1, sizeof *x);
-    if (!x)
-        return; /* the request comes back when the link ends; its sender has a deadline */
-    *x = (struct link_fence){.promise = act_promise_of(m),
-                             .index = index,
-                             .class = (enum tp_class)f->class,
-                             .peer = f->peer,
-                             .generation = info && f->class < TP_CLASSES ? info->generation[f->class] : 0};
-    x->next = l->fences;
-    l->fences = x;
-    if (info && f->class < TP_CLASSES && info->class_up[f->class])
-        tp_net_fence(l->net, index, (enum tp_class)f->class);
-    else
-        end_fences(l, index, f->class);
 }
 
 /* ---- watches --------------------------------------------------------------------------------------- */
 
 static struct act_addr link_of(const struct link *l, unsigned number)
 {
-    int index = index_of(l, (uint16_t)number);
+    int index = link_index_of(l, (uint16_t)number);
     for (int i = 0; index >= 0 && i < l->peer[index].n_actors; i++)
         if (l->peer[index].actor[i].kind == ACT_NODE_LINK)
             return l->peer[index].actor[i].addr;
@@ -594,20 +501,25 @@ static int link_start(struct act_self *self, void *state, const void *arg)
     return 0;
 }
 
-static void subscribe(struct link *l, struct act_addr who)
+static void subscribe(struct link *l, struct act_addr who, bool classes)
 {
     for (int i = 0; i < l->subscribers; i++)
-        if (act_addr_equal(l->subscriber[i], who) ||
-            act_addr_is_nobody(act_current(act_self_runtime(l->self), l->subscriber[i])))
+        if (act_addr_equal(l->subscriber[i].who, who) ||
+            act_addr_is_nobody(act_current(act_self_runtime(l->self), l->subscriber[i].who)))
             l->subscriber[i--] = l->subscriber[--l->subscribers];
     if (l->subscribers == (int)(sizeof l->subscriber / sizeof l->subscriber[0])) {
         act_log_write(l->arg->log, ACT_LOG_ERROR, "link", 0, "too many actors want to know the nodes");
         return;
     }
-    l->subscriber[l->subscribers++] = who;
-    for (int i = 0; i < tp_net_peers(l->net); i++)
+    l->subscriber[l->subscribers++] = (struct link_subscriber){who, classes};
+    for (int i = 0; i < tp_net_peers(l->net); i++) {
+        const struct tp_peer_info *info = tp_net_peer(l->net, i);
+        for (int c = TP_CLASS_KV; l->peer[i].number && info && c < TP_CLASSES; c++)
+            if (info->class_up[c])
+                tell_class(l, who, i, (enum tp_class)c, info->generation[c], true);
         if (l->peer[i].shown)
             tell_up(l, who, &l->peer[i]);
+    }
 }
 
 static void take_own(struct link *l, struct act_msg *m)
@@ -615,13 +527,13 @@ static void take_own(struct link *l, struct act_msg *m)
     switch (m->type) {
     case ACT_NODES_WATCH:
         if (!act_addr_is_nobody(m->src)) /* else a wake-up */
-            subscribe(l, m->src);
+            subscribe(l, m->src, act_p_nodes_watch(m)->flags & ACT_WATCH_CLASSES);
         break;
     case ACT_LINK_PUT:
-        take_put(l, m);
+        link_take_put(l, m);
         break;
     case ACT_LINK_FENCE:
-        take_fence(l, m);
+        link_take_fence(l, m);
         break;
     case ACT_LINK_WATCH:
         take_watch(l, m);
@@ -651,7 +563,7 @@ static int link_receive(struct act_self *self, void *state, struct act_msg *m, i
         else
             take_own(l, &m[i]);
     }
-    give_puts(l);
+    link_give_puts(l);
     int64_t next = tp_net_poll(l->net);
     if (next <= act_now(self))
         act_yield(self);
@@ -670,12 +582,7 @@ static void link_stop(struct act_self *self, void *state, int reason)
             link_give_back(l, l->peer[i].number);
         }
     tp_net_free(l->net);
-    while (l->puts)
-        end_puts(l, -1, l->puts->cookie, -ESHUTDOWN);
-    for (struct link_fence *f; (f = l->fences);) {
-        l->fences = f->next;
-        free(f);
-    }
+    link_drop_puts(l);
     for (struct link_watch *w; (w = l->watches);) {
         l->watches = w->next;
         free(w);

@@ -11,8 +11,15 @@
  * sends NODES_WATCH and gets NODE_UP when a node is up on all classes (again when its list changes: it replaces the one
  * before) and NODE_DOWN when it is lost.
  *
- * Puts. Memory that others may write is a window, registered before start under an id; LINK_PUT writes into a window of
- * another node. The top four bits of an immediate choose who is told of it there (port).
+ * Puts. Memory that others may write, or that is written from, is a window, registered before start under an id.
+ * act_link_put writes ranges of a window of this node into ranges of one of another node; with rdma neither side's
+ * threads touch the bytes. The answer, LINK_PUT_DONE, comes when they are there. An immediate tells somebody there: its
+ * top four bits choose whom (port, who gets LINK_IMMEDIATE), the others are the writer's.
+ *
+ * Who lends memory to a writer takes it back in one of three cases only: the writer said that its puts are done; the
+ * connection under which it was lent has ended (NODE_CLASS with up 0, or NODE_DOWN); LINK_FENCE was answered. That is
+ * enough when the writer names the connection's generation in every put, because a put that was late for one connection
+ * is never made over the next. Both sides count generations alike.
  *
  * Tools (weft status, drain, check) ask over authenticated connections; server.c answers. */
 #ifndef WEFT_ACTORS_LINK_H
@@ -27,6 +34,13 @@ enum {
     ACT_LINK_WINDOWS_MAX = 8,
     ACT_LINK_PORTS = 16,
     ACT_LINK_WITH_IMMEDIATE = 1, /* LINK_PUT carries one */
+    ACT_LINK_RANGES_MAX = 1 << 16,
+    ACT_WATCH_CLASSES = 1, /* NODES_WATCH: NODE_CLASS too */
+};
+
+/* What the ports of TP_CLASS_KV are. */
+enum act_link_port {
+    ACT_PORT_LANDING = 1, /* writes of tickets (landing.h) */
 };
 
 /* What an actor is, for the directory. a and b mean what the kind says. */
@@ -84,6 +98,26 @@ struct act_link_arg {
 };
 
 extern const struct act_behaviour act_link_behaviour;
+
+struct act_put_range {
+    uint64_t from, to, size; /* offsets in the two windows */
+};
+
+struct act_put {
+    uint16_t peer; /* in addresses */
+    uint16_t class;
+    uint32_t generation; /* the connection that it must go over; 0: any */
+    uint32_t from_window, to_window;
+    bool with_immediate; /* arrives when the bytes of all ranges are there */
+    uint32_t immediate;
+    uint64_t request; /* of the answer */
+    uint16_t attempt;
+};
+
+/* Asks the link to write n ranges, in this order; one answer, LINK_PUT_DONE, follows. Until then the bytes must not
+ * change. Puts of one node and class keep their order. -EAGAIN, -ENOMEM: could not ask. Any actor. */
+int act_link_put(struct act_self *self, struct act_addr link, const struct act_put *put,
+                 const struct act_put_range *range, int n);
 
 /* What the link knows about a node, for metrics and status; on the io worker's thread. false: no such index. */
 bool act_link_peer_info(struct act_self *self, int index, struct tp_peer_info *out, int *calls);

@@ -1,4 +1,5 @@
-/* What link.c (peers, puts, directory, tools) and link_messages.c (messages and what was asked) share. */
+/* What link.c (peers, directory, watches, tools), link_messages.c (messages and what was asked) and link_puts.c share.
+ */
 #ifndef WEFT_ACTORS_LINK_IMPL_H
 #define WEFT_ACTORS_LINK_IMPL_H
 
@@ -34,6 +35,7 @@ struct link_watch {
     uint32_t tag;
 };
 
+/* A put of several ranges: given to the net one by one, answered once. */
 struct link_put {
     struct link_put *next;
     uint64_t cookie;
@@ -41,9 +43,11 @@ struct link_put {
     uint16_t peer; /* in addresses */
     int index;
     enum tp_class class;
-    uint32_t generation;
-    bool given; /* to the net */
-    struct tp_net_put put;
+    uint32_t wanted, generation; /* of the connection; wanted 0: any. generation 0: nothing was given yet */
+    int n, given, done;          /* ranges; once it has failed, n is given */
+    int status;
+    struct tp_net_put put; /* of all ranges */
+    struct act_put_range range[];
 };
 
 struct link_fence {
@@ -53,6 +57,11 @@ struct link_fence {
     enum tp_class class;
     uint16_t peer;
     uint32_t generation;
+};
+
+struct link_subscriber {
+    struct act_addr who;
+    bool classes;
 };
 
 struct link_peer {
@@ -80,7 +89,7 @@ struct link {
     struct link_put *puts, **puts_tail;
     struct link_fence *fences;
     uint64_t cookies;
-    struct act_addr subscriber[64];
+    struct link_subscriber subscriber[64];
     int subscribers;
     uint8_t *scratch;
     size_t scratch_size;
@@ -96,7 +105,23 @@ int link_take(struct link *l, int index, const uint8_t *bytes, size_t size, stru
 void link_give_back(struct link *l, uint16_t number);
 enum tp_class link_class(unsigned type);
 
+/* link_puts.c */
+/* LINK_PUT, LINK_FENCE. */
+void link_take_put(struct link *l, struct act_msg *m);
+void link_take_fence(struct link *l, struct act_msg *m);
+/* Gives the net what it takes. */
+void link_give_puts(struct link *l);
+/* A range has ended. */
+void link_put_done(struct link *l, uint64_t cookie, int status);
+/* What waits for this node (index) ends; class -1: on every class. */
+void link_end_puts(struct link *l, int index, int status);
+void link_end_fences(struct link *l, int index, int class);
+/* Everything ends, with the link. */
+void link_drop_puts(struct link *l);
+
 /* link.c */
+/* The number in addresses as an index of the net; -1: no such node. */
+int link_index_of(const struct link *l, uint16_t number);
 /* The watcher has had its DOWN from there. */
 void link_watch_done(struct link *l, struct act_addr watcher, struct act_addr who);
 

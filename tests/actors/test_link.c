@@ -59,6 +59,8 @@ struct client {
     uint16_t peer;
     int ups, node_downs, downs, down_reason, replies, wrong, returned, abandoned, payloads, cancelled, immediates, puts,
         fences, put_status;
+    uint32_t kv_generation, put_generation;
+    bool kv_up;
     uint32_t immediate;
     _Atomic int ends; /* of requests; read by the test's thread */
     _Atomic int known;
@@ -81,6 +83,7 @@ static int client_receive(struct act_self *self, void *state, struct act_msg *m,
         switch (m[i].type) {
         case ACT_RELOAD: { /* from the test: begin */
             struct act_msg w = act_msg_make(ACT_NODES_WATCH, c->link);
+            act_p_nodes_watch(&w)->flags = ACT_WATCH_CLASSES;
             act_send(self, &w);
             break;
         }
@@ -97,6 +100,12 @@ static int client_receive(struct act_self *self, void *state, struct act_msg *m,
         }
         case ACT_NODE_DOWN:
             c->node_downs++;
+            break;
+        case ACT_NODE_CLASS:
+            if (act_p_node_class(&m[i])->class == TP_CLASS_KV) {
+                c->kv_generation = act_p_node_class(&m[i])->generation;
+                c->kv_up = act_p_node_class(&m[i])->up;
+            }
             break;
         case ACT_DOWN:
             c->downs++;
@@ -122,6 +131,7 @@ static int client_receive(struct act_self *self, void *state, struct act_msg *m,
         case ACT_LINK_PUT_DONE:
             c->puts++;
             c->put_status = act_p_link_put_done(&m[i])->status;
+            c->put_generation = act_p_link_put_done(&m[i])->generation;
             break;
         case ACT_LINK_FENCE:
             c->fences++;
@@ -150,14 +160,15 @@ static int client_receive(struct act_self *self, void *state, struct act_msg *m,
             break;
         }
         case ACT_KV_STAT: { /* from the test: put */
-            struct act_msg p;
-            act_msg_new(ACT_LINK_PUT, c->link, 0, &p);
-            *act_p_link_put(&p) = (struct act_p_link_put){
-                .peer = c->peer, .class = TP_CLASS_KV, .flags = ACT_LINK_WITH_IMMEDIATE, .immediate = 2u << 28 | 99};
-            *act_b_link_put(&p) = (struct act_b_link_put){
-                .from_window = WINDOW_ID, .to_window = WINDOW_ID, .from = 16, .to = 32, .size = WINDOW - 32};
-            if (act_request(self, &p))
-                act_msg_drop(&p);
+            const struct act_put_range range[2] = {{16, 32, 100}, {116, 132, WINDOW - 132}};
+            const struct act_put put = {.peer = c->peer,
+                                        .class = TP_CLASS_KV,
+                                        .generation = act_p_kv_stat(&m[i])->flags,
+                                        .from_window = WINDOW_ID,
+                                        .to_window = WINDOW_ID,
+                                        .with_immediate = true,
+                                        .immediate = 2u << 28 | 99};
+            act_link_put(self, c->link, &put, range, 2);
             break;
         }
         case ACT_KV_UNPARK: { /* from the test: fence */
@@ -317,6 +328,14 @@ static void tell(struct pair *p, enum act_type type, uint64_t request, uint64_t 
     cr_assert_eq(act_runtime_post(p->rt[0], &m), 0);
 }
 
+/* A put over this connection (0: any). */
+static void tell_put(struct pair *p, uint32_t generation)
+{
+    struct act_msg m = act_msg_make(ACT_KV_STAT, p->client_addr);
+    act_p_kv_stat(&m)->flags = generation;
+    cr_assert_eq(act_runtime_post(p->rt[0], &m), 0);
+}
+
 static void run(struct pair *p, int64_t ms)
 {
     act_sim_run(p->sim, act_sim_now(p->sim) + ms * MS, 1000000);
@@ -401,22 +420,36 @@ Test(link, puts_land_and_tell_their_port)
     struct client *c = &p->client;
     tell(p, ACT_RELOAD, 0, 0, 0);
     run(p, 500);
+    cr_expect(c->kv_up);
     memset(p->window[0], 0x2a, WINDOW);
-    tell(p, ACT_KV_STAT, 0, 0, 0);
+    tell_put(p, 0);
     run(p, 100);
     cr_expect_eq(c->puts, 1);
     cr_expect_eq(c->put_status, 0);
+    cr_expect_eq(c->put_generation, c->kv_generation);
     cr_expect_eq(p->window[1][31], 0);
     cr_expect_eq(p->window[1][32], 0x2a);
+    cr_expect_eq(p->window[1][131], 0x2a);
     cr_expect_eq(p->window[1][WINDOW - 1], 0x2a);
+    uint32_t first = c->kv_generation;
     tell(p, ACT_KV_UNPARK, 0, 0, 0);
     run(p, 500);
     cr_expect_eq(c->fences, 1);
     cr_expect_eq(c->node_downs, 0);
-    tell(p, ACT_KV_STAT, 0, 0, 0);
+    cr_expect(c->kv_up, "the class is connected again");
+    cr_expect_gt(c->kv_generation, first);
+    /* What was meant for the connection before is not made over this one. */
+    memset(p->window[0], 0x2b, WINDOW);
+    tell_put(p, first);
     run(p, 100);
     cr_expect_eq(c->puts, 2);
-    cr_expect_eq(c->put_status, 0, "the class is connected again");
+    cr_expect_eq(c->put_status, -ESTALE);
+    cr_expect_eq(p->window[1][32], 0x2a);
+    tell_put(p, c->kv_generation);
+    run(p, 100);
+    cr_expect_eq(c->puts, 3);
+    cr_expect_eq(c->put_status, 0);
+    cr_expect_eq(p->window[1][WINDOW - 1], 0x2b);
     pair_free(p);
 }
 
