@@ -94,6 +94,8 @@ static int plan_engine(struct act_server *s, struct cfg_error *err)
     if (!server_has(s, CFG_ROLE_PREFILL | CFG_ROLE_DECODE))
         return 0;
     r = kv_device_new((int)pages, e->layout.block_bytes, (size_t)c->kv.snapshots, &e->device, err);
+    if (!r && c->kv.canary && kv_device_canary(e->device))
+        r = cfg_error_set(err, ENOMEM, "no memory for kv.canary");
     return r ? r : server_tiers_open(s, err);
 }
 

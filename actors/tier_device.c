@@ -477,6 +477,7 @@ static int make_report(struct tier *t, struct act_addr to, struct act_msg *r)
                                                  .hits = s.found,
                                                  .misses = s.missed,
                                                  .evicted = s.evicted,
+                                                 .bad = s.changed,
                                                  .refused = t->below.lost,
                                                  .recomputed = t->below.recomputed,
                                                  .held = (uint64_t)s.held,

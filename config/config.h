@@ -106,6 +106,7 @@ struct cfg_config {
         int snapshot_blocks; /* 0: none between the ends */
         int64_t host;        /* bytes; 0: no host tier */
         int64_t write_behind;
+        bool canary; /* checksums of finished blocks in the device tier */
         int64_t ttl_us, read_timeout_us;
         struct {
             char path[CFG_PATH_TEXT]; /* "": no ssd tier */

@@ -146,6 +146,10 @@ const struct cfg_key cfg_keys[] = {
     {"kv.write_behind", CFG_SIZE, "B", 1 << 16, INT64_C(1) << 40, AT(kv.write_behind), .fallback = "64MiB",
      .help = "Most bytes of finished blocks that wait for the tiers below. Beyond that a block is not kept there; no "
              "step ever waits."},
+    {"kv.canary", CFG_BOOL, AT(kv.canary), .fallback = "false",
+     .help =
+         "For finding defects: finished blocks and snapshots in kv.memory have a checksum, verified whenever they are "
+         "found; one that was written to is dropped and counted as an error of kind checksum of the device tier."},
     {"kv.ttl", CFG_DURATION, "h", 0, 31536000, AT(kv.ttl_us), .fallback = "72h",
      .help = "Blocks older than this are not used any more. 0: no limit."},
     {"kv.read_timeout", CFG_DURATION, "ms", 1, 600000, AT(kv.read_timeout_us), .fallback = "5s",

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <xxhash.h>
 
 enum { NONE = -1 };
 
@@ -20,8 +21,8 @@ struct snapshot {
     struct kv_key key;
     struct kv_block_info info;
     size_t len;
-    uint64_t used;
-    void *bytes; /* NULL: unused slot */
+    uint64_t used, sum; /* sum: with a canary */
+    void *bytes;        /* NULL: unused slot */
 };
 
 struct kv_device {
@@ -36,6 +37,7 @@ struct kv_device {
     struct snapshot *snapshot;
     int n_snapshots, snapshot_cap;
     uint64_t clock; /* counts uses of snapshots */
+    uint64_t *sum;  /* [n_pages] of finished blocks; NULL: no canary */
     struct kv_device_stats stats;
 };
 
@@ -80,6 +82,7 @@ void kv_device_free(struct kv_device *d)
     free(d->snapshot);
     free(d->bucket);
     free(d->page);
+    free(d->sum);
     free(d);
 }
 
@@ -141,6 +144,34 @@ static void free_add(struct kv_device *d, int page)
     d->stats.free++;
 }
 
+/* ---- canary ---- */
+
+static uint64_t page_sum(const struct kv_device *d, int page)
+{
+    return XXH3_64bits_withSeed(kv_device_bytes(d, page), d->page_bytes, (uint64_t)page);
+}
+
+/* A finished block that is not what it was. */
+static bool page_changed(struct kv_device *d, int page)
+{
+    if (!d->sum || d->sum[page] == page_sum(d, page))
+        return false;
+    d->stats.changed++;
+    return true;
+}
+
+int kv_device_canary(struct kv_device *d)
+{
+    if (!d->sum)
+        d->sum = calloc((size_t)d->n_pages, sizeof *d->sum);
+    if (!d->sum)
+        return -ENOMEM;
+    for (int p = 0; p < d->n_pages; p++)
+        if (d->page[p].published)
+            d->sum[p] = page_sum(d, p);
+    return 0;
+}
+
 /* ---- pages ---- */
 
 static int take_one(struct kv_device *d)
@@ -151,6 +182,7 @@ static int take_one(struct kv_device *d)
         d->stats.free--;
     } else {
         page = d->old;
+        page_changed(d, page);
         cached_remove(d, page);
         table_remove(d, page);
         d->stats.evicted++;
@@ -210,12 +242,18 @@ bool kv_device_publish(struct kv_device *d, int page, const struct kv_key *key, 
     p->chain = *head;
     *head = page;
     d->stats.published++;
+    if (d->sum)
+        d->sum[page] = page_sum(d, page);
     return true;
 }
 
 int kv_device_find(struct kv_device *d, const struct kv_key *key, struct kv_block_info *info)
 {
     int page = table_find(d, key);
+    if (page != NONE && page_changed(d, page)) {
+        kv_device_drop(d, key);
+        page = NONE;
+    }
     if (page == NONE) {
         d->stats.missed++;
         return NONE;
@@ -236,6 +274,18 @@ void kv_device_drop(struct kv_device *d, const struct kv_key *key)
         cached_remove(d, page);
         free_add(d, page);
     }
+}
+
+int kv_device_canary_check(struct kv_device *d)
+{
+    int n = 0;
+    for (int p = 0; p < d->n_pages; p++)
+        if (d->page[p].published && page_changed(d, p)) {
+            struct kv_key key = d->page[p].key;
+            kv_device_drop(d, &key);
+            n++;
+        }
+    return n;
 }
 
 /* ---- snapshots ---- */
@@ -307,6 +357,7 @@ int kv_device_snapshot_put(struct kv_device *d, const struct kv_key *tail, const
         return -ENOMEM;
     }
     *s = (struct snapshot){.key = *tail, .info = *info, .len = len, .used = ++d->clock, .bytes = copy};
+    s->sum = d->sum ? XXH3_64bits(copy, len) : 0;
     d->stats.snapshot_bytes += len;
     d->stats.snapshots++;
     return 0;
@@ -318,6 +369,11 @@ const void *kv_device_snapshot_get(struct kv_device *d, const struct kv_key *tai
     struct snapshot *s = snapshot_find(d, tail);
     if (!s)
         return NULL;
+    if (d->sum && s->sum != XXH3_64bits(s->bytes, s->len)) {
+        d->stats.changed++;
+        snapshot_forget(d, s);
+        return NULL;
+    }
     s->used = ++d->clock;
     *info = s->info;
     *len = s->len;

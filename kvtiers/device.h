@@ -23,6 +23,7 @@ struct kv_device_stats {
     size_t snapshot_bytes, snapshot_limit;
     int snapshots;
     uint64_t snapshots_evicted;
+    uint64_t changed; /* canary: finished blocks and snapshots whose bytes were not what they had been */
 };
 
 struct kv_device;
@@ -30,6 +31,12 @@ struct kv_device;
 /* pages of page_bytes each (multiple of 4096), mapped at once; snapshot_limit in bytes. */
 int kv_device_new(int pages, size_t page_bytes, size_t snapshot_limit, struct kv_device **out, struct cfg_error *err);
 void kv_device_free(struct kv_device *d);
+/* For finding defects: from now on every finished block and snapshot has a checksum, which is verified whenever it is
+ * found, and of a block when its page goes. What was changed is a miss and counted. Costs a read of the bytes each
+ * time. -ENOMEM. */
+int kv_device_canary(struct kv_device *d);
+/* Verifies every finished block; how many were changed, as far as that was not known. */
+int kv_device_canary_check(struct kv_device *d);
 
 /* Pages lie one after the other. */
 int kv_device_pages(const struct kv_device *d);

@@ -38,6 +38,47 @@ Test(device, pages_come_back)
     kv_device_free(d);
 }
 
+/* Whoever writes to a finished block is found out: when it is looked for, when its page goes, and when all are
+ * verified. */
+Test(device, a_canary_sees_a_finished_block_that_changes)
+{
+    struct kv_device *d = new_device(4, 1 << 16);
+    struct kv_block_info clean = {KV_CLEAN, 0}, got;
+    struct kv_device_stats s;
+    size_t len;
+    int p[4], again[4];
+    cr_assert_eq(kv_device_canary(d), 0);
+    kv_device_take(d, 4, p);
+    for (int i = 0; i < 4; i++) {
+        struct kv_key key = key_of(i);
+        memset(kv_device_bytes(d, p[i]), i, 4096);
+        cr_assert(kv_device_publish(d, p[i], &key, &clean));
+        kv_device_release(d, p[i]);
+    }
+    for (int i = 0; i < 3; i++)
+        kv_device_bytes(d, p[i])[4095 * i / 2] ^= 1;
+    struct kv_key changed = key_of(1), good = key_of(3);
+    cr_assert_eq(kv_device_find(d, &changed, &got), -1, "it is not delivered");
+    cr_assert_eq(kv_device_find(d, &changed, &got), -1);
+    cr_assert_eq(kv_device_find(d, &good, &got), p[3]);
+    kv_device_release(d, p[3]);
+    kv_device_stat(d, &s);
+    cr_assert_eq(s.changed, 1u, "counted once");
+    cr_assert_eq(kv_device_take(d, 2, again), 0, "one that was free, and the oldest");
+    kv_device_stat(d, &s);
+    cr_assert_eq(s.changed, 2u);
+    cr_assert_eq(kv_device_canary_check(d), 1);
+    cr_assert_eq(kv_device_canary_check(d), 0);
+    cr_assert_eq(kv_device_available(d), 2, "no page is lost");
+    cr_assert_eq(kv_device_snapshot_put(d, &good, &clean, "rows", 4), 0);
+    *(char *)(uintptr_t)kv_device_snapshot_get(d, &good, &got, &len) = 'R';
+    cr_assert_null(kv_device_snapshot_get(d, &good, &got, &len));
+    kv_device_stat(d, &s);
+    cr_assert_eq(s.changed, 4u);
+    cr_assert_eq(s.snapshot_bytes, 0u);
+    kv_device_free(d);
+}
+
 Test(device, finished_blocks_are_found_and_shared)
 {
     struct kv_device *d = new_device(4, 0);

@@ -26,7 +26,7 @@ TestSuite(tiers, .fini = stop, .timeout = 300);
 /* Blocks of 32 tokens of the sample model take 12 KiB: 1 MiB are 85 pages. */
 #define COMMON                                                                                                         \
     "sampling = { temperature = 0.0; };\nreplay = { exact = %s; };\n"                                                  \
-    "kv = { block_tokens = 32; memory = \"1MiB\"; "
+    "kv = { canary = true; block_tokens = 32; memory = \"1MiB\"; "
 
 static void start(const char *exact, const char *more)
 {
@@ -199,6 +199,39 @@ Test(tiers, exact_text_is_the_same_from_the_ssd_tier_and_after_restarts)
     same(&cold, ask(0), "after kill -9");
     until_read("ssd");
     ts_answer_free(&cold);
+}
+
+/* The same folder under another block size: nothing of it is used, and the tier goes on with what is new. */
+Test(tiers, row_42_another_block_size_after_a_restart)
+{
+    start_ssd("true");
+    struct ts_answer cold = ask(0);
+    until_stored("ssd", 10);
+    kill(server.pid, SIGTERM);
+    cr_assert_eq(ts_server_wait(&server), 0);
+    char *tier = ssd_config(""), *text = NULL;
+    cr_assert_gt(asprintf(&text,
+                          "sampling = { temperature = 0.0; };\nreplay = { exact = true; };\n"
+                          "kv = { canary = true; block_tokens = 64; memory = \"1MiB\"; %s };\n",
+                          tier),
+                 0);
+    ts_server_free(&server);
+    ts_server_start(&server, NULL, text);
+    cr_assert_eq(ts_metric(&server, "weft_kv_tier_blocks{tier=\"ssd\"}"), 0);
+    struct ts_answer other = ask(0);
+    cr_assert_str_eq(other.text, cold.text);
+    cr_assert_eq(other.cached, 0);
+    until_stored("ssd", 5);
+    kill(server.pid, SIGTERM);
+    cr_assert_eq(ts_server_wait(&server), 0);
+    cr_assert(ts_server_again(&server, NULL, 0));
+    for (int i = 0; i < 4000 && ts_metric(&server, "weft_kv_tier_blocks{tier=\"ssd\"}") < 5; i++)
+        ;
+    same(&cold, ask(0), "after a restart under the other size");
+    ts_answer_free(&cold);
+    ts_answer_free(&other);
+    free(tier);
+    free(text);
 }
 
 /* A process without that history gives the same text for the same hit length. */

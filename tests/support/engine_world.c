@@ -21,6 +21,7 @@ void ts_world_open(struct ts_world *w, int pages, int shards)
     mdl_calibration_identity(&w->e.calibration, w->m->cfg->draft_block);
     cr_assert_eq(mdl_kv_layout_init(w->m->cfg, TS_WORLD_BLOCK, &w->e.layout, &err), 0);
     cr_assert_eq(kv_device_new(pages, w->e.layout.block_bytes, 8 << 20, &w->e.device, &err), 0);
+    cr_assert_eq(kv_device_canary(w->e.device), 0);
     w->e.experts.n = shards;
     cr_assert_eq(act_map_even(1, w->m->cfg->n_layers, w->m->cfg->n_experts, shards, &w->map), 0);
     w->e.experts.map = w->map;
@@ -109,6 +110,7 @@ void ts_world_split(struct ts_world *w, int pages, enum mdl_handoff_form form)
     f->e = w->e;
     cr_assert_le(w->e.experts.n, TS_WORLD_SHARDS - TS_FAR);
     cr_assert_eq(kv_device_new(pages, f->e.layout.block_bytes, 8 << 20, &f->e.device, &err), 0);
+    cr_assert_eq(kv_device_canary(f->e.device), 0);
     cr_assert_eq(act_map_even(1, w->m->cfg->n_layers, w->m->cfg->n_experts, w->e.experts.n, &f->map), 0);
     f->e.experts.map = f->map;
 }
@@ -193,11 +195,14 @@ void ts_world_check_baseline(struct ts_world *w)
     struct kv_device_stats s;
     kv_device_stat(w->e.device, &s);
     cr_expect_le(s.held, w->e.n_decode * w->e.limits.lease + (w->split ? 0 : 2), "%d pages are still held", s.held);
+    cr_expect_eq(s.changed + (uint64_t)kv_device_canary_check(w->e.device), 0u, "a finished block was written to");
     if (!w->split)
         return;
     kv_device_stat(w->far.e.device, &s);
     cr_expect_le(s.held, w->far.e.n_decode * w->far.e.limits.lease + 2, "%d pages are still held at the other side",
                  s.held);
+    cr_expect_eq(s.changed + (uint64_t)kv_device_canary_check(w->far.e.device), 0u,
+                 "a finished block was written to at the other side");
     cr_expect_eq(w->far.stats.open, 0, "%d tickets are open", w->far.stats.open);
 }
 
