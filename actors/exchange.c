@@ -497,7 +497,8 @@ bool act_exchange_message(struct act_exchange *e, struct act_msg *m)
             lose(e);
         return e->lost;
     case ACT_TIMER:
-        return act_p_timer(m)->tag == (ACT_EXCHANGE_TAG | e->stream) && take_timer(e);
+        return act_p_timer(m)->tag == ACT_COMPUTED_TAG ||
+               (act_p_timer(m)->tag == (ACT_EXCHANGE_TAG | e->stream) && take_timer(e));
     case ACT_UNDELIVERABLE:
         if (act_msg_returned_type(m) != ACT_EXPERT_DISPATCH)
             return false;

@@ -7,9 +7,7 @@
 #include "actors/link.h"
 #include "actors/runtime/log.h"
 
-enum { MEMBERS = 2 * ACT_INSTANCES_MAX, BUCKETS = 1024, PREFIXES = 1 << 14, TAG_SILENCE = 1, RETRY_MS = 1000 };
-
-_Static_assert(MEMBERS <= 128, "a known prefix has a bit per Prefill");
+enum { MEMBERS_FIRST = 64, BUCKETS = 1 << 14, PREFIXES = 1 << 14, TAG_SILENCE = 1, RETRY_MS = 1000 };
 
 struct member {
     struct act_addr addr; /* nobody: the place in the table is free */
@@ -41,7 +39,9 @@ struct prefix {
 struct router {
     struct act_self *self;
     const struct act_router_arg *arg;
-    struct member member[MEMBERS];
+    struct member *member; /* [members], places that members come to and leave; grows */
+    int *list;             /* [members] scratch: those to choose from */
+    int members;
     struct placed *bucket[BUCKETS];
     struct prefix *prefix; /* [PREFIXES], with arg->prefix */
     struct act_timer silence;
@@ -52,7 +52,7 @@ struct router {
 
 static int find_member(const struct router *r, struct act_addr who)
 {
-    for (int i = 0; i < MEMBERS; i++)
+    for (int i = 0; i < r->members; i++)
         if (!act_addr_is_nobody(r->member[i].addr) && act_addr_equal(r->member[i].addr, who))
             return i;
     return -1;
@@ -61,7 +61,7 @@ static int find_member(const struct router *r, struct act_addr who)
 static void check_lacking(struct router *r)
 {
     unsigned there = 0;
-    for (int i = 0; i < MEMBERS; i++)
+    for (int i = 0; i < r->members; i++)
         if (!act_addr_is_nobody(r->member[i].addr))
             there |= r->member[i].role;
     const char *now = !(there & CFG_ROLE_PREFILL) ? "prefill" : !(there & CFG_ROLE_DECODE) ? "decode" : NULL;
@@ -70,12 +70,26 @@ static void check_lacking(struct router *r)
     r->lacking = now;
 }
 
+static bool grow(struct router *r)
+{
+    int n = r->members ? 2 * r->members : MEMBERS_FIRST;
+    struct member *member = realloc(r->member, (size_t)n * sizeof *member);
+    r->member = member ? member : r->member;
+    int *list = member ? realloc(r->list, (size_t)n * sizeof *list) : NULL;
+    r->list = list ? list : r->list;
+    if (!list)
+        return false;
+    memset(r->member + r->members, 0, (size_t)(n - r->members) * sizeof *member);
+    r->members = n;
+    return true;
+}
+
 static int add_member(struct router *r, struct act_addr who, unsigned role)
 {
     int i = 0;
-    while (i < MEMBERS && !act_addr_is_nobody(r->member[i].addr))
+    while (i < r->members && !act_addr_is_nobody(r->member[i].addr))
         i++;
-    if (i == MEMBERS)
+    if (i == r->members && !grow(r))
         return -1;
     r->member[i] = (struct member){.addr = who, .role = role, .heard = act_now(r->self)};
     act_monitor(r->self, who, (uint32_t)i); /* of another process: the transport and silence tell */
@@ -182,9 +196,9 @@ static bool is_better(const struct router *r, int a, int b, const struct want *w
 /* The number of a member, or the reason why there is none. */
 static int choose(struct router *r, unsigned role, const struct want *w)
 {
-    int list[MEMBERS], n = 0;
+    int *list = r->list, n = 0;
     bool draining = false;
-    for (int i = 0; i < MEMBERS; i++) {
+    for (int i = 0; i < r->members; i++) {
         const struct member *m = &r->member[i];
         if (act_addr_is_nobody(m->addr) || m->role != role)
             continue;
@@ -324,7 +338,7 @@ static unsigned role_of(uint32_t kind)
 
 static void lose_members(struct router *r, uint16_t peer, const struct act_node_actor *keep, uint32_t n, int reason)
 {
-    for (int i = 0; i < MEMBERS; i++) {
+    for (int i = 0; i < r->members; i++) {
         const struct member *m = &r->member[i];
         bool kept = false;
         if (act_addr_is_nobody(m->addr) || m->addr.peer != peer)
@@ -386,7 +400,7 @@ static void take_down(struct router *r, struct act_msg *m)
 static void look_for_silence(struct router *r)
 {
     int64_t now = act_now(r->self);
-    for (int i = 0; i < MEMBERS; i++) {
+    for (int i = 0; i < r->members; i++) {
         struct member *m = &r->member[i];
         if (act_addr_is_nobody(m->addr) || !m->addr.peer || now - m->heard < r->arg->silent_ns)
             continue;
@@ -468,6 +482,8 @@ static void router_stop(struct act_self *self, void *state, int reason)
             free(p);
         }
     free(r->prefix);
+    free(r->member);
+    free(r->list);
 }
 
 const struct act_behaviour act_router_behaviour = {

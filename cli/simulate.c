@@ -1,257 +1,248 @@
-/* `weft simulate`: decoding rounds of one rank in virtual time, planned by the planner that the engine runs, over a
- * profile of step times and a model of acceptance (docs/FORMATS.md). No router, no prompts, no messages: what it
- * predicts is the decoder's own throughput at a given number of sequences. Main thread. */
+/* `weft simulate`: the command. */
 #include <errno.h>
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "actors/plan.h"
 #include "cli/cli.h"
 #include "cli/options.h"
+#include "cli/simulate.h"
+#include "cli/simulate_report.h"
 #include "model/json_file.h"
 
-enum { LOADS = 16, SEQUENCES_MAX = 512 };
+enum { LOADS = 32, MODES = 16, SIZES = 8 };
 
-struct profile {
-    char name[160];
-    int block, output_tokens;
-    struct act_steptime table;
-    double plan_us, noise, table_error, base, slope, spread, persist, price;
+struct arguments {
+    const char *load, *rate, *modes, *decode, *prefill, *trace, *json, *csv, *plot;
+    int requests, seed, groups, shared, routing;
+    double seconds, warm, speed;
+    bool fixed_lengths;
 };
 
-struct outcome {
-    double seconds, tokens, offered, sequence_rounds;
+struct simulation {
+    struct arguments a;
+    struct sim_profile profile;
+    struct sim_trace trace;
+    struct sim_report report;
 };
 
-struct sequence {
-    struct act_plan_memory memory;
-    double ease; /* of its text, standard normal */
-    int left;
-};
-
-static double uniform(uint64_t *x)
+/* "1,2,4": numbers from least to most. Returns how many, or -EINVAL. */
+static int read_list(const char *text, const char *what, double least, double most, bool whole, double *out, int room,
+                     struct cfg_error *err)
 {
-    *x = *x * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    uint64_t z = (*x ^ *x >> 33) * UINT64_C(0xff51afd7ed558ccd);
-    return ((double)((z ^ z >> 33) >> 11) + 0.5) * 0x1p-53;
-}
-
-static double normal(uint64_t *x)
-{
-    double r = sqrt(-2 * log(uniform(x)));
-    return r * cos(2 * M_PI * uniform(x));
-}
-
-/* ---- the profile ---- */
-
-static int read_curve(const json_t *list, double error, uint64_t *random, struct act_steptime_curve *out)
-{
-    size_t i;
-    json_t *p;
-    json_array_foreach ((json_t *)list, i, p) {
-        double us = json_number_value(json_array_get(p, 1)) * exp(error * normal(random));
-        int r = act_steptime_add(out, (int)json_integer_value(json_array_get(p, 0)), 1e3 * us);
-        if (r)
-            return r;
+    int n = 0;
+    for (const char *at = text; at; n++) {
+        char *end;
+        double v = strtod(at, &end);
+        if (end == at || !(v >= least && v <= most) || (whole && v != floor(v)) || (*end && *end != ',') || n == room)
+            return cfg_error_set(err, EINVAL, "%s %s: give %s from %g to %g with commas, at most %d", what, text,
+                                 whole ? "integers" : "numbers", least, most, room);
+        out[n] = v;
+        at = *end ? end + 1 : NULL;
     }
-    return out->n < 2 ? -EINVAL : 0;
+    return n;
 }
 
-static int table_of(const json_t *j, double error, uint64_t seed, struct act_steptime *out)
+/* ---- modes ---- */
+
+static const char *const mode_names[] = {"fixed", "dynamic", "without-hysteresis", "early-stop", "off", NULL};
+
+static struct act_plan_options mode_options(const struct sim_profile *p, const char *name, int length)
 {
-    act_steptime_init(out, (int)json_integer_value(json_object_get(j, "block")));
-    int r = read_curve(json_object_get(j, "plain_us"), error, &seed, &out->plain);
-    if (!r)
-        r = read_curve(json_object_get(j, "full_us"), error, &seed, &out->full);
-    const json_t *draft = json_object_get(j, "draft_us");
-    if (!r && draft)
-        return read_curve(draft, error, &seed, &out->draft);
-    for (int n = 1; !r && n <= SEQUENCES_MAX; n *= SEQUENCES_MAX) /* part of the step times */
-        r = act_steptime_add(&out->draft, n, 1);
+    struct act_plan_options o = {.mode = ACT_PLAN_DYNAMIC, .length = length, .probe_share = 0.005};
+    if (!strcmp(name, "off"))
+        return (struct act_plan_options){.mode = ACT_PLAN_OFF};
+    if (!strcmp(name, "fixed"))
+        return (struct act_plan_options){.mode = ACT_PLAN_FIXED, .length = length < p->block ? length : p->block};
+    if (!strcmp(name, "dynamic"))
+        o.min_gain = 0.005;
+    if (!strcmp(name, "early-stop"))
+        o.budget = ACT_PLAN_EARLY_STOP;
+    return o;
+}
+
+/* The next name of a list with commas; "fixed3" means a length. */
+static int next_mode(const struct simulation *s, const char **at, char *name, size_t size, struct act_plan_options *out,
+                     struct cfg_error *err)
+{
+    size_t n = strcspn(*at, ",");
+    int length = s->profile.block, i = 0;
+    char word[32];
+    snprintf(name, size, "%.*s", (int)n, *at);
+    snprintf(word, sizeof word, "%s", name);
+    if (!strncmp(word, "fixed", 5) && word[5]) {
+        length = atoi(word + 5);
+        word[5] = 0;
+    }
+    while (mode_names[i] && strcmp(mode_names[i], word))
+        i++;
+    if (!mode_names[i] || length < 1 || length > s->profile.block)
+        return cfg_error_set(err, EINVAL,
+                             "--modes: \"%s\" is none of fixed, fixed1 to fixed%d, dynamic, "
+                             "without-hysteresis, early-stop, off",
+                             name, s->profile.block);
+    *out = mode_options(&s->profile, word, length);
+    *at += n + ((*at)[n] == ',');
+    return 0;
+}
+
+/* ---- runs ---- */
+
+static int run_one(struct simulation *s, int decode, int prefill, bool open, double v, const char *mode,
+                   const struct act_plan_options *plan, struct cfg_error *err)
+{
+    const struct arguments *a = &s->a;
+    struct sim_point *p = sim_report_add(&s->report);
+    if (!p)
+        return cfg_error_set(err, ENOMEM, "out of memory");
+    *p = (struct sim_point){.decode = decode, .prefill = prefill, .open = open, .value = v};
+    snprintf(p->mode, sizeof p->mode, "%s", mode);
+    const struct sim_world_options o = {.plan = *plan,
+                                        .decode = decode,
+                                        .prefill = prefill,
+                                        .prefix = a->routing == SIM_ROUTING_PREFIX,
+                                        .common = a->routing == SIM_ROUTING_COMMON,
+                                        .seed = (uint64_t)a->seed};
+    const struct sim_load load = {.concurrency = open ? 0 : (int)(v * decode),
+                                  .rate = open ? v : 0,
+                                  .trace = a->trace ? &s->trace : NULL,
+                                  .speed = a->speed,
+                                  .requests = a->requests,
+                                  .warm = a->warm,
+                                  .seconds = a->seconds,
+                                  .groups = a->groups,
+                                  .shared_tokens = a->shared,
+                                  .fixed_lengths = a->fixed_lengths,
+                                  .block_tokens = s->profile.block_tokens,
+                                  .seed = (uint64_t)a->seed};
+    return sim_world_run(&s->profile, &o, &load, &p->outcome, err);
+}
+
+static int run_modes(struct simulation *s, int decode, int prefill, bool open, double v, struct cfg_error *err)
+{
+    char name[32];
+    struct act_plan_options plan;
+    int r = 0;
+    for (const char *at = s->a.modes; !r && *at;) {
+        r = next_mode(s, &at, name, sizeof name, &plan, err);
+        if (!r)
+            r = run_one(s, decode, prefill, open, v, name, &plan, err);
+    }
     return r;
 }
 
-static int read_profile(const json_t *j, struct profile *p, struct cfg_error *err)
+static int run_all(struct simulation *s, struct cfg_error *err)
 {
-    const json_t *accept = json_object_get(j, "accept");
-    const struct {
-        const char *name;
-        const json_t *in;
-        double *out, least, most;
-    } numbers[] = {
-        {"plan_us", j, &p->plan_us, 0, 1e6},       {"noise", j, &p->noise, 0, 1},
-        {"table_error", j, &p->table_error, 0, 1}, {"price_per_device_hour", j, &p->price, 0, 1e6},
-        {"base", accept, &p->base, -20, 20},       {"slope", accept, &p->slope, -20, 20},
-        {"spread", accept, &p->spread, 0, 20},     {"persist", accept, &p->persist, 0, 1},
-    };
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        const json_t *v = json_object_get(numbers[i].in, numbers[i].name);
-        *numbers[i].out = json_number_value(v);
-        if (!json_is_number(v) || !(*numbers[i].out >= numbers[i].least && *numbers[i].out <= numbers[i].most))
-            return cfg_error_set(err, EINVAL, "%s must be a number from %g to %g", numbers[i].name, numbers[i].least,
-                                 numbers[i].most);
+    struct arguments *a = &s->a;
+    double loads[LOADS], rates[LOADS], decode[SIZES] = {s->profile.decode}, prefill[SIZES] = {s->profile.prefill};
+    bool traced = a->trace && !a->load;
+    int n_loads = a->load ? read_list(a->load, "--load", 1, 65536, true, loads, LOADS, err) : 0;
+    int n_rates = a->rate ? read_list(a->rate, "--rate", 1e-6, 1e9, false, rates, LOADS, err) : 0;
+    int n_decode = a->decode ? read_list(a->decode, "--decode", 1, 16384, true, decode, SIZES, err) : 1;
+    int n_prefill = a->prefill ? read_list(a->prefill, "--prefill", 1, 4096, true, prefill, SIZES, err) : 1;
+    int r = n_loads < 0 || n_rates < 0 || n_decode < 0 || n_prefill < 0 ? -EINVAL : 0;
+    if (!r && s->profile.one_process && (n_decode > 1 || n_prefill > 1 || decode[0] > 1 || prefill[0] > 1))
+        r = cfg_error_set(err, EINVAL, "a profile with one_process has one rank that does everything");
+    if (!r && !n_loads && !n_rates && !traced) {
+        static const double usual[] = {16, 60, 96};
+        memcpy(loads, usual, sizeof usual);
+        n_loads = 3;
     }
-    p->block = (int)json_integer_value(json_object_get(j, "block"));
-    p->output_tokens = (int)json_integer_value(json_object_get(j, "output_tokens"));
-    if (p->block < 1 || p->block > ACT_PLAN_BLOCK_MAX || p->output_tokens < 1)
-        return cfg_error_set(err, EINVAL, "block must be 1 to %d, output_tokens at least 1", ACT_PLAN_BLOCK_MAX);
-    const char *name = json_string_value(json_object_get(j, "name"));
-    snprintf(p->name, sizeof p->name, "%s", name ? name : "");
-    if (table_of(j, 0, 1, &p->table) || !act_steptime_usable(&p->table))
-        return cfg_error_set(err, EINVAL, "plain_us and full_us need at least two points [rows, microseconds] each");
-    return 0;
-}
-
-/* ---- rounds ---- */
-
-static void begin(const struct profile *p, struct sequence *s, uint64_t *random)
-{
-    *s = (struct sequence){.ease = normal(random), .left = 1 + (int)(-log(uniform(random)) * (double)p->output_tokens)};
-}
-
-/* Confidences are exact: a draft is kept with the probability that is stated. */
-static void draft(const struct profile *p, const struct sequence *s, struct act_plan_request *r, uint64_t *random)
-{
-    double x = sqrt(p->persist) * s->ease + sqrt(1 - p->persist) * normal(random);
-    r->drafted = r->draft;
-    for (int k = 0; k < r->drafted; k++)
-        r->confidence[k] = (float)(1 / (1 + exp(-(p->base + p->slope * k + p->spread * x))));
-}
-
-static int keep(struct sequence *s, const struct act_plan_request *r, uint64_t *random)
-{
-    int n = 0;
-    while (n < r->offer && uniform(random) < (double)r->confidence[n])
-        n++;
-    s->left -= n + 1;
-    return n + 1;
-}
-
-static int run(const struct profile *p, const json_t *source, const struct act_plan_options *how, int n, int rounds,
-               struct outcome *out)
-{
-    struct act_plan plan;
-    struct act_steptime believed;
-    static struct sequence s[SEQUENCES_MAX];
-    static struct act_plan_request r[SEQUENCES_MAX];
-    uint64_t random = 77;
-    *out = (struct outcome){0};
-    int status = table_of(source, p->table_error, 5, &believed);
-    if (!status)
-        status = act_plan_init(&plan, how, p->block, n, &believed);
-    if (status)
-        return status;
-    for (int i = 0; i < n; i++)
-        begin(p, &s[i], &random);
-    for (int round = -rounds / 4; round < rounds; round++) {
-        int rows = n, drafts = 0, tokens = 0;
-        for (int i = 0; i < n; i++)
-            r[i] = (struct act_plan_request){.memory = &s[i].memory, .cap = p->block};
-        act_plan_draft(&plan, r, n, 0);
-        for (int i = 0; i < n; i++)
-            draft(p, &s[i], &r[i], &random);
-        act_plan_split(&plan, r, n);
-        for (int i = 0; i < n; i++) {
-            drafts += r[i].drafted;
-            rows += r[i].offer;
-            tokens += keep(&s[i], &r[i], &random);
+    for (int d = 0; !r && d < n_decode; d++)
+        for (int f = 0; !r && f < n_prefill; f++) {
+            for (int i = 0; !r && i < n_loads; i++)
+                r = run_modes(s, (int)decode[d], (int)prefill[f], false, loads[i], err);
+            for (int i = 0; !r && i < n_rates; i++)
+                r = run_modes(s, (int)decode[d], (int)prefill[f], true, rates[i], err);
+            if (!r && traced && !n_rates)
+                r = run_modes(s, (int)decode[d], (int)prefill[f], true, 0, err);
         }
-        double verify = act_steptime_verify_ns(&p->table, n, rows, 0) * exp(p->noise * normal(&random));
-        double drafting = act_steptime_draft_ns(&p->table, n, drafts);
-        act_plan_done(&plan, tokens, drafting, verify, true);
-        for (int i = 0; i < n; i++)
-            if (s[i].left <= 0)
-                begin(p, &s[i], &random);
-        if (round < 0)
-            continue;
-        out->seconds += 1e-9 * (verify + drafting) + (how->mode == ACT_PLAN_DYNAMIC ? 1e-6 * p->plan_us : 0);
-        out->tokens += tokens;
-        out->offered += rows - n;
-        out->sequence_rounds += n;
-    }
-    act_plan_free(&plan);
-    return 0;
+    return r;
 }
 
-static void print_line(const struct profile *p, int n, const char *mode, const struct outcome *o, double fixed)
+static int read_profile(const char *path, struct sim_profile *out, struct cfg_error *err)
 {
-    double rate = o->tokens / o->seconds;
-    printf("%5d  %-22s %12.0f %+8.1f %% %9.2f %9.2f %10.1f", n, mode, rate, 100 * (rate / fixed - 1),
-           o->offered / o->sequence_rounds, o->tokens / o->sequence_rounds, rate / n);
-    if (p->price > 0)
-        printf(" %12.3f", p->price / 3600 / rate * 1e6);
-    printf("\n");
+    json_t *j;
+    struct cfg_error why;
+    int r = mdl_json_file(path, &j, err);
+    if (r)
+        return r;
+    r = sim_profile_read(j, out, &why);
+    if (r)
+        cfg_error_set(err, -r, "%s: %s", path, why.msg);
+    json_decref(j);
+    return r;
 }
 
-static int simulate(const struct profile *p, const json_t *j, const int *loads, int n_loads, int rounds)
+static int write_results(struct simulation *s, struct cfg_error *err)
 {
-    const struct {
-        const char *name;
-        struct act_plan_options how;
-    } modes[] = {
-        {"fixed", {.mode = ACT_PLAN_FIXED, .length = p->block}},
-        {"dynamic", {.mode = ACT_PLAN_DYNAMIC, .length = p->block, .min_gain = 0.005, .probe_share = 0.005}},
-        {"without hysteresis", {.mode = ACT_PLAN_DYNAMIC, .length = p->block, .probe_share = 0.005}},
-        {"off", {.mode = ACT_PLAN_OFF}},
-    };
-    printf("%s\n%d drafts per block; rounds of one rank: %d per line, virtual time\n\n", p->name, p->block, rounds);
-    printf("%5s  %-22s %12s %10s %9s %9s %10s%s\n", "seqs", "mode", "tok/s/rank", "vs fixed", "offered", "emitted",
-           "tok/s/seq", p->price > 0 ? "  per M tokens" : "");
-    for (int i = 0; i < n_loads; i++) {
-        struct outcome o;
-        double fixed = 0;
-        for (size_t m = 0; m < sizeof modes / sizeof *modes; m++) {
-            int r = run(p, j, &modes[m].how, loads[i], rounds, &o);
-            if (r)
-                return cli_error(CLI_FAILED, "%s: %s", modes[m].name, strerror(-r));
-            fixed = m == 0 ? o.tokens / o.seconds : fixed;
-            print_line(p, loads[i], modes[m].name, &o, fixed);
-        }
-    }
-    return CLI_OK;
+    const struct arguments *a = &s->a;
+    sim_report_print(&s->report, &s->profile);
+    int r = a->json ? sim_report_json(&s->report, &s->profile, a->json, err) : 0;
+    if (!r && a->csv)
+        r = sim_report_csv(&s->report, &s->profile, a->csv, err);
+    if (!r && a->plot)
+        r = sim_report_plot(&s->report, &s->profile, a->plot, err);
+    return r;
 }
 
 int cli_simulate_run(int argc, char **argv)
 {
-    const char *list = "16,60,96";
-    int rounds = 6000, loads[LOADS], n = 0, first;
+    static const char *const routings[] = {"load", "prefix", "common", NULL};
+    struct simulation s = {
+        .a = {.modes = "fixed,dynamic,without-hysteresis,off", .seed = 1, .seconds = 60, .warm = 15, .speed = 1}};
+    struct arguments *a = &s.a;
+    int first;
     const struct cli_option options[] = {
-        {CLI_TEXT, "load", 'c', &list, "N,N", "sequences of the rank at a time (16,60,96)"},
+        {CLI_TEXT, "load", 'c', &a->load, "N,N", "closed loop: requests at a time per decode rank (16,60,96)"},
+        {CLI_TEXT, "rate", 'r', &a->rate, "R,R", "open loop: requests per second of all ranks, arriving at random"},
+        {CLI_TEXT, "trace", 0, &a->trace, "FILE", "requests as the gateway recorded them (log.trace)"},
+        {CLI_DOUBLE, "speed", 0, &a->speed, "X", "the trace's time goes by X times as fast (1)", 1e-3, 1e6},
+        {CLI_TEXT, "modes", 'm', &a->modes, "M,M",
+         "what is verified: fixed, fixed1.., dynamic, without-hysteresis,\n"
+         "early-stop, off (fixed,dynamic,without-hysteresis,off)"},
+        {CLI_TEXT, "decode", 0, &a->decode, "N,N", "decode ranks (the profile's)"},
+        {CLI_TEXT, "prefill", 0, &a->prefill, "N,N", "prefill ranks (the profile's)"},
+        {CLI_CHOICE, "routing", 0, &a->routing, "HOW",
+         "prompts go by load, by known prefixes, or by load with a tier\n"
+         "of blocks that all prefill ranks share: load, prefix, common (load)",
+         .choices = routings},
+        {CLI_INT, "groups", 0, &a->groups, "N", "made-up prompts come in so many groups that begin alike (0)", 0,
+         1 << 20},
+        {CLI_INT, "shared-tokens", 0, &a->shared, "N", "tokens that those of a group have in common (0)", 0, 1 << 22},
+        {CLI_INT, "requests", 'n', &a->requests, "N", "end after so many requests instead of a time", 1, 1 << 30},
+        {CLI_DOUBLE, "seconds", 's', &a->seconds, "S", "virtual time that is counted (60)", 1e-3, 1e7},
+        {CLI_DOUBLE, "warm", 0, &a->warm, "S", "virtual time before it (15)", 0, 1e7},
+        {CLI_FLAG, "fixed-lengths", 0, &a->fixed_lengths, NULL, "made-up requests all have the mean lengths"},
+        {CLI_INT, "seed", 0, &a->seed, "N", "of arrivals, lengths and luck (1)", 0, 1 << 30},
+        {CLI_TEXT, "json", 0, &a->json, "FILE", "write conditions and figures"},
+        {CLI_TEXT, "csv", 0, &a->csv, "FILE", "write the figures, one row per line of the table"},
+        {CLI_TEXT, "plot", 0, &a->plot, "FILE", "draw per-device throughput over per-user speed (.svg, .png)"},
         {.kind = CLI_END},
     };
     const struct cli_usage usage = {
         .synopsis = "simulate [options] PROFILE.json",
-        .intro = "Predicts what one decode rank emits with fixed and planned verification, from step times and an\n"
-                 "acceptance model. The planner is the engine's own; routing, prompts and the network are not in it.",
+        .intro =
+            "Predicts what a described deployment serves: the engine's own Router, Prefill, Decode and planner in\n"
+            "virtual time, over step times and an acceptance model.",
         .options = options,
         .min_args = 1,
         .max_args = 1,
     };
-    struct profile p;
-    struct cfg_error err;
+    struct cfg_error err = {{0}};
     int r = cli_options_parse(&usage, argc, argv, &first);
     if (r != CLI_GO_ON)
         return r;
-    for (const char *at = list; n < LOADS; at++) {
-        char *end;
-        long v = strtol(at, &end, 10);
-        if (end == at || v < 1 || v > SEQUENCES_MAX || (*end && *end != ','))
-            return cli_error(CLI_USAGE, "--load %s: give numbers from 1 to %d with commas", list, SEQUENCES_MAX);
-        loads[n++] = (int)v;
-        at = end;
-        if (!*end)
-            break;
-    }
-    json_t *j;
-    if (mdl_json_file(argv[first], &j, &err))
+    r = read_profile(argv[first], &s.profile, &err);
+    if (r)
         return cli_error(CLI_FAILED, "%s", err.msg);
-    if (read_profile(j, &p, &err))
-        r = cli_error(CLI_FAILED, "%s: %s", argv[first], err.msg);
-    else
-        r = simulate(&p, j, loads, n, rounds);
-    json_decref(j);
-    return r;
+    if (a->trace && (r = sim_trace_read(a->trace, &s.trace, &err)))
+        return cli_error(CLI_FAILED, "%s", err.msg);
+    r = run_all(&s, &err);
+    if (!r)
+        r = write_results(&s, &err);
+    sim_trace_free(&s.trace);
+    sim_report_free(&s.report);
+    return r ? cli_error(r == -EINVAL ? CLI_USAGE : CLI_FAILED, "simulate: %s", err.msg) : CLI_OK;
 }

@@ -39,6 +39,10 @@ int32_t mdl_argmax(const float *x, int n)
 int mdl_draft_pick(struct mdl_step *step, int segment, int n, mdl_draft_choose_fn *choose, void *ctx,
                    struct mdl_draft *out, float *logits)
 {
+    if (step->m->compute) {
+        step->m->compute->draft(step->m->compute->ctx, step, segment, n, out);
+        return 0;
+    }
     const struct mdl_config *cfg = step->m->cfg;
     const struct mdl_checkpoint *ck = step->m->ck;
     const struct mdl_exec *ex = &step->m->exec;

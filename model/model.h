@@ -7,6 +7,7 @@
 
 #include "model/backend.h"
 #include "model/checkpoint.h"
+#include "model/compute.h"
 #include "model/rope.h"
 
 struct mdl_model {
@@ -15,6 +16,7 @@ struct mdl_model {
     struct mdl_rope rope;
     struct mdl_exec exec;
     struct mdl_team *team;
+    const struct mdl_compute *compute; /* NULL: this machine; else cfg is all that there is (compute.h) */
 };
 
 /* threads 0: one per usable CPU. cpu NULL: environment WEFT_CPU, else the machine's best path. */

@@ -36,8 +36,6 @@ static void carve_rows(struct mdl_step *s, struct mdl_carver *c)
     s->taps = mdl_carve(c, n * (size_t)cfg->n_taps * d, sizeof(uint16_t));
     s->window = mdl_carve(c, n * layers, s->swa_row);
     s->tail = mdl_carve(c, n * (size_t)cfg->n_kv_sources * 2 * (size_t)cfg->head_dim, sizeof(float));
-    for (int t = 0; t < 2; t++)
-        s->angle[t] = mdl_carve(c, n, sizeof(struct mdl_rope_angle));
 }
 
 static void carve_layer(struct mdl_step *s, struct mdl_carver *c)
@@ -50,6 +48,8 @@ static void carve_layer(struct mdl_step *s, struct mdl_carver *c)
     size_t k = (size_t)(cfg->topk_experts > cfg->draft_topk ? cfg->topk_experts : cfg->draft_topk);
     if (!cfg->n_engram)
         ngram = 0;
+    for (int t = 0; t < 2; t++)
+        s->angle[t] = mdl_carve(c, n, sizeof(struct mdl_rope_angle));
     s->mix_pre = mdl_carve(c, n * 4, sizeof(float));
     s->mix_post = mdl_carve(c, n * 4, sizeof(float));
     s->mix_comb = mdl_carve(c, n * 16, sizeof(float));
@@ -101,6 +101,8 @@ static void carve_scratch(struct mdl_step *s, struct mdl_carver *c)
 static void carve_all(struct mdl_step *s, struct mdl_carver *c)
 {
     carve_rows(s, c);
+    if (s->m->compute) /* nobody computes in this memory */
+        return;
     carve_layer(s, c);
     carve_scratch(s, c);
 }
@@ -119,7 +121,7 @@ int mdl_step_new(struct mdl_model *m, int capacity, int max_tokens, struct mdl_s
     s->max_tokens = max_tokens;
     s->swa_row = mdl_swa_row_bytes(m->cfg);
     s->scores_cap = max_size((size_t)max_tokens, 1 << 18);
-    s->scratch = calloc((size_t)mdl_team_size(m->team), sizeof *s->scratch);
+    s->scratch = calloc(m->compute ? 1 : (size_t)mdl_team_size(m->team), sizeof *s->scratch);
     struct mdl_carver c = {NULL, 0};
     if (s->scratch) {
         carve_all(s, &c);
@@ -261,7 +263,7 @@ int mdl_step_add(struct mdl_step *s, const struct mdl_segment *seg, struct cfg_e
         s->row_segment[row] = s->n_segments;
         s->row_pos[row] = seg->start + i;
         s->logits_row[row] = i >= seg->logits_from ? s->n_logits++ : -1;
-        for (int t = 0; t < 2; t++)
+        for (int t = 0; t < 2 && !s->m->compute; t++)
             mdl_rope_angle_at(&s->m->rope, t, seg->start + i, &s->angle[t][row]);
     }
     s->n_segments++;
@@ -576,6 +578,16 @@ void mdl_head_logits(const struct mdl_exec *ex, const struct mdl_checkpoint *ck,
     mdl_linear_f32(ex, &ck->head, normed, d, n, logits, (size_t)ex->cfg->vocab_size);
 }
 
+static int advance_elsewhere(struct mdl_step *s)
+{
+    int r = s->m->compute->advance(s->m->compute->ctx, s);
+    if (r < 0)
+        s->status = r;
+    else if (r == MDL_STEP_DONE)
+        s->phase = MDL_PHASE_DONE;
+    return r;
+}
+
 int mdl_step_advance(struct mdl_step *s)
 {
     static int (*const run[])(struct mdl_step *) = {
@@ -587,6 +599,8 @@ int mdl_step_advance(struct mdl_step *s)
         return s->status;
     if (s->phase == MDL_PHASE_DONE)
         return MDL_STEP_DONE;
+    if (s->m->compute)
+        return advance_elsewhere(s);
     int r = run[s->phase](s);
     if (r == -EAGAIN)
         return MDL_STEP_WAIT;

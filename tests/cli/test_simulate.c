@@ -1,6 +1,9 @@
-/* weft simulate: the published point that the shipped profile was fitted to, and profiles that make no sense. */
+/* weft simulate: the engine's actors in virtual time. What it says of a machine that a closed form can describe, of the
+ * published point that the shipped profile was fitted to, and of profiles and traces that make no sense. */
 #include "tests/harness.h"
 
+#include <jansson.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,55 +11,245 @@
 
 #define PROFILE "samples/profiles/ep64-dp64.json"
 
-static double column(const char *out, const char *line, int skip)
+/* One row, one block: 10 ms. Nothing varies; drafts are kept with a chance of sigmoid(BASE). */
+#define FLAT(BASE, MORE)                                                                                               \
+    "{\"name\":\"flat\",\"block\":4,\"plan_us\":0,\"noise\":0,\"table_error\":0,\"price_per_device_hour\":3.6,"        \
+    "\"accept\":{\"base\":" BASE ",\"slope\":0,\"spread\":0,\"persist\":0},\"output_tokens\":101,"                     \
+    "\"plain_us\":[[1,10000],[4096,10000]],\"full_us\":[[1,10000],[4096,10000]]" MORE "}"
+
+struct fixture {
+    char *dir, *profile;
+    json_t *results;
+};
+
+static struct fixture begin(const char *text)
 {
-    const char *at = strstr(out, line);
-    cr_assert_not_null(at, "%s", out);
-    at += strlen(line);
-    for (char *end; skip--; at = end + strspn(end, " %"))
-        strtod(at, &end);
-    return strtod(at, NULL);
+    struct fixture f = {.dir = ts_temp_dir()};
+    f.profile = ts_write_file(f.dir, "profile.json", text);
+    return f;
+}
+
+static void end(struct fixture *f)
+{
+    json_decref(f->results);
+    ts_remove_dir(f->dir);
+    free(f->profile);
+    free(f->dir);
+}
+
+static const json_t *point(const struct fixture *f, size_t i)
+{
+    const json_t *p = json_array_get(json_object_get(f->results, "points"), i);
+    cr_assert_not_null(p);
+    return p;
+}
+
+static double figure(const struct fixture *f, size_t i, const char *name)
+{
+    return json_number_value(json_object_get(point(f, i), name));
+}
+
+static double quantile(const struct fixture *f, size_t i, const char *name, const char *which)
+{
+    return json_number_value(json_object_get(json_object_get(point(f, i), name), which));
+}
+
+/* Runs it with --json and reads that. */
+#define RUN(f, ...)                                                                                                    \
+    do {                                                                                                               \
+        char results_file[512];                                                                                        \
+        json_error_t why;                                                                                              \
+        snprintf(results_file, sizeof results_file, "%s/out.json", (f)->dir);                                          \
+        struct ts_result r = ts_run(ts_weft(), "simulate", "--json", results_file, __VA_ARGS__, (f)->profile);         \
+        cr_assert_eq(r.status, 0, "%s", r.err);                                                                        \
+        ts_result_free(&r);                                                                                            \
+        json_decref((f)->results);                                                                                     \
+        (f)->results = json_load_file(results_file, 0, &why);                                                          \
+        cr_assert_not_null((f)->results, "%s", why.text);                                                              \
+    } while (0)
+
+Test(simulate, rounds_of_a_flat_machine_are_as_counted)
+{
+    struct fixture f = begin(FLAT("-20", ""));
+    RUN(&f, "--modes", "off,fixed", "--load", "8", "--fixed-lengths", "--seconds", "40", "--warm", "5");
+    for (size_t i = 0; i < 2; i++) {
+        /* 101 tokens in 100 rounds and the first one before them; a new request may miss one round. */
+        cr_expect_float_eq(figure(&f, i, "tokens_per_second_and_rank"), 8 * 100, 16);
+        cr_expect_float_eq(quantile(&f, i, "inter_token_seconds", "p50"), 0.010, 0.0003);
+        cr_expect_float_eq(quantile(&f, i, "end_to_end_seconds", "p50"), 1.0, 0.03);
+        cr_expect_float_eq(figure(&f, i, "emitted"), figure(&f, i, "steps"), 0.5, "nothing is kept");
+    }
+    cr_expect_float_eq(figure(&f, 0, "offered"), 0, 0.5);
+    cr_expect_gt(figure(&f, 1, "offered"), 3.8 * figure(&f, 1, "steps"));
+    /* Two devices at 3.6 an hour: 0.002 a second. */
+    cr_expect_float_eq(figure(&f, 0, "price_per_million_tokens"),
+                       0.002 / figure(&f, 0, "tokens_per_second_and_rank") * 1e6, 1e-6);
+    end(&f);
+}
+
+Test(simulate, drafts_that_are_always_kept_multiply_the_speed)
+{
+    struct fixture f = begin(FLAT("20", ""));
+    RUN(&f, "--modes", "off,fixed,dynamic", "--load", "4", "--fixed-lengths", "--seconds", "40", "--warm", "5");
+    for (size_t i = 1; i < 3; i++) {
+        cr_expect_float_eq(figure(&f, i, "emitted") / figure(&f, i, "steps"), 5, 0.1);
+        cr_expect_float_eq(figure(&f, i, "tokens_per_second_and_rank") / figure(&f, 0, "tokens_per_second_and_rank"), 5,
+                           0.3);
+    }
+    end(&f);
+}
+
+Test(simulate, prompts_take_their_time_and_queue)
+{
+    struct fixture f = begin(FLAT("-20", ",\"prompt_tokens\":400,\"prefill\":{\"encoder_us\":[[1,1000],[1000,1000000]],"
+                                         "\"chunk\":100,\"prompts\":1}"));
+    /* 0.4 s of prefill for each prompt, four steps of 100 rows. */
+    RUN(&f, "--modes", "off", "--rate", "0.5", "--fixed-lengths", "--requests", "40");
+    cr_expect_float_eq(quantile(&f, 0, "first_token_seconds", "p50"), 0.4, 0.02);
+    RUN(&f, "--modes", "off", "--rate", "50", "--fixed-lengths", "--requests", "40");
+    cr_expect_float_eq(quantile(&f, 0, "first_token_seconds", "p99"), 40 * 0.4, 1);
+    cr_expect_float_eq(quantile(&f, 0, "queue_seconds", "p99"), 39 * 0.4, 1);
+    RUN(&f, "--modes", "off", "--rate", "50", "--fixed-lengths", "--requests", "40", "--prefill", "4");
+    cr_expect_lt(quantile(&f, 0, "first_token_seconds", "p99"), 7, "four ranks are no faster than one");
+    end(&f);
 }
 
 Test(simulate, the_fitted_point_comes_back)
 {
-    struct ts_result r = ts_run(ts_weft(), "simulate", "--load", "60", PROFILE);
-    cr_assert_eq(r.status, 0, "%s", r.err);
-    cr_expect_float_eq(column(r.out, "60  fixed", 0), 13730, 137);
-    cr_expect_float_eq(column(r.out, "60  fixed", 3), 3.30, 0.03);
-    cr_expect_float_eq(column(r.out, "60  dynamic", 0), 14466, 290);
-    cr_expect_float_eq(column(r.out, "60  dynamic", 2), 3.58, 0.2);
-    cr_expect_float_eq(column(r.out, "60  dynamic", 3), 3.21, 0.03);
-    struct ts_result again = ts_run(ts_weft(), "simulate", "--load", "60", PROFILE);
-    cr_expect_str_eq(again.out, r.out, "two runs differ");
-    ts_result_free(&again);
-    ts_result_free(&r);
+    struct fixture f = begin("");
+    free(f.profile);
+    f.profile = strdup(PROFILE);
+    RUN(&f, "--load", "60", "--modes", "fixed,dynamic", "--seconds", "40");
+    cr_expect_float_eq(figure(&f, 0, "tokens_per_second_and_rank"), 13730, 275);
+    cr_expect_float_eq(figure(&f, 0, "emitted") / figure(&f, 0, "steps"), 3.30, 0.04);
+    cr_expect_float_eq(figure(&f, 1, "tokens_per_second_and_rank"), 14466, 400);
+    cr_expect_float_eq(figure(&f, 1, "offered") / figure(&f, 1, "steps"), 3.58, 0.25);
+    cr_expect_float_eq(figure(&f, 1, "emitted") / figure(&f, 1, "steps"), 3.21, 0.04);
+    end(&f);
+}
+
+Test(simulate, many_ranks_serve_as_many_times_the_load)
+{
+    struct fixture f = begin(FLAT("0", ",\"network_us\":20"));
+    RUN(&f, "--modes", "dynamic", "--load", "4", "--decode", "1,100", "--prefill", "8", "--seconds", "3", "--warm",
+        "1");
+    double one = figure(&f, 0, "tokens_per_second_and_rank"), many = figure(&f, 1, "tokens_per_second_and_rank");
+    cr_expect_float_eq(many / one, 1, 0.1, "%g and %g tokens per second and rank", one, many);
+    cr_expect_float_eq(figure(&f, 1, "failed") + figure(&f, 1, "refused"), 0, 0.5);
+    end(&f);
+}
+
+Test(simulate, a_seed_gives_the_same_run_and_another_one_another)
+{
+    struct fixture f = begin(FLAT("0.5", ",\"network_us\":20"));
+    char *text[3];
+    static const char *const seed[] = {"3", "3", "4"};
+    for (int i = 0; i < 3; i++) {
+        RUN(&f, "--modes", "dynamic", "--rate", "40", "--decode", "5", "--prefill", "2", "--seconds", "5", "--seed",
+            seed[i]);
+        text[i] = json_dumps(f.results, JSON_SORT_KEYS);
+    }
+    cr_expect_str_eq(text[0], text[1]);
+    cr_expect_str_neq(text[0], text[2]);
+    for (int i = 0; i < 3; i++)
+        free(text[i]);
+    end(&f);
+}
+
+Test(simulate, routing_decides_how_much_is_cached)
+{
+    struct fixture f = begin(FLAT("0", ",\"prompt_tokens\":1100,\"prefill\":{\"encoder_us\":[[1,100],[1000,100000]]}"));
+    double cached[2];
+    static const char *const routing[] = {"load", "prefix"};
+    for (int i = 0; i < 2; i++) {
+        RUN(&f, "--modes", "off", "--rate", "20", "--requests", "400", "--prefill", "8", "--decode", "4", "--groups",
+            "20", "--shared-tokens", "1024", "--routing", routing[i]);
+        cached[i] = figure(&f, 0, "cached_tokens") / figure(&f, 0, "prompt_tokens");
+    }
+    cr_expect_gt(cached[0], 0.2);
+    cr_expect_gt(cached[1], cached[0] + 0.1, "%g and %g of the prompts were cached", cached[0], cached[1]);
+    end(&f);
+}
+
+Test(simulate, a_recorded_trace_is_replayed)
+{
+    struct fixture f = begin(FLAT("0", ""));
+    char *path =
+        ts_write_file(f.dir, "trace.jsonl",
+                      "{\"t\":1.5,\"prompt\":600,\"output\":11,\"block_tokens\":256,\"block_bytes\":4096,"
+                      "\"blocks\":[\"00000000000000aa\",\"00000000000000bb\"]}\n"
+                      "{\"t\":-0.5,\"prompt\":600,\"output\":21,\"block_tokens\":256,\"block_bytes\":4096,"
+                      "\"blocks\":[\"00000000000000aa\",\"00000000000000bb\"]}\n"
+                      "{\"t\":0,\"prompt\":5,\"output\":1,\"block_tokens\":256,\"block_bytes\":4096,\"blocks\":[]}\n");
+    RUN(&f, "--modes", "off", "--trace", path);
+    cr_expect_float_eq(figure(&f, 0, "requests"), 3, 0.1);
+    cr_expect_float_eq(figure(&f, 0, "output_tokens"), 33, 0.1);
+    cr_expect_float_eq(figure(&f, 0, "cached_tokens"), 512, 0.1, "the later one finds the blocks of the earlier one");
+    cr_expect_float_eq(figure(&f, 0, "seconds"), 2.1, 0.05, "two seconds until the last, ten rounds of that");
+    free(path);
+    end(&f);
 }
 
 Test(simulate, bad_profiles_are_refused)
 {
     static const char *const bad[][2] = {
         {"{", "expected"},
+        {"[]", "must be an object"},
         {"{\"block\":5}", "plan_us must be a number"},
-        {"{\"block\":99,\"plan_us\":0,\"noise\":0,\"table_error\":0,\"price_per_device_hour\":0,"
-         "\"accept\":{\"base\":0,\"slope\":0,\"spread\":0,\"persist\":0},\"output_tokens\":1}",
-         "block must be 1 to"},
-        {"{\"block\":5,\"plan_us\":0,\"noise\":0,\"table_error\":0,\"price_per_device_hour\":0,"
-         "\"accept\":{\"base\":0,\"slope\":0,\"spread\":0,\"persist\":0},\"output_tokens\":1,\"plain_us\":[[1,-2]]}",
-         "at least two points"},
+        {"{\"block\":99}", "block must be 1 to"},
+        {"{\"blok\":5}", "blok is not a member"},
+        {FLAT("30", ""), "accept.base must be a number"},
+        {FLAT("0", ",\"decode\":{\"block_tokens\":17}"), "must be even"},
+        {FLAT("0", ",\"decode\":{\"kv_tokens\":1024,\"block_tokens\":1024}"), "2 to"},
+        {FLAT("0", ",\"prefill\":{\"encoder_us\":[[1,2],[2,\"x\"]]}"), "prefill.encoder_us[1]"},
+        {FLAT("0", ",\"exchange_us\":[[1,2]]"), "at least two points"},
+        {FLAT("0", ",\"exchange_us\":[[-4,2],[1,1]]"), "exchange_us[0]"},
+        {FLAT("0", ",\"one_process\":3"), "true or false"},
+        {FLAT("0", ",\"prefill\":{\"encoder_us\":[[1,1],[2,2]],\"group\":{\"ranks\":8}}"), "weights_us must be"},
     };
     char *dir = ts_temp_dir();
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         char *path = ts_write_file(dir, "p.json", bad[i][0]);
         struct ts_result r = ts_run(ts_weft(), "simulate", path);
         cr_expect_eq(r.status, 1, "%s", bad[i][0]);
-        cr_expect(strstr(r.err, bad[i][1]), "%s", r.err);
+        cr_expect(strstr(r.err, bad[i][1]), "%s: %s", bad[i][0], r.err);
         ts_result_free(&r);
         free(path);
     }
     ts_remove_dir(dir);
     free(dir);
-    struct ts_result r = ts_run(ts_weft(), "simulate", "--load", "0", PROFILE);
-    cr_expect_eq(r.status, 2);
-    ts_result_free(&r);
+}
+
+Test(simulate, bad_command_lines_and_traces_are_refused)
+{
+    static const char *const option[][3] = {
+        {"--load", "0", "--load 0"},         {"--modes", "fixed9", "fixed9"}, {"--modes", "quick", "quick"},
+        {"--decode", "1.5", "--decode 1.5"}, {"--rate", "-1", "--rate -1"},   {"--load", "1,2,x", "--load 1,2,x"},
+        {"--routing", "other", "--routing"},
+    };
+    static const char *const trace[][2] = {
+        {"", "no request"},
+        {"{\"t\":0}\n", "prompt and output"},
+        {"nonsense\n", "JSON object"},
+        {"{\"t\":0,\"prompt\":100,\"output\":1,\"block_tokens\":256,\"blocks\":[\"00000000000000aa\"]}\n",
+         "full blocks"},
+        {"{\"t\":0,\"prompt\":300,\"output\":1,\"block_tokens\":256,\"blocks\":[\"xx\"]}\n", "hexadecimal"},
+    };
+    for (size_t i = 0; i < sizeof option / sizeof *option; i++) {
+        struct ts_result r = ts_run(ts_weft(), "simulate", option[i][0], option[i][1], PROFILE);
+        cr_expect_eq(r.status, 2, "%s %s", option[i][0], option[i][1]);
+        cr_expect(strstr(r.err, option[i][2]), "%s", r.err);
+        ts_result_free(&r);
+    }
+    char *dir = ts_temp_dir();
+    for (size_t i = 0; i < sizeof trace / sizeof *trace; i++) {
+        char *path = ts_write_file(dir, "t.jsonl", trace[i][0]);
+        struct ts_result r = ts_run(ts_weft(), "simulate", "--trace", path, PROFILE);
+        cr_expect_eq(r.status, 1, "%s", trace[i][0]);
+        cr_expect(strstr(r.err, trace[i][1]), "%s", r.err);
+        ts_result_free(&r);
+        free(path);
+    }
+    ts_remove_dir(dir);
+    free(dir);
 }
