@@ -122,6 +122,8 @@ int server_tiers_open(struct act_server *s, struct cfg_error *err)
     s->store.layout = e->store_layout;
     s->store.clock = kv_clock_system;
     s->store.observer = &s->engine.observer;
+    s->store.hedge_ns = c->kv.hedge_us * 1000;
+    s->store.hedge_bytes = (size_t)c->kv.write_behind;
     e->store_pages = (int)(c->kv.write_behind / (int64_t)e->layout.block_bytes);
     /* Blocks on their way to a durable tier wait in the host tier, so there is always one. */
     int64_t room = c->kv.host > c->kv.write_behind ? c->kv.host : c->kv.write_behind;

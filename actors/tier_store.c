@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "actors/tier_hedge.h"
 #include "actors/tier_times.h"
 #include "kvtiers/host.h"
 
@@ -13,6 +14,7 @@ enum {
     REPORT_TICKS = 25,
     TAG_TICK = 1,
     TAG_POLL = 2,
+    TAG_HEDGE = 3,
     SEGMENTS_MAX = 64,
     SSD_OP_MAX = 64
 };
@@ -48,6 +50,7 @@ struct read_op {
     int first, settled, ok[KV_SOURCES_MAX], count;
     int tier;
     int64_t began;
+    bool hedged; /* its tiers account for themselves */
 };
 
 /* Blocks in the host tier on their way into a durable one, pinned there meanwhile. */
@@ -75,7 +78,8 @@ struct store {
     struct ask *asks;
     struct push *pushes;
     struct held_store *held, **held_end;
-    struct act_timer tick, poll;
+    struct act_timer tick, poll, late;
+    struct act_hedger hedger;
     int ticks;
     double byte_ns[ACT_TIERS_MAX], op_ns[ACT_TIERS_MAX]; /* measured, averaged */
     uint64_t seen_ns[ACT_TIERS_MAX], seen_reads[ACT_TIERS_MAX], seen_bytes[ACT_TIERS_MAX];
@@ -193,15 +197,27 @@ static void on_rows(struct kv_tier_op *op, int source, int ok)
     report_sources(r->ask);
 }
 
+static void read_began(void *ctx, int tier, int n)
+{
+    ((struct store *)ctx)->figure[tier].reading += (uint32_t)n;
+}
+
+static void read_ended(void *ctx, int tier, int n, int ok, int status, int64_t ns)
+{
+    struct store *s = ctx;
+    act_times_add(&s->times[tier][ACT_TIER_WHOLE], ns);
+    s->figure[tier].reading -= (uint32_t)n;
+    if (status == -ENOENT)
+        s->figure[tier].gone += (uint64_t)(n - ok);
+}
+
 static void on_read(struct kv_tier_op *op)
 {
     struct read_op *r = op->ctx;
     struct ask *a = r->ask;
     r->count = op->count;
-    act_times_add(&a->s->times[r->tier][ACT_TIER_WHOLE], time_now(a->s) - r->began);
-    a->s->figure[r->tier].reading -= (uint32_t)op->n;
-    if (op->status == -ENOENT)
-        a->s->figure[r->tier].gone += (uint64_t)(op->n - op->count);
+    if (!r->hedged)
+        read_ended(a->s, r->tier, op->n, op->count, op->status, time_now(a->s) - r->began);
     if (r->settled < a->s->c->layout.n_sources) { /* refused as a whole */
         for (int k = r->settled; k < a->s->c->layout.n_sources; k++)
             r->ok[k] = op->count;
@@ -214,7 +230,8 @@ static void on_read(struct kv_tier_op *op)
 
 static void start_reads(struct ask *a)
 {
-    const struct act_store *c = a->s->c;
+    struct store *s = a->s;
+    const struct act_store *c = s->c;
     a->segments_left = a->n_segments;
     if (!a->n_segments) {
         answer_done(a);
@@ -225,8 +242,13 @@ static void start_reads(struct ask *a)
     int n = a->n_segments;
     memcpy(run, a->segment, (size_t)n * sizeof *run);
     for (int i = 0; i < n; i++) {
-        run[i].read->began = time_now(a->s);
-        a->s->figure[run[i].tier].reading += (uint32_t)run[i].n;
+        run[i].read->began = time_now(s);
+        run[i].read->hedged = s->hedger.after_ns && run[i].tier && c->n_tiers > 2;
+        if (run[i].read->hedged) {
+            act_hedge_read(&s->hedger, run[i].tier, &run[i].read->op);
+            continue;
+        }
+        read_began(s, run[i].tier, run[i].n);
         c->tier[run[i].tier]->ops->read(c->tier[run[i].tier], &run[i].read->op);
     }
 }
@@ -513,6 +535,8 @@ static void send_stats(struct store *s)
                                                       .no_space = s->figure[i].no_space,
                                                       .closed = s->figure[i].closed,
                                                       .reading = s->figure[i].reading,
+                                                      .hedged = s->hedger.stats.asked[i],
+                                                      .won = s->hedger.stats.won[i],
                                                       .storing = i ? s->figure[i].storing : held_blocks(s),
                                                       .queue = (uint32_t)t.queue,
                                                       .state = (t.read_only ? ACT_TIER_READ_ONLY : 0) |
@@ -548,6 +572,13 @@ static void turn_storage(struct store *s)
     }
 }
 
+static void look_after_reads(struct store *s)
+{
+    int64_t next = act_hedge_turn(&s->hedger), now = time_now(s);
+    if (next != INT64_MAX)
+        act_timer_after(s->self, &s->late, next > now ? next - now : 0, TAG_HEDGE);
+}
+
 static int store_receive(struct act_self *self, void *state, struct act_msg *m, int count)
 {
     struct store *s = state;
@@ -565,7 +596,7 @@ static int store_receive(struct act_self *self, void *state, struct act_msg *m, 
             break;
         case ACT_TIMER:
             if (act_p_timer(&m[i])->tag == TAG_TICK)
-                on_tick(s);
+                on_tick(s); /* TAG_HEDGE: every turn looks after them */
             break;
         default:
             break;
@@ -573,6 +604,7 @@ static int store_receive(struct act_self *self, void *state, struct act_msg *m, 
     }
     go_on_storing(s);
     turn_storage(s);
+    look_after_reads(s);
     return 0;
 }
 
@@ -582,6 +614,16 @@ static int store_start(struct act_self *self, void *state, const void *arg)
     s->self = self;
     s->c = arg;
     s->held_end = &s->held;
+    s->hedger = (struct act_hedger){.layout = s->c->layout,
+                                    .clock = s->c->clock,
+                                    .tier = s->c->tier,
+                                    .n_tiers = s->c->n_tiers,
+                                    .after_ns = s->c->hedge_ns,
+                                    .byte_ns = s->byte_ns,
+                                    .limit = s->c->hedge_bytes,
+                                    .began = read_began,
+                                    .ended = read_ended,
+                                    .ctx = s};
     on_tick(s);
     return 0;
 }
@@ -595,7 +637,7 @@ static void store_stop(struct act_self *self, void *state, int reason)
     s->stopping = true;
     for (int i = 0; i < ACT_STORAGES_MAX; i++) {
         struct kv_storage *st = s->c->storage[i];
-        while ((s->asks || s->pushes) && st && st->ops->wait(st, 10000))
+        while ((s->asks || s->pushes || s->hedger.live) && st && st->ops->wait(st, 10000))
             ;
     }
     while (s->held) {

@@ -34,6 +34,8 @@ struct act_store {
     int n_tiers;
     struct kv_storage *storage[ACT_STORAGES_MAX]; /* of the tiers; NULL: none */
     struct kv_clock clock;
+    int64_t hedge_ns;                /* a read that is later goes on at another tier too; 0: never */
+    size_t hedge_bytes;              /* most memory for that */
     const struct act_addr *observer; /* gets KV_STATS twice a second; nobody: none */
 };
 

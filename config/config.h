@@ -107,7 +107,7 @@ struct cfg_config {
         int64_t host;        /* bytes; 0: no host tier */
         int64_t write_behind;
         bool canary; /* checksums of finished blocks in the device tier */
-        int64_t ttl_us, read_timeout_us;
+        int64_t ttl_us, read_timeout_us, hedge_us;
         struct {
             char path[CFG_PATH_TEXT]; /* "": no ssd tier */
             int64_t size, reserve, write_per_day;

@@ -154,6 +154,13 @@ const struct cfg_key cfg_keys[] = {
      .help = "Blocks older than this are not used any more. 0: no limit."},
     {"kv.read_timeout", CFG_DURATION, "ms", 1, 600000, AT(kv.read_timeout_us), .fallback = "5s",
      .help = "A prompt waits this long for blocks from the tiers below; what has not come then is computed."},
+    {"kv.hedge", CFG_DURATION, "ms", 0, 600000, AT(kv.hedge_us), .fallback = "0",
+     .help =
+         "A read that one of the tiers below the host has not finished after this long, and not after twice the time "
+         "that it should take by what was measured, is also asked of the next of these tiers; what comes first is "
+         "used. "
+         "One that fails is asked of the next at once. Needs two of these tiers, and costs a copy of what is "
+         "read and memory of at most kv.write_behind. 0: never."},
     {"kv.ssd", CFG_GROUP, .help = "The ssd tier: finished blocks in files, which a later process finds again."},
     {"kv.ssd.path", CFG_TEXT, "folder", AT(kv.ssd.path), .fallback = "",
      .help = "An existing folder that no other process uses. Empty: no ssd tier."},

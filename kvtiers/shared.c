@@ -194,6 +194,27 @@ static void shared_read_op(struct kv_tier *tier, struct kv_tier_op *op)
     shared_pump(t);
 }
 
+static void shared_cancel(struct kv_tier *tier, struct kv_tier_op *op)
+{
+    struct shared *t = (struct shared *)tier;
+    struct shared_work **at = &t->works, *w;
+    while (*at && (*at)->op != op)
+        at = &(*at)->next;
+    if (!(w = *at))
+        return; /* all of it is on its way */
+    *at = w->next;
+    if (!w->next)
+        t->works_end = at;
+    for (int s = w->source, b = w->block; s < t->p.layout.n_sources; s++, b = 0)
+        for (; b < w->n; b++) {
+            if (w->entry[b])
+                w->entry[b]->segment->pins--;
+            read_settle(t, op, b, s, -ECANCELED); /* op may be gone after the last */
+        }
+    free(w);
+    shared_pump(t);
+}
+
 /* ---- the other verbs ---- */
 
 static void shared_lookup(struct kv_tier *tier, struct kv_tier_op *op)
@@ -329,6 +350,7 @@ static const struct kv_tier_ops shared_ops = {
     .tick = shared_tick,
     .each = shared_each,
     .free = shared_free,
+    .cancel = shared_cancel,
 };
 
 int kv_shared_new(const struct kv_shared_params *params, struct kv_tier **out, struct cfg_error *err)

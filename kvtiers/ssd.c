@@ -252,6 +252,27 @@ static void pump_read(struct ssd *t)
     extent_start(t, x, KV_IO_READ, op->block[block].bytes, read_done);
 }
 
+static void ssd_cancel(struct kv_tier *tier, struct kv_tier_op *op)
+{
+    struct ssd *t = (struct ssd *)tier;
+    struct ssd_work **at = &t->reads, *w;
+    while (*at && (*at)->op != op)
+        at = &(*at)->next;
+    if (!(w = *at))
+        return; /* all of it is on its way */
+    *at = w->next;
+    if (!w->next)
+        t->reads_end = at;
+    for (int s = w->source, b = w->block; s < t->p.layout.n_sources; s++, b = 0)
+        for (; b < w->n; b++) {
+            if (w->entry[b] != SSD_NONE)
+                t->slab[w->entry[b] / t->slab_blocks].pins--;
+            read_settle(t, op, b, s, -ECANCELED); /* op may be gone after the last */
+        }
+    free(w);
+    ssd_pump(t);
+}
+
 /* ---- storing ---- */
 
 static struct ssd_batch *filling(struct ssd *t)
@@ -839,6 +860,7 @@ static const struct kv_tier_ops ssd_ops = {
     .tick = ssd_tick,
     .each = ssd_each,
     .free = ssd_free,
+    .cancel = ssd_cancel,
 };
 
 static int make_tables(struct ssd *t, struct cfg_error *err)

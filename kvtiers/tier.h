@@ -3,8 +3,8 @@
  *
  * A request is a struct kv_tier_op that its issuer owns and lends until op->done is called: the op itself, the array of
  * blocks, and the memory that the blocks name. done may be called inside the call that began it, or later on the same
- * thread, from the tier's storage. A tier belongs to one thread (its tier worker); nothing here waits. An op is never
- * cancelled: who loses interest leaves the memory where it is until done.
+ * thread, from the tier's storage. A tier belongs to one thread (its tier worker); nothing here waits. Who loses
+ * interest in a read may say so, and leaves the memory where it is until done.
  *
  *   lookup  n keys            count: leading blocks that are here now. A promise of nothing: a read can still miss.
  *   read    n keys, memory    the extents, source by source in ascending order; each is verified after it has arrived.
@@ -90,6 +90,9 @@ struct kv_tier_ops {
                  void *ctx);
     /* Ends what is under way (done is called), then frees. */
     void (*free)(struct kv_tier *t);
+    /* Nobody waits for this read any more: what has not begun of it fails with -ECANCELED, so that others are served
+     * sooner. done comes all the same, maybe inside the call. NULL: the read just goes on. */
+    void (*cancel)(struct kv_tier *t, struct kv_tier_op *op);
 };
 
 struct kv_tier {

@@ -39,6 +39,9 @@ static const struct {
     {"recomputed_blocks_total", "counter",
      "Blocks below the device that were cheaper to compute than to read; counted at the device.", FIELD(recomputed),
      PLAIN},
+    {"hedged_blocks_total", "counter", "Blocks asked of this tier because another one was late with them, or failed.",
+     FIELD(hedged), PLAIN},
+    {"hedge_won_blocks_total", "counter", "Blocks of these that came from here.", FIELD(won), PLAIN},
     {"oldest_seconds", "gauge", "Age of the oldest block, where the tier knows it.", FIELD(oldest_s), PLAIN},
 };
 

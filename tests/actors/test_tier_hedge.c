@@ -1,0 +1,315 @@
+/* Reads that go on at another tier: whoever is first is used, once, and nothing of who lost reaches the caller. Two ssd
+ * tiers on simulated disks that hold back, tear and damage; then the engine's actors on top. */
+#include "tests/harness.h"
+
+#include <errno.h>
+
+#include "actors/tier_hedge.h"
+#include "kvtiers/host.h"
+#include "kvtiers/ssd.h"
+#include "tests/support/kv_blocks.h"
+#include "tests/support/tier_world.h"
+
+enum { BLOCKS = 24, FIRST = 1, SECOND = 2 };
+
+struct two {
+    struct kv_layout layout;
+    struct kv_disk *disk[3];
+    struct kv_storage *storage[3];
+    struct kv_tier *tier[3]; /* [0] is never asked */
+    struct act_hedger h;
+    int began, ended;
+};
+
+static void note_begin(void *ctx, int tier, int n)
+{
+    (void)tier;
+    ((struct two *)ctx)->began += n > 0;
+}
+
+static void note_end(void *ctx, int tier, int n, int ok, int status, int64_t ns)
+{
+    (void)tier;
+    (void)n;
+    (void)ns;
+    cr_assert(ok == n || status);
+    ((struct two *)ctx)->ended++;
+}
+
+static void open_two(struct two *t)
+{
+    struct cfg_error err;
+    *t = (struct two){.layout = ts_layout(256)};
+    for (int i = FIRST; i <= SECOND; i++) {
+        t->disk[i] = kv_disk_new((uint64_t)i);
+        t->storage[i] = kv_storage_sim_new(t->disk[i]);
+        const struct kv_ssd_params p = {.storage = t->storage[i],
+                                        .folder = "disk",
+                                        .layout = t->layout,
+                                        .bytes = 64 * (int64_t)t->layout.block_bytes,
+                                        .direct = true,
+                                        .clock = ts_clock};
+        cr_assert_eq(kv_ssd_new(&p, &t->tier[i], &err), 0, "%s", err.msg);
+        for (int k = 0; k < 16; k++) {
+            t->tier[i]->ops->tick(t->tier[i]);
+            ts_turn(t->storage[i]);
+        }
+        for (int k = 0; k < BLOCKS; k++)
+            cr_assert(ts_store_one(t->tier[i], t->storage[i], &t->layout, k));
+    }
+    t->h = (struct act_hedger){.layout = t->layout,
+                               .clock = ts_clock,
+                               .tier = t->tier,
+                               .n_tiers = 3,
+                               .after_ns = 1000,
+                               .limit = 16 << 20,
+                               .began = note_begin,
+                               .ended = note_end,
+                               .ctx = t};
+}
+
+static void turn(struct two *t)
+{
+    act_hedge_turn(&t->h);
+    for (int i = FIRST; i <= SECOND; i++)
+        ts_turn(t->storage[i]);
+}
+
+static void close_two(struct two *t)
+{
+    for (int i = FIRST; i <= SECOND; i++)
+        kv_disk_hold(t->disk[i], KV_IO_READ, "weft-kv.000", false);
+    turn(t);
+    cr_assert_null(t->h.first, "a read is left over");
+    cr_assert_eq(t->h.used, 0u, "%zu bytes are left over", t->h.used);
+    cr_assert_eq(t->h.live, 0);
+    cr_assert_eq(t->began, t->ended);
+    for (int i = FIRST; i <= SECOND; i++) {
+        t->tier[i]->ops->free(t->tier[i]);
+        kv_storage_free(t->storage[i]);
+        kv_disk_free(t->disk[i]);
+    }
+}
+
+static void rows(struct kv_tier_op *op, int source, int ok)
+{
+    struct ts_op *o = op->ctx;
+    cr_assert_eq(source, o->n_rows, "sources come in order, once each");
+    cr_assert_eq(o->done, 0);
+    o->rows[o->n_rows++] = ok;
+}
+
+/* Blocks 0 .. n - 1, into memory that is watched until close. */
+static void begin(struct two *t, struct ts_op *o, int n)
+{
+    *o = (struct ts_op){.memory = ts_block_memory(&t->layout, n)};
+    for (int i = 0; i < n; i++)
+        o->block[i] = (struct kv_tier_block){.key = ts_key(i), .bytes = o->memory + (size_t)i * t->layout.block_bytes};
+    o->op = (struct kv_tier_op){.block = o->block, .n = n, .rows = rows, .done = ts_op_done, .ctx = o};
+    act_hedge_read(&t->h, FIRST, &o->op);
+}
+
+static void check(struct two *t, struct ts_op *o, int count)
+{
+    cr_assert_eq(o->done, 1, "done %d times", o->done);
+    cr_assert_eq(o->op.count, count, "%d blocks instead of %d", o->op.count, count);
+    cr_assert_eq(o->n_rows, t->layout.n_sources);
+    for (int i = 0; i < count; i++)
+        cr_assert(ts_block_good(&t->layout, i, o->block[i].bytes), "block %d", i);
+}
+
+static void damage(struct two *t, int tier)
+{
+    uint8_t *b = kv_disk_bytes(t->disk[tier], "weft-kv.000");
+    for (int64_t at = 100; at < kv_disk_size(t->disk[tier], "weft-kv.000"); at += 512)
+        b[at] ^= 0xff;
+}
+
+Test(hedge, a_read_in_time_asks_nobody_else)
+{
+    struct two t;
+    struct ts_op o;
+    open_two(&t);
+    begin(&t, &o, BLOCKS);
+    turn(&t);
+    check(&t, &o, BLOCKS);
+    cr_assert_eq(t.began, 1);
+    ts_op_free(&o);
+    close_two(&t);
+}
+
+/* The first tier is held back for ever: the second one is used. Its bytes come at last, damaged: nothing changes. */
+Test(hedge, a_late_read_comes_from_the_second_tier_and_the_loser_touches_nothing)
+{
+    struct two t;
+    struct ts_op o;
+    open_two(&t);
+    kv_disk_hold(t.disk[FIRST], KV_IO_READ, "weft-kv.000", true);
+    begin(&t, &o, BLOCKS);
+    turn(&t);
+    cr_assert_eq(o.done, 0);
+    cr_assert_eq(t.began, 1, "it is not late yet");
+    ts_clock_ns += 1001;
+    turn(&t);
+    check(&t, &o, BLOCKS);
+    cr_assert_eq(t.h.stats.asked[SECOND], (uint64_t)BLOCKS);
+    cr_assert_eq(t.h.stats.won[SECOND], (uint64_t)BLOCKS);
+    cr_assert_eq(t.h.live, 1, "the loser is still under way");
+    cr_assert_eq(t.h.used, BLOCKS * t.layout.block_bytes, "with memory of its own");
+    damage(&t, FIRST);
+    kv_disk_hold(t.disk[FIRST], KV_IO_READ, "weft-kv.000", false);
+    turn(&t);
+    check(&t, &o, BLOCKS);
+    ts_op_free(&o);
+    close_two(&t);
+}
+
+/* The second one is asked and late too: the first one wins after all, and the second is the loser. */
+Test(hedge, the_first_tier_may_still_win)
+{
+    struct two t;
+    struct ts_op o;
+    open_two(&t);
+    for (int i = FIRST; i <= SECOND; i++)
+        kv_disk_hold(t.disk[i], KV_IO_READ, "weft-kv.000", true);
+    begin(&t, &o, BLOCKS);
+    ts_clock_ns += 1001;
+    turn(&t);
+    cr_assert_eq(t.began, 2);
+    ts_clock_ns += 1000000;
+    turn(&t);
+    cr_assert_eq(t.began, 2, "nobody is left to ask");
+    kv_disk_hold(t.disk[FIRST], KV_IO_READ, "weft-kv.000", false);
+    turn(&t);
+    check(&t, &o, BLOCKS);
+    cr_assert_eq(t.h.stats.won[SECOND], 0u);
+    damage(&t, SECOND);
+    kv_disk_hold(t.disk[SECOND], KV_IO_READ, "weft-kv.000", false);
+    turn(&t);
+    check(&t, &o, BLOCKS);
+    ts_op_free(&o);
+    close_two(&t);
+}
+
+/* What is bad at the first is asked of the second at once; what is bad at both ends the hit. */
+Test(hedge, a_failed_read_goes_on_at_the_second_tier)
+{
+    for (int both = 0; both < 2; both++) {
+        struct two t;
+        struct ts_op o;
+        open_two(&t);
+        damage(&t, FIRST);
+        if (both)
+            kv_disk_fail(t.disk[SECOND], KV_IO_READ, "weft-kv.000", 10, 1000, -EIO);
+        begin(&t, &o, BLOCKS);
+        turn(&t);
+        cr_assert_eq(t.began, 2);
+        cr_assert_eq(o.done, 1);
+        if (!both)
+            check(&t, &o, BLOCKS);
+        else
+            cr_assert(o.op.count < BLOCKS && o.op.status);
+        ts_op_free(&o);
+        close_two(&t);
+    }
+}
+
+/* A loser that has hardly begun stops: the disk is for others. */
+Test(hedge, what_has_not_begun_is_cancelled)
+{
+    struct two t;
+    struct ts_op o, more[12];
+    struct kv_storage_stats s;
+    open_two(&t);
+    kv_disk_hold(t.disk[FIRST], KV_IO_READ, "weft-kv.000", true);
+    for (int i = 0; i < 12; i++) /* more than the tier has requests at a time */
+        begin(&t, &more[i], BLOCKS);
+    begin(&t, &o, BLOCKS);
+    t.storage[FIRST]->ops->stat(t.storage[FIRST], &s);
+    uint64_t before = s.submitted;
+    cr_assert_lt(before, 13u * BLOCKS * 2 + 200);
+    ts_clock_ns += 1001;
+    turn(&t);
+    check(&t, &o, BLOCKS);
+    for (int i = 0; i < 12; i++)
+        check(&t, &more[i], BLOCKS);
+    kv_disk_hold(t.disk[FIRST], KV_IO_READ, "weft-kv.000", false);
+    turn(&t);
+    t.storage[FIRST]->ops->stat(t.storage[FIRST], &s);
+    cr_assert_eq(s.submitted, before, "%d reads were begun for nobody", (int)(s.submitted - before));
+    for (int i = 0; i < 12; i++)
+        ts_op_free(&more[i]);
+    ts_op_free(&o);
+    close_two(&t);
+}
+
+/* Beyond its memory a read is an ordinary one. */
+Test(hedge, memory_is_bounded)
+{
+    struct two t;
+    struct ts_op o[3];
+    open_two(&t);
+    t.h.limit = 2 * BLOCKS * t.layout.block_bytes;
+    kv_disk_hold(t.disk[FIRST], KV_IO_READ, "weft-kv.000", true);
+    for (int i = 0; i < 3; i++)
+        begin(&t, &o[i], BLOCKS);
+    cr_assert_eq(t.h.stats.blind, 1u);
+    ts_clock_ns += 1001;
+    turn(&t);
+    cr_assert_eq(t.began, 2, "there is no memory to ask a second one");
+    kv_disk_hold(t.disk[FIRST], KV_IO_READ, "weft-kv.000", false);
+    turn(&t);
+    for (int i = 0; i < 3; i++) {
+        check(&t, &o[i], BLOCKS);
+        ts_op_free(&o[i]);
+    }
+    close_two(&t);
+}
+
+/* The engine: the scripted tier is late or bad, a disk has the same blocks. */
+static void engine(bool late, bool hedge)
+{
+    static struct ts_tiers r;
+    memset(&r, 0, sizeof r);
+    r.script.ok = -1;
+    r.disk = kv_disk_new(9);
+    for (int life = 0; life < 2; life++) {
+        ts_tiers_open(&r, 64, true);
+        ts_tiers_host(&r, 4);
+        ts_tiers_script(&r);
+        ts_tiers_ssd(&r, 128);
+        ts_tiers_prompts(&r, life + 1);
+        r.store.hedge_ns = hedge ? 50 * MS : 0;
+        r.store.hedge_bytes = 16 << 20;
+        if (life) {
+            r.w.wanted[0].start = 1500 * MS; /* the disk's index has been read */
+            r.w.wanted[1].start = 6000 * MS;
+            r.script.garbage = true;
+            r.script.ok = late ? -1 : 3;
+            for (int s = 0; s < r.layout.n_sources && late; s++)
+                r.script.at[s] = 4000 * MS;
+            r.w.e.read_timeout_ns = 3000 * MS;
+        }
+        ts_world_run(&r.w, 3);
+        for (int i = 0; i <= life; i++)
+            ts_world_check_same(&r.w, i);
+        if (life) {
+            cr_assert_eq(r.w.got[0].cached, hedge || late ? 144 : 0, "%d", r.w.got[0].cached);
+            cr_assert_eq(r.w.got[0].ended < 4000 * MS, hedge || !late);
+        }
+        ts_tiers_close(&r, !life);
+    }
+    kv_disk_free(r.disk);
+}
+
+Test(hedge, a_late_tier_does_not_hold_up_a_prompt)
+{
+    engine(true, true);
+    engine(true, false);
+}
+
+Test(hedge, a_bad_tier_costs_no_hit)
+{
+    engine(false, true);
+    engine(false, false);
+}
