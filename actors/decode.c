@@ -19,6 +19,7 @@ static uint32_t place_of(const struct decode *d, const struct dec_stream *s)
 
 static void stream_clear(struct dec_stream *s)
 {
+    free(s->move);
     mdl_seq_free(s->seq);
     act_buf_free(s->recipe_buf);
     free(s->pages);
@@ -33,15 +34,14 @@ static int running_streams(const struct decode *d)
 {
     int n = 0;
     for (int i = 0; i < d->e->limits.streams; i++)
-        n += d->stream[i].state == DEC_RUNNING || d->stream[i].state == DEC_PARKED;
+        n += d->stream[i].state > DEC_RESERVED;
     return n;
 }
 
-/* The end of a sequence, outside a round. */
-static void stream_end(struct decode *d, struct dec_stream *s)
+void dec_stream_end(struct decode *d, struct dec_stream *s)
 {
-    if (s->state == DEC_RUNNING || s->state == DEC_PARKED)
-        dec_pages_end(d, s);
+    dec_move_drop(d, s, 0);
+    dec_pages_end(d, s);
     d->stats.cancelled += s->cancelled;
     dec_stats_add(d, s);
     stream_clear(s);
@@ -52,7 +52,7 @@ static void cancel_stream(struct decode *d, struct dec_stream *s)
     s->cancelled = true;
     s->run.ghost = true; /* in a round its rows run on, unpicked and uncommitted */
     if (!s->in_round)
-        stream_end(d, s);
+        dec_stream_end(d, s);
 }
 
 /* Of all attempts up to this one: an older one may still run on as a ghost beside it. */
@@ -112,8 +112,8 @@ static int take_sequence(struct decode *d, struct dec_stream *s, struct act_msg 
 {
     const struct act_p_handoff *p = act_p_handoff(m);
     const struct act_b_handoff *b = act_b_handoff(m);
-    size_t bytes, vocab = (size_t)d->e->m->cfg->vocab_size;
-    float *logits = act_msg_tail(m, &bytes);
+    size_t bytes, before = b->moved ? b->moved - 1 : (size_t)d->e->m->cfg->vocab_size;
+    uint32_t *last = act_msg_tail(m, &bytes);
     s->seq = act_handoff_take(m);
     s->n_pages = (int)p->pages;
     s->taint = b->taint;
@@ -124,12 +124,16 @@ static int take_sequence(struct decode *d, struct dec_stream *s, struct act_msg 
         s->logprobs = malloc(MDL_ROUND_MAX * sizeof *s->logprobs);
     if (!s->pages || !s->ids)
         return -ENOMEM;
-    memcpy(s->pages, logits + vocab, (size_t)s->n_pages * sizeof *s->pages);
+    memcpy(s->pages, last + before, (size_t)s->n_pages * sizeof *s->pages);
     memcpy(s->ids, s->recipe.ids, (size_t)s->recipe.n_ids * sizeof *s->ids);
     s->n_ids = s->recipe.n_ids;
     s->run = (struct mdl_stream){.seq = s->seq, .pick = dec_pick, .pick_ctx = s};
     s->spec.choice = dec_spec_choice(d, s);
-    int32_t id = dec_pick(s, s->n_ids, logits, false);
+    if (b->moved) {
+        dec_move_arrived(d, s, (const int32_t *)(const void *)last, (int)b->moved - 1);
+        return 0;
+    }
+    int32_t id = dec_pick(s, s->n_ids, (float *)(void *)last, false);
     s->run.next = id;
     return id < 0 ? id : 0;
 }
@@ -150,9 +154,11 @@ static void take_handoff(struct decode *d, struct act_msg *m)
         s->finish = ACT_FINISH_ERROR;
         s->error = r;
     }
+    if (!r && s->state == DEC_ARRIVED)
+        return;
     dec_tokens_send(d, s);
     if (s->finish != ACT_FINISH_NONE)
-        stream_end(d, s);
+        dec_stream_end(d, s);
 }
 
 /* Mail that came back. Tokens without a reader: the requester is gone, whatever became of its cancel. */
@@ -163,6 +169,7 @@ static void take_returned(struct decode *d, struct act_msg *m)
         d->asked = 0;
     if (type == ACT_TOKENS)
         cancel_attempts(d, m->request, m->attempt);
+    dec_move_returned(d, m);
     d->waiting &= !act_exchange_message(&d->exchange, m);
 }
 
@@ -186,8 +193,8 @@ static void report_load(struct decode *d)
     for (int i = 0; i < d->e->limits.streams; i++) {
         const struct dec_stream *stream = &d->stream[i];
         load.running += stream->state == DEC_RUNNING;
-        load.waiting += stream->state == DEC_RESERVED || stream->state == DEC_PARKED;
-        held += stream->state == DEC_RUNNING ? stream->n_pages : 0;
+        load.waiting += stream->state == DEC_RESERVED || stream->state == DEC_PARKED || stream->state == DEC_ARRIVED;
+        held += stream->aside ? 0 : stream->n_pages;
     }
     kv_device_stat(d->e->device, &s);
     load.pages_total = (uint32_t)s.pages;
@@ -224,6 +231,14 @@ static void take_messages(struct decode *d, struct act_msg *m, int count)
         case ACT_PAGES_GIVEN:
             dec_pages_given(d, &m[i]);
             break;
+        case ACT_MOVE:
+        case ACT_MOVE_GO:
+        case ACT_MOVED:
+        case ACT_RESERVED:
+        case ACT_TICKET_ABORT:
+        case ACT_TICKET_CLOSED:
+            dec_move_message(d, &m[i]);
+            break;
         case ACT_LOAD:
             note_busy(d, act_p_load(&m[i])->who, act_b_load(&m[i])->running > 0);
             break;
@@ -236,11 +251,17 @@ static void take_messages(struct decode *d, struct act_msg *m, int count)
                 report_load(d);
             else if (act_p_timer(&m[i])->tag == TAG_REPORT)
                 report(d);
+            else if (act_p_timer(&m[i])->tag == DEC_TAG_MOVES)
+                break; /* every turn looks after them */
             else
                 d->waiting &= !act_exchange_message(&d->exchange, &m[i]);
             break;
         case ACT_UNDELIVERABLE:
             take_returned(d, &m[i]);
+            break;
+        case ACT_DOWN:
+            dec_move_down(d, &m[i]);
+            d->waiting &= !act_exchange_message(&d->exchange, &m[i]);
             break;
         default:
             d->waiting &= !act_exchange_message(&d->exchange, &m[i]);
@@ -258,7 +279,7 @@ static void begin_round(struct decode *d)
     dec_unpark(d);
     for (int i = 0; i < d->e->limits.streams; i++) {
         struct dec_stream *s = &d->stream[i];
-        if (s->state != DEC_RUNNING)
+        if (s->state != DEC_RUNNING || (s->move && s->move->stopped))
             continue;
         if (!dec_pages_ensure(d, s)) {
             starved = true;
@@ -293,7 +314,7 @@ static void begin_round(struct decode *d)
         s->finish = ACT_FINISH_ERROR;
         s->error = -EIO;
         dec_tokens_send(d, s);
-        stream_end(d, s);
+        dec_stream_end(d, s);
     }
 }
 
@@ -313,7 +334,7 @@ static void end_round(struct decode *d, int status)
         struct dec_stream *s = d->round[i]->pick_ctx;
         s->in_round = false;
         if (s->cancelled) {
-            stream_end(d, s);
+            dec_stream_end(d, s);
             continue;
         }
         if (status || s->run.status) {
@@ -322,7 +343,7 @@ static void end_round(struct decode *d, int status)
         }
         dec_tokens_send(d, s);
         if (s->finish != ACT_FINISH_NONE || s->cancelled)
-            stream_end(d, s);
+            dec_stream_end(d, s);
     }
     act_progress(d->self);
     if (d->n_busy && d->e->limits.prefill_share_ns) {
@@ -361,13 +382,15 @@ static int decode_receive(struct act_self *self, void *state, struct act_msg *m,
         advance_round(d);
     else if (!d->running && !d->paused)
         begin_round(d);
+    bool sending = dec_move_push(d);
+    dec_move_deadlines(d);
     dec_pages_ask(d);
     /* Others give pages back without telling this actor. */
     if (d->tier_empty && !d->asked && !act_timer_pending(&d->retry))
         act_timer_after(d->self, &d->retry, RETRY_NS, TAG_RETRY);
     bool busy = running_streams(d) > 0;
     act_working(d->self, busy);
-    if (busy && ((d->running && !d->waiting) || (!d->running && !d->paused && d->n_round)))
+    if (sending || (busy && ((d->running && !d->waiting) || (!d->running && !d->paused && d->n_round))))
         act_yield(d->self);
     return 0;
 }
@@ -378,9 +401,11 @@ static void decode_stop(struct act_self *self, void *state, int reason)
     (void)self;
     (void)reason;
     for (int i = 0; d->stream && i < d->e->limits.streams; i++) {
-        if (d->stream[i].state == DEC_RUNNING)
-            dec_pages_return(d, d->stream[i].pages, d->stream[i].n_pages);
-        stream_clear(&d->stream[i]);
+        struct dec_stream *s = &d->stream[i];
+        dec_move_drop(d, s, 0);
+        if (!s->aside)
+            dec_pages_return(d, s->pages, s->n_pages);
+        stream_clear(s);
     }
     if (d->lease)
         dec_pages_return(d, d->lease, d->n_lease);

@@ -13,7 +13,7 @@
 
 /* Totals since start; the observer of struct act_engine gets them as DECODE_STATS. */
 struct act_decode_stats {
-    uint64_t rounds, requests, cancelled, parked, resumed;
+    uint64_t rounds, requests, cancelled, parked, resumed, moved;
     uint64_t round_ns, round_streams; /* time in rounds; sequences of all rounds together */
     uint32_t last_round_us, batch;    /* of the last round */
     struct mdl_counters tokens;       /* of sequences that have ended */

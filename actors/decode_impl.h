@@ -4,13 +4,28 @@
 
 #include "actors/decode.h"
 #include "actors/recipe.h"
+#include "actors/sending.h"
 #include "actors/speculate.h"
+
+enum { DEC_TAG_MOVES = 5 /* of a timer */, DEC_WATCHED = 16 };
 
 enum dec_state {
     DEC_FREE,
     DEC_RESERVED, /* a prompt is being computed for this place */
     DEC_RUNNING,
     DEC_PARKED,
+    DEC_ARRIVED, /* moved here; waits for its requester's word */
+    DEC_LEAVING, /* moved away; holds nothing, waits until its requester has heard it */
+    DEC_STATES,
+};
+
+/* On its way to another Decode. */
+struct dec_move {
+    struct act_addr to;
+    uint16_t attempt; /* there */
+    struct act_sending sending;
+    int told;     /* ids in RESERVE */
+    bool stopped; /* in no round any more */
 };
 
 struct decode;
@@ -41,6 +56,8 @@ struct dec_stream {
     bool in_round, cancelled, waits_for_page;
     uint32_t taint;
     int32_t hit;
+    struct dec_move *move; /* NULL: it stays */
+    int64_t wait_until;    /* ns; DEC_ARRIVED, DEC_LEAVING */
     /* Log-probabilities of the tokens of the present round. */
     struct mdl_logprobs *logprobs; /* [MDL_ROUND_MAX], when asked for */
     int n_logprobs;
@@ -74,7 +91,9 @@ struct decode {
     bool tier_empty; /* the last answer was: none */
     struct act_decode_stats stats;
     int64_t round_began; /* ns */
-    struct act_timer report, load;
+    struct act_timer report, load, moves;
+    struct act_addr watched[DEC_WATCHED]; /* Decodes of other nodes whose end it hears of */
+    unsigned next_watched;
     uint32_t load_sequence;
     struct cfg_error err;
 };
@@ -101,6 +120,28 @@ void dec_spec_stop(struct decode *d);
 /* Before mdl_decoder_begin: how far each sequence of the round drafts. */
 void dec_spec_round_begins(struct decode *d);
 void dec_spec_round_ended(struct decode *d, int status);
+
+/* ---- decode_move.c: sequences that move to another Decode, and from one ---- */
+
+/* MOVE, MOVE_GO, MOVED, RESERVED, TICKET_ABORT, TICKET_CLOSED. */
+void dec_move_message(struct decode *d, struct act_msg *m);
+/* One of its messages came back. */
+void dec_move_returned(struct decode *d, struct act_msg *m);
+/* The sequence ends, or has to be parked: it does not move. status: what its requester hears, 0: nothing. */
+void dec_move_drop(struct decode *d, struct dec_stream *s, int status);
+/* DOWN: sequences that were on their way there stay. */
+void dec_move_down(struct decode *d, struct act_msg *m);
+/* Sends what there is room for. True: there is more to send at once. */
+bool dec_move_push(struct decode *d);
+/* Ends what has waited for too long. */
+void dec_move_deadlines(struct decode *d);
+/* A HANDOFF of a sequence that decoded elsewhere; more [n]: its ids behind those of its recipe. */
+void dec_move_arrived(struct decode *d, struct dec_stream *s, const int32_t *more, int n);
+
+/* ---- decode.c ---- */
+
+/* The end of a sequence, outside a round. */
+void dec_stream_end(struct decode *d, struct dec_stream *s);
 
 /* ---- decode_stats.c: figures for the observer ---- */
 

@@ -99,7 +99,7 @@ void dec_pages_end(struct decode *d, struct dec_stream *s)
         if (s->taint == KV_CLEAN)
             act_history_snapshot(d->self, d->e, &s->recipe, s->ids, s->seq);
     }
-    if (s->state == DEC_RUNNING)
+    if (!s->aside)
         dec_pages_return(d, s->pages, s->n_pages);
     s->n_pages = 0;
     free(s->aside);
@@ -111,6 +111,7 @@ void dec_pages_end(struct decode *d, struct dec_stream *s)
 static bool park(struct decode *d, struct dec_stream *s)
 {
     size_t block = d->e->layout.block_bytes;
+    dec_move_drop(d, s, -ENOSPC);
     s->aside = malloc((size_t)s->n_pages * block + 1);
     if (!s->aside)
         return false;
@@ -135,7 +136,8 @@ bool dec_park_youngest(struct decode *d, const struct dec_stream *keep)
     struct dec_stream *young = NULL;
     for (int i = 0; i < d->e->limits.streams; i++) {
         struct dec_stream *s = &d->stream[i];
-        if (s->state == DEC_RUNNING && !s->in_round && s != keep && (!young || s->order > young->order))
+        bool leaves = s->move && s->move->stopped; /* its pages are free soon anyway */
+        if (s->state == DEC_RUNNING && !s->in_round && !leaves && s != keep && (!young || s->order > young->order))
             young = s;
     }
     return young && young->n_pages && park(d, young);

@@ -31,7 +31,7 @@ void dec_stats_send(struct decode *d)
     if (act_msg_new(ACT_DECODE_STATS, d->e->observer, 2 * places * sizeof(uint64_t), &m))
         return;
     struct mdl_counters c = t->tokens;
-    uint32_t state[DEC_PARKED + 1] = {0};
+    uint32_t state[DEC_STATES] = {0};
     for (int i = 0; i < d->e->limits.streams; i++) {
         const struct dec_stream *s = &d->stream[i];
         state[s->state]++;

@@ -72,4 +72,10 @@ static inline struct mdl_seq_params act_seq_params(const struct act_engine *e, i
                                    .external_blocks = true};
 }
 
+/* Tokens that a sequence may grow by while it moves to another Decode: the receiver has pages for so many more. */
+static inline int act_move_slack(const struct act_engine *e)
+{
+    return e->layout.block_tokens;
+}
+
 #endif

@@ -72,6 +72,18 @@ static int block_count(const struct landing *l, int tokens)
     return (tokens + l->e->layout.block_tokens - 1) / l->e->layout.block_tokens;
 }
 
+static bool is_moved(const struct slot *s)
+{
+    return s->recipe.body->flags & ACT_RECIPE_MOVED;
+}
+
+/* Tokens that there are rows for at most when the ticket is ready. */
+static int most_tokens(const struct landing *l, const struct slot *s)
+{
+    int n = s->recipe.n_ids + (is_moved(s) ? act_move_slack(l->e) : 0), most = s->recipe.n_ids + s->max_new;
+    return n < most ? n : most;
+}
+
 /* ---- what a ticket's rules ask for ---- */
 
 static void send(struct landing *l, struct act_msg *m)
@@ -199,23 +211,27 @@ static void step(struct landing *l, struct slot *s, enum act_ticket_event event,
 
 /* ---- a ready ticket ---- */
 
-/* To Decode as a Prefill of this process does it. */
-static int hand_to_decode(struct landing *l, struct slot *s, const struct act_b_kv_ready *b, const uint8_t *logits)
+/* To Decode as a Prefill of this process does it. last [n bytes]: logits, or ids of a sequence that moves. */
+static int hand_to_decode(struct landing *l, struct slot *s, const struct act_b_kv_ready *b, const uint8_t *last,
+                          size_t n)
 {
-    size_t bytes, vocab = (size_t)l->e->m->cfg->vocab_size * sizeof(float),
-                  held = (size_t)s->n_pages * sizeof *s->pages;
+    size_t bytes, held = (size_t)s->n_pages * sizeof *s->pages;
     struct act_msg m;
-    if (act_handoff_new(ACT_HANDOFF, l->decode[s->decode].addr, s->seq, vocab + held, &m))
+    if (act_handoff_new(ACT_HANDOFF, l->decode[s->decode].addr, s->seq, n + held, &m))
         return -ENOMEM;
     m.request = s->request;
     m.attempt = s->attempt;
     act_p_handoff(&m)->ticket = s->place;
     act_p_handoff(&m)->pages = (uint32_t)s->n_pages;
-    *act_b_handoff(&m) = (struct act_b_handoff){
-        .cached = b->cached, .hit = b->hit, .taint = b->taint, .decoder_start = b->decoder_start};
+    *act_b_handoff(&m) = (struct act_b_handoff){.cached = b->cached,
+                                                .hit = b->hit,
+                                                .taint = b->taint,
+                                                .decoder_start = b->decoder_start,
+                                                .moved = is_moved(s) ? (uint32_t)(n / sizeof(int32_t)) + 1 : 0};
     uint8_t *tail = act_msg_tail(&m, &bytes);
-    memcpy(tail, logits, vocab);
-    memcpy(tail + vocab, s->pages, held);
+    if (n)
+        memcpy(tail, last, n);
+    memcpy(tail + n, s->pages, held);
     s->seq = NULL;
     s->n_pages = 0;
     send(l, &m);
@@ -250,6 +266,28 @@ static int hand_to_replay(struct landing *l, struct slot *s, const struct act_b_
     return 0;
 }
 
+/* Of a sequence that moves: the ids behind those of its RESERVE are in `last` [n bytes]. */
+static int load_moved(struct landing *l, struct slot *s, const uint8_t *state, size_t state_bytes, const uint8_t *last,
+                      size_t n)
+{
+    int more = (int)(n / sizeof(int32_t)), all = s->recipe.n_ids + more;
+    if (n % sizeof(int32_t) || n > (size_t)act_move_slack(l->e) * sizeof(int32_t) || all - 1 > most_tokens(l, s))
+        return -EPROTO;
+    int32_t *ids = malloc((size_t)all * sizeof *ids);
+    if (!ids)
+        return -ENOMEM;
+    memcpy(ids, s->recipe.ids, (size_t)s->recipe.n_ids * sizeof *ids);
+    if (n)
+        memcpy(ids + s->recipe.n_ids, last, n);
+    int r = 0;
+    for (int i = 0; i < all && !r; i++)
+        r = ids[i] < 0 || ids[i] >= l->e->m->cfg->vocab_size ? -EPROTO : 0;
+    if (!r)
+        r = mdl_handoff_state_load(s->seq, MDL_HANDOFF_FULL, ids, all - 1, state, state_bytes, &l->err);
+    free(ids);
+    return r;
+}
+
 static void hand_on(struct landing *l, struct slot *s)
 {
     const size_t body = act_type_info(ACT_KV_READY)->body_size,
@@ -258,12 +296,16 @@ static void hand_on(struct landing *l, struct slot *s)
     const uint8_t *tail = s->ready->data + body;
     size_t bytes = s->ready->size - body;
     enum mdl_handoff_form form = (enum mdl_handoff_form)s->announced.form;
-    int r = form >= MDL_HANDOFF_FORMS || b->state > bytes || (form == MDL_HANDOFF_FULL && bytes - b->state != vocab)
+    bool full = form == MDL_HANDOFF_FULL;
+    int r = form >= MDL_HANDOFF_FORMS || b->state > bytes || (is_moved(s) && !full) ||
+                    (full && !is_moved(s) && bytes - b->state != vocab)
                 ? -EPROTO
+            : is_moved(s)
+                ? load_moved(l, s, tail, (size_t)b->state, tail + b->state, bytes - (size_t)b->state)
                 : mdl_handoff_state_load(s->seq, form, s->recipe.ids, s->recipe.n_ids, tail, (size_t)b->state, &l->err);
     struct handed *h = &l->decode[s->decode].handed[s->place];
     if (!r)
-        r = form == MDL_HANDOFF_FULL ? hand_to_decode(l, s, b, tail + b->state) : hand_to_replay(l, s, b);
+        r = full ? hand_to_decode(l, s, b, tail + b->state, bytes - (size_t)b->state) : hand_to_replay(l, s, b);
     if (r) {
         l->stats->failed++;
         tell_failed(l, s->requester, s->request, s->attempt, r);
@@ -391,7 +433,7 @@ static void ask_pages(struct landing *l, struct slot *s)
     struct act_msg m = act_msg_make(ACT_PAGES_ASK, l->e->tier);
     m.request = s->request;
     m.attempt = s->attempt;
-    act_p_pages_ask(&m)->pages = (uint32_t)block_count(l, s->recipe.n_ids);
+    act_p_pages_ask(&m)->pages = (uint32_t)block_count(l, most_tokens(l, s));
     s->later = false;
     s->asked_pages = act_request(l->self, &m) == 0;
     if (!s->asked_pages)
@@ -419,7 +461,7 @@ static void take_reserved(struct landing *l, struct act_msg *m)
 static int make_sequence(struct landing *l, struct slot *s)
 {
     const struct mdl_seq_params params = act_seq_params(l->e, s->recipe.n_ids + s->max_new);
-    s->seen = calloc((size_t)s->recipe.n_ids / 64 + 1, sizeof *s->seen);
+    s->seen = calloc((size_t)most_tokens(l, s) / 64 + 1, sizeof *s->seen);
     int r = s->seen ? mdl_seq_new(l->e->m->cfg, &params, &s->seq, &l->err) : -ENOMEM;
     for (int b = 0; !r && b < s->n_pages; b++)
         mdl_seq_attach(s->seq, b, kv_device_bytes(l->e->device, (int)s->pages[b]));
@@ -487,7 +529,7 @@ static void take_write(struct landing *l, struct act_msg *m)
         l->stats->stale++;
         return;
     }
-    int n = s->recipe.n_ids;
+    int n = most_tokens(l, s);
     if (from < 0 || from % 2 || to <= from || to > n || from / per != (to - 1) / per || in->number >= (uint32_t)n) {
         refuse_rows(l, s);
         return;
@@ -546,21 +588,70 @@ static void take_cancel(struct landing *l, struct act_msg *m)
         l->tombstone[l->next_tombstone++ % TOMBSTONES] = (struct tombstone){m->request, m->attempt};
 }
 
+/* The Decode that got the sequence; NULL: none did, or it has ended since. */
+static struct decoder *who_got(struct landing *l, uint64_t request, uint16_t attempt, struct act_addr *requester)
+{
+    for (int i = 0; i < l->e->n_decode; i++)
+        for (int k = 0; k < l->e->limits.streams; k++) {
+            const struct handed *h = &l->decode[i].handed[k];
+            if (!request || h->request != request || h->attempt != attempt)
+                continue;
+            *requester = h->requester;
+            return &l->decode[i];
+        }
+    return NULL;
+}
+
+/* MOVE or MOVE_GO (type) for a sequence that is not here. */
+static void refuse_move(struct landing *l, struct act_addr requester, enum act_type type, struct act_msg *m)
+{
+    if (type == ACT_MOVE_GO) {
+        tell_failed(l, requester, m->request, m->attempt, -EHOSTDOWN);
+        return;
+    }
+    struct act_msg no = act_msg_make(ACT_MOVED, requester);
+    no.request = m->request;
+    no.attempt = m->attempt;
+    *act_p_moved(&no) =
+        (struct act_p_moved){.to = act_p_move(m)->to, .status = -ENOENT, .attempt = act_p_move(m)->attempt};
+    send(l, &no);
+}
+
+static void pass_move(struct landing *l, struct act_msg *m)
+{
+    struct act_addr requester;
+    const struct decoder *d = who_got(l, m->request, m->attempt, &requester);
+    if (!d) {
+        refuse_move(l, m->src, (enum act_type)m->type, m);
+        return;
+    }
+    struct act_msg on = act_msg_make((enum act_type)m->type, d->addr);
+    on.request = m->request;
+    on.attempt = m->attempt;
+    memcpy(on.data, m->data, sizeof on.data);
+    send(l, &on);
+}
+
 static void take_returned(struct landing *l, struct act_msg *m)
 {
     enum act_type type = act_msg_returned_type(m);
     struct slot *s = find_slot(l, m->request, m->attempt);
     size_t bytes;
     if (type == ACT_HANDOFF && m->buf) { /* Decode had given the place up: a cancel crossed the hand-off */
-        const float *logits = (const float *)(const void *)(m->buf->data + act_type_info(type)->body_size);
-        return_pages(l, (const uint32_t *)(const void *)(logits + l->e->m->cfg->vocab_size),
-                     (int)act_p_handoff(m)->pages);
+        uint32_t moved = ((const struct act_b_handoff *)(const void *)m->buf->data)->moved;
+        size_t before = moved ? moved - 1 : (size_t)l->e->m->cfg->vocab_size;
+        const uint32_t *last = (const uint32_t *)(const void *)(m->buf->data + act_type_info(type)->body_size);
+        return_pages(l, last + before, (int)act_p_handoff(m)->pages);
     } else if (type == ACT_REPLAY && m->buf) {
         const uint32_t *page = (const uint32_t *)(const void *)(m->buf->data + act_type_info(type)->body_size);
         return_pages(l, page, (int)act_p_replay(m)->pages);
         const struct act_b_replay *b = (const struct act_b_replay *)(const void *)m->buf->data;
         act_cancel(l->self, b->decode, m->request, m->attempt, -ECANCELED);
         tell_failed(l, b->requester, m->request, m->attempt, -EHOSTDOWN);
+    } else if (type == ACT_MOVE || type == ACT_MOVE_GO) {
+        struct act_addr requester;
+        if (who_got(l, m->request, m->attempt, &requester))
+            refuse_move(l, requester, type, m);
     } else if (type == ACT_LOAD) {
         act_routers_message(&l->routers, m);
     } else if (type == ACT_RESERVE || type == ACT_PAGES_ASK) {
@@ -705,6 +796,11 @@ static int landing_receive(struct act_self *self, void *state, struct act_msg *m
             break;
         case ACT_DRAIN:
             l->draining = true;
+            report_load(l);
+            break;
+        case ACT_MOVE:
+        case ACT_MOVE_GO:
+            pass_move(l, &m[i]);
             break;
         case ACT_DOWN:
             take_down(l, &m[i]);

@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <string.h>
 
-enum { TRIES_MAX = 7, WAIT_NS = 200000000 };
+enum { TRIES_MAX = 7, WAIT_NS = 200000000, MOVE_PAUSE_NS = 1000000000 };
 
 /* How long a request that had a place waits for another one before it is given up. */
 static const int64_t patience_ns = INT64_C(10000000000);
@@ -40,6 +40,8 @@ void act_place_cancel(struct act_place *p, int reason)
         return;
     act_cancel(p->self, p->prefill, p->request, p->attempt, reason);
     act_cancel(p->self, p->decode, p->request, p->attempt, reason);
+    if (p->moving)
+        act_cancel(p->self, p->to, p->request, p->to_attempt, reason);
 }
 
 static enum act_place_event fail(struct act_place *p, int status)
@@ -52,11 +54,11 @@ static enum act_place_event fail(struct act_place *p, int status)
 static enum act_place_event again(struct act_place *p, int reason)
 {
     act_place_cancel(p, reason);
-    p->placed = p->computed = false;
+    p->placed = p->computed = p->moving = false;
     p->prefill = p->decode = ACT_NOBODY;
     p->reason = reason;
     p->give_up_at = act_now(p->self) + patience_ns;
-    p->attempt++;
+    p->attempt = ++p->last;
     p->replaced++;
     if (++p->tries == TRIES_MAX)
         return fail(p, -EHOSTDOWN);
@@ -73,7 +75,8 @@ static enum act_place_event take_routed(struct act_place *p, struct act_msg *m)
     const struct act_b_routed *b = act_b_routed(m);
     p->asked = false;
     p->retry_ms = in->retry_ms;
-    if (in->status == -EHOSTDOWN && p->replaced && act_now(p->self) < p->give_up_at) {
+    bool may_come = in->status == -EHOSTDOWN || in->status == -ESHUTDOWN; /* a node that is being restarted, perhaps */
+    if (may_come && p->replaced && act_now(p->self) < p->give_up_at) {
         act_timer_after(p->self, &p->wait, WAIT_NS, ACT_PLACE_TAG);
         return ACT_PLACE_STALE;
     }
@@ -91,15 +94,68 @@ static bool is_loss(int status)
     return status == -EHOSTDOWN || status == -ESHUTDOWN || status == -ETIMEDOUT || status == -ECONNRESET;
 }
 
+/* ---- planned moves ---- */
+
+static void send(struct act_place *p, struct act_msg *m)
+{
+    m->request = p->request;
+    m->attempt = p->attempt;
+    if (act_send(p->self, m))
+        act_msg_drop(m);
+}
+
+static void ask_to_move(struct act_place *p, struct act_addr to)
+{
+    if (!p->placed || !p->computed || p->moving || act_now(p->self) < p->move_after || act_addr_equal(to, p->decode))
+        return;
+    struct act_msg m = act_msg_make(ACT_MOVE, p->decode);
+    p->moving = true;
+    p->to = to;
+    p->to_attempt = ++p->last;
+    *act_p_move(&m) = (struct act_p_move){.to = to, .attempt = p->to_attempt};
+    send(p, &m);
+}
+
+/* The place that the sequence has left says where it is; there it goes on when told so. */
+static enum act_place_event take_moved(struct act_place *p, struct act_msg *m)
+{
+    const struct act_p_moved in = *act_p_moved(m);
+    struct act_promise promise = act_promise_of(m);
+    struct act_msg heard = act_msg_make(ACT_MOVED, ACT_NOBODY);
+    bool mine = p->placed && m->attempt == p->attempt;
+    *act_p_moved(&heard) = in;
+    if (act_reply(p->self, &promise, &heard))
+        act_msg_drop(&heard);
+    if (!mine && !in.status && in.attempt != p->attempt) /* it went on elsewhere in the meantime */
+        act_cancel(p->self, in.to, p->request, (uint16_t)in.attempt, -ECANCELED);
+    if (!mine)
+        return ACT_PLACE_STALE;
+    p->moving = false;
+    p->move_after = act_now(p->self) + MOVE_PAUSE_NS;
+    if (in.status)
+        return ACT_PLACE_STALE;
+    p->attempt = (uint16_t)in.attempt;
+    p->last = p->last > p->attempt ? p->last : p->attempt;
+    p->decode = in.to;
+    p->moved++;
+    struct act_msg book = act_msg_make(ACT_ROUTE_MOVED, p->router), go = act_msg_make(ACT_MOVE_GO, p->decode);
+    act_p_route_moved(&book)->decode = p->decode;
+    send(p, &book);
+    send(p, &go);
+    return ACT_PLACE_MOVED;
+}
+
 enum act_place_event act_place_message(struct act_place *p, struct act_msg *m)
 {
     if (m->type == ACT_TIMER)
         return act_p_timer(m)->tag != ACT_PLACE_TAG ? ACT_PLACE_NONE : ACT_PLACE_ASK;
     enum act_type back = m->type == ACT_UNDELIVERABLE ? act_msg_returned_type(m) : ACT_NONE;
-    if (back && back != ACT_ROUTE && back != ACT_PREFILL)
+    if (back && back != ACT_ROUTE && back != ACT_PREFILL && back != ACT_MOVE && back != ACT_MOVE_GO)
         return ACT_PLACE_STALE;
     if (m->request != p->request)
         return ACT_PLACE_NONE;
+    if (m->type == ACT_MOVED)
+        return take_moved(p, m);
     if (m->attempt != p->attempt)
         return ACT_PLACE_STALE;
     switch (m->type) {
@@ -109,7 +165,14 @@ enum act_place_event act_place_message(struct act_place *p, struct act_msg *m)
         if (!p->placed || (p->computed && act_addr_equal(act_p_route_lost(m)->who, p->prefill)))
             return ACT_PLACE_STALE;
         return again(p, act_p_route_lost(m)->reason);
+    case ACT_ROUTE_MOVE:
+        ask_to_move(p, act_p_route_move(m)->decode);
+        return ACT_PLACE_STALE;
     case ACT_UNDELIVERABLE:
+        if (back == ACT_MOVE || back == ACT_MOVE_GO) {
+            p->moving = false;
+            return p->placed && back == ACT_MOVE_GO ? again(p, -EHOSTDOWN) : ACT_PLACE_STALE;
+        }
         p->asked = false;
         return back == ACT_ROUTE ? fail(p, -EHOSTDOWN) : p->placed ? again(p, -EHOSTDOWN) : ACT_PLACE_STALE;
     case ACT_FAILED:

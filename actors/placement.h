@@ -3,7 +3,10 @@
  * Part of the state of the actor that owns a request (the gateway's Request, clients in tests); that actor alone calls
  * it. The owner asks the Router for a place, sends its prompt there, and hands every message here first. When Prefill
  * or Decode of the present place is gone, the older attempt is cancelled and the owner is told to ask again, with all
- * tokens it has: the request goes on from there. Messages of older attempts are worth nothing any more. */
+ * tokens it has: the request goes on from there. Messages of older attempts are worth nothing any more.
+ *
+ * A planned move (decode_move.c) is asked for by the Router and done by Decode; the owner has no part in it. It ends
+ * with MOVED behind the last tokens of the old place; only then is the new one told to go on. */
 #ifndef WEFT_ACTORS_PLACEMENT_H
 #define WEFT_ACTORS_PLACEMENT_H
 
@@ -15,6 +18,7 @@ enum act_place_event {
     ACT_PLACE_ASK,    /* call act_place_ask with the tokens as they are now */
     ACT_PLACE_GO,     /* prefill and decode are known: send PREFILL to act_place.prefill under act_place.attempt */
     ACT_PLACE_FAILED, /* no place, or too many attempts: status and retry_ms say more */
+    ACT_PLACE_MOVED,  /* the sequence goes on at another Decode, under a new attempt; nothing is to be done */
 };
 
 /* The tag of the timer message that belongs to act_place_message. */
@@ -25,11 +29,17 @@ struct act_place {
     struct act_addr router;
     uint64_t request;
     uint16_t attempt; /* of the present place */
+    uint16_t last;    /* the highest attempt that was given to anybody */
     struct act_addr prefill, decode;
     bool asked, placed;
-    bool computed;      /* the prompt is in: Prefill's end no longer matters */
-    int tries;          /* attempts since the last progress */
-    int replaced;       /* attempts after the first, in all */
+    bool computed; /* the prompt is in: Prefill's end no longer matters */
+    int tries;     /* attempts since the last progress */
+    int replaced;  /* attempts after the first, in all, but for planned moves */
+    bool moving;   /* Decode was asked to move the sequence to `to`, as attempt to_attempt */
+    struct act_addr to;
+    uint16_t to_attempt;
+    int64_t move_after; /* ns: not before then is it asked again */
+    int moved;          /* planned moves */
     int64_t give_up_at; /* ns: no place until then fails the request */
     struct act_timer wait;
     int status; /* why it failed: -EAGAIN too busy, -ESHUTDOWN draining, -EHOSTDOWN nobody there */

@@ -122,7 +122,7 @@ void pre_send_rest(struct prefill *p, struct job *j, const float *logits)
                                          .taint = replayed ? KV_TAINTED : KV_CLEAN,
                                          .decoder_start = (uint32_t)j->plan.decoder_start};
     size_t vocab = (size_t)p->e->m->cfg->vocab_size * sizeof *logits;
-    int r = act_sending_finish(&j->sending, j->seq, logits, &known);
+    int r = act_sending_finish(&j->sending, j->seq, logits, j->sending.form == MDL_HANDOFF_FULL ? vocab : 0, &known);
     if (r == -EAGAIN && j->state == JOB_RUNNING && logits && (j->logits = malloc(vocab)))
         memcpy(j->logits, logits, vocab);
     j->state = JOB_SENDING;

@@ -6,7 +6,9 @@
 #include "actors/runtime/message.h"
 #include "model/sampler.h"
 
-enum { ACT_RECIPE_IGNORE_EOS = 1, ACT_RECIPE_EXACT = 2, ACT_RECIPE_LOGPROBS = 4 };
+/* Bits of its flags. MOVED, in a RESERVE: the sequence decodes already, at the sender's, and goes on doing so until its
+ * state is sent (decode_move.c). */
+enum { ACT_RECIPE_IGNORE_EOS = 1, ACT_RECIPE_EXACT = 2, ACT_RECIPE_LOGPROBS = 4, ACT_RECIPE_MOVED = 8 };
 
 /* Bits of TOKENS.finish. */
 enum act_finish { ACT_FINISH_NONE, ACT_FINISH_STOP, ACT_FINISH_LENGTH, ACT_FINISH_CANCELLED, ACT_FINISH_ERROR };

@@ -27,7 +27,7 @@ struct placed {
     uint16_t attempt;
     struct act_addr requester;
     int prefill, decode; /* members; -1: has no part in it any more */
-    uint32_t tokens;
+    uint32_t tokens, pages;
 };
 
 /* Where a block of history was computed. Direct-mapped: the newest replaces what was there. */
@@ -280,7 +280,8 @@ static void take_route(struct router *r, struct act_msg *m)
                              .requester = m->src,
                              .prefill = prefill,
                              .decode = decode,
-                             .tokens = w.tokens};
+                             .tokens = w.tokens,
+                             .pages = w.pages};
         at = find_placed(r, m->request);
         p->next = *at;
         *at = p;
@@ -302,6 +303,50 @@ static void take_done(struct router *r, struct act_msg *m)
         leave_prefill(r, *at);
     else
         forget(r, at);
+}
+
+/* Sequences at a Decode that is being drained had better run elsewhere; where there is no other, they end there. Those
+ * that stay because of a full place are asked again with the next report. */
+static void move_away(struct router *r, int i)
+{
+    for (int b = 0; b < BUCKETS; b++)
+        for (struct placed *p = r->bucket[b]; p; p = p->next) {
+            if (p->decode != i || p->prefill >= 0)
+                continue;
+            const struct want w = {.tokens = p->tokens, .pages = p->pages, .avoid = i};
+            int to = choose(r, CFG_ROLE_DECODE, &w);
+            if (to < 0 || to == i)
+                return;
+            struct act_msg m = act_msg_make(ACT_ROUTE_MOVE, p->requester);
+            m.request = p->request;
+            m.attempt = p->attempt;
+            act_p_route_move(&m)->decode = r->member[to].addr;
+            if (act_send(r->self, &m))
+                act_msg_drop(&m);
+        }
+}
+
+static void take_moved(struct router *r, struct act_msg *m)
+{
+    struct placed *p = *find_placed(r, m->request);
+    struct act_addr to = act_p_route_moved(m)->decode;
+    if (!p || m->attempt <= p->attempt)
+        return;
+    if (p->decode >= 0)
+        r->member[p->decode].own--;
+    p->attempt = m->attempt;
+    p->decode = find_member(r, to);
+    if (p->decode >= 0) {
+        r->member[p->decode].own++;
+        r->member[p->decode].own_pages += p->pages;
+        return;
+    }
+    struct act_msg lost = act_msg_make(ACT_ROUTE_LOST, p->requester); /* it ended in the meantime */
+    lost.request = p->request;
+    lost.attempt = p->attempt;
+    *act_p_route_lost(&lost) = (struct act_p_route_lost){.who = to, .reason = -EHOSTDOWN};
+    if (act_send(r->self, &lost))
+        act_msg_drop(&lost);
 }
 
 static void take_load(struct router *r, struct act_msg *m)
@@ -327,6 +372,8 @@ static void take_load(struct router *r, struct act_msg *m)
     who->own_pages = 0;
     who->pages_free = b->pages_free;
     who->pages_total = b->pages_total;
+    if (who->draining && who->role == CFG_ROLE_DECODE)
+        move_away(r, i);
 }
 
 /* ---- other nodes ---- */
@@ -423,6 +470,9 @@ static int router_receive(struct act_self *self, void *state, struct act_msg *m,
             break;
         case ACT_ROUTE_DONE:
             take_done(r, &m[i]);
+            break;
+        case ACT_ROUTE_MOVED:
+            take_moved(r, &m[i]);
             break;
         case ACT_LOAD:
             take_load(r, &m[i]);

@@ -89,15 +89,14 @@ int act_sending_rows(struct act_sending *s, const struct mdl_seq *seq, int end)
     return r;
 }
 
-int act_sending_finish(struct act_sending *s, const struct mdl_seq *seq, const float *logits,
+int act_sending_finish(struct act_sending *s, const struct mdl_seq *seq, const void *last, size_t last_bytes,
                        const struct act_b_kv_ready *known)
 {
     struct act_msg m;
-    size_t bytes, state = mdl_handoff_state_bytes(seq, s->form),
-                  vocab = s->form == MDL_HANDOFF_FULL ? (size_t)seq->cfg->vocab_size * sizeof *logits : 0;
+    size_t bytes, state = mdl_handoff_state_bytes(seq, s->form);
     int r = act_sending_rows(s, seq, mdl_handoff_tokens(s->form, seq->encoded));
     if (!r)
-        r = act_msg_new(ACT_KV_READY, s->reader, state + vocab, &m);
+        r = act_msg_new(ACT_KV_READY, s->reader, state + last_bytes, &m);
     if (r)
         return r;
     m.request = s->request;
@@ -108,8 +107,8 @@ int act_sending_finish(struct act_sending *s, const struct mdl_seq *seq, const f
     act_b_kv_ready(&m)->state = state;
     uint8_t *tail = act_msg_tail(&m, &bytes);
     mdl_handoff_state_save(seq, s->form, tail);
-    if (vocab)
-        memcpy(tail + state, logits, vocab);
+    if (last_bytes)
+        memcpy(tail + state, last, last_bytes);
     r = act_send(s->self, &m);
     if (r)
         act_msg_drop(&m);

@@ -1,6 +1,6 @@
 /* The writer's end of a hand-off to another process: a ticket, the rows that are sent while the prompt is computed, and
- * the state behind it. Part of a job of the Prefill actor; that actor alone calls it. What the reader's end does is in
- * landing.h, the rules of the ticket in ticket.h.
+ * the state behind it. Part of a job of the Prefill actor, or of a sequence that leaves a Decode actor; that actor
+ * alone calls it. What the reader's end does is in landing.h, the rules of the ticket in ticket.h.
  *
  * A write is a message, so its bytes are copied when it is sent and no write of this end is ever under way; the reader
  * takes a write only under the generation of its ticket. */
@@ -35,9 +35,9 @@ bool act_sending_writing(const struct act_sending *s);
 /* Sends the rows of the tokens up to `end` that were not sent yet: end is even, or the last. 0; -EAGAIN: no room for
  * all of them, to be called again; -ENOMEM. */
 int act_sending_rows(struct act_sending *s, const struct mdl_seq *seq, int end);
-/* All that is left: rows up to the end, then the state. logits [vocab], form full only. known: the body of KV_READY but
- * for `state`. Errors as above. After 0 the sequence is not needed any more. */
-int act_sending_finish(struct act_sending *s, const struct mdl_seq *seq, const float *logits,
+/* All that is left: rows up to the end, then the state, then `last`: what KV_READY ends with. known: its body but for
+ * `state`. Errors as above. After 0 a prompt's sequence is not needed any more. */
+int act_sending_finish(struct act_sending *s, const struct mdl_seq *seq, const void *last, size_t last_bytes,
                        const struct act_b_kv_ready *known);
 /* An event of the ticket: GIVE_UP, LEASE, DOWN. Returns what its owner has to do: DO_FAIL, DO_END. */
 unsigned act_sending_event(struct act_sending *s, enum act_ticket_event event);

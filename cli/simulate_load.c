@@ -355,6 +355,7 @@ static void take_message(struct load *l, struct request *r, struct act_msg *m)
     case ACT_PLACE_NONE:
         break;
     case ACT_PLACE_STALE:
+    case ACT_PLACE_MOVED:
         return;
     case ACT_PLACE_ASK:
         ask(l, r);

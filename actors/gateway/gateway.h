@@ -56,6 +56,7 @@ struct gw_metrics {
     struct act_b_kv_stats tier[GW_TIERS]; /* by enum act_tier_kind */
     struct act_times tier_times[GW_TIERS][ACT_TIER_VERBS];
     uint64_t replaced;                                                           /* attempts after the first */
+    uint64_t moved;                                                              /* planned moves of sequences */
     struct gw_decode_figures decoder;                                            /* of all Decode actors together */
     struct gw_histogram first_token, inter_token, total, queue, prefill, decode; /* seconds */
     struct gw_histogram delivery; /* seconds from a token's making to its leaving for the client */

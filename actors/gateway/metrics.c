@@ -251,6 +251,8 @@ int gw_metrics_text(const struct gw_context *g, struct gw_bytes *b)
     single(b, "requests_replaced_total", "counter",
            "Times that a request went on at another place because a part of the engine had ended.",
            (double)m->replaced);
+    single(b, "requests_moved_total", "counter",
+           "Times that a running sequence went over to another node, as planned, state and all.", (double)m->moved);
     labelled(b, "requests_refused_total", "Requests refused, by cause.", "cause", refusals, m->refused, GW_REFUSALS);
     histogram(b, "request_queue_time_seconds", "From the request to the beginning of its prompt's computation.",
               &m->queue);

@@ -587,6 +587,12 @@ static bool take_placement(struct request *r, struct act_msg *m)
     case ACT_PLACE_FAILED:
         no_place(r);
         break;
+    case ACT_PLACE_MOVED:
+        r->drafts_before = r->usage.drafts;
+        r->g->metrics.moved++;
+        act_log_event(r->g->log, ACT_LOG_INFO, "request", r->job->id, "moved", "id=%s attempt=%d tokens=%u",
+                      r->job->public_id, r->place.attempt, r->received);
+        break;
     }
     return false;
 }

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "actors/link.h"
 #include "actors/recipe.h"
 #include "tests/support/engine_world.h"
 
@@ -111,12 +112,17 @@ static void take_timer(struct act_self *self, struct ts_world *w, int tag)
         }
     } else {
         const struct ts_kill *k = &w->kill[tag - 2 * TS_WORLD_REQUESTS];
+        const struct ts_far *f = k->other ? &w->other : &w->far;
         struct act_addr who = k->role == CFG_ROLE_PREFILL  ? w->e.prefill[k->index]
-                              : k->role == CFG_ROLE_KV     ? w->far.landing
-                              : k->role == CFG_ROLE_EXPERT ? w->far.replay
-                              : w->split                   ? w->far.e.decode[k->index]
+                              : k->role == CFG_ROLE_KV     ? f->landing
+                              : k->role == CFG_ROLE_EXPERT ? f->replay
+                              : w->split                   ? f->e.decode[k->index]
                                                            : w->e.decode[k->index];
-        act_exit(self, who, -EIO);
+        struct act_msg drain = act_msg_make(ACT_DRAIN, who);
+        if (!k->drain)
+            act_exit(self, who, -EIO);
+        else
+            cr_assert_eq(act_send(self, &drain), 0);
     }
 }
 
@@ -129,6 +135,7 @@ static void take_message(struct act_self *self, struct ts_world *w, struct act_m
     case ACT_PLACE_NONE:
         break;
     case ACT_PLACE_STALE:
+    case ACT_PLACE_MOVED:
         return;
     case ACT_PLACE_ASK:
         ask(w, (int)m->request - 1);
@@ -170,9 +177,25 @@ static int client_receive(struct act_self *self, void *state, struct act_msg *m,
     return 0;
 }
 
+/* What the link says when a node is up. */
+static void tell_router(struct act_self *self, const struct ts_world *w)
+{
+    const struct act_node_actor a[] = {{.kind = ACT_NODE_PREFILL, .addr = w->e.prefill[0]},
+                                       {.kind = ACT_NODE_DECODE, .addr = w->far.landing},
+                                       {.kind = ACT_NODE_DECODE, .addr = w->other.landing}};
+    struct act_msg m;
+    size_t bytes;
+    cr_assert_eq(act_msg_new(ACT_NODE_UP, w->e.router, sizeof a, &m), 0);
+    memcpy(act_msg_tail(&m, &bytes), a, sizeof a);
+    *act_p_node_up(&m) = (struct act_p_node_up){.actors = 3};
+    cr_assert_eq(act_send(self, &m), 0);
+}
+
 static int client_start(struct act_self *self, void *state, const void *arg)
 {
     struct ts_world *w = ((struct client *)state)->w = (struct ts_world *)arg;
+    if (w->two)
+        tell_router(self, w);
     for (int i = 0; i < w->n; i++) {
         act_timer_at(self, &w->timer[i], w->wanted[i].start, (uint64_t)i);
         if (w->wanted[i].cancel)

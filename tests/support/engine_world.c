@@ -75,7 +75,8 @@ static void spawn(struct ts_world *w, enum ts_part part, int index, const void *
                                             .receive = outer_receive,
                                             .stop = outer_stop};
     const struct act_spawn spec = {.behaviour = &w->outer[part],
-                                   .worker = w->split && index >= TS_FAR          ? TS_WORLD_FAR
+                                   .worker = w->two && index >= TS_OTHER          ? TS_WORLD_OTHER
+                                             : w->split && index >= TS_FAR        ? TS_WORLD_FAR
                                              : part == TS_PART_EXPERT && w->apart ? TS_WORLD_APART + index
                                                                                   : TS_WORLD_ENGINE,
                                    .arg = in,
@@ -99,45 +100,58 @@ static void spawn_at_client(struct ts_world *w, const struct act_behaviour *b, c
 
 /* ---- the other process ---- */
 
-void ts_world_split(struct ts_world *w, int pages, enum mdl_handoff_form form)
+static void make_far(struct ts_world *w, struct ts_far *f, int pages)
 {
     struct cfg_error err;
-    struct ts_far *f = &w->far;
-    w->split = true;
-    w->e.form = form;
-    w->e.tickets = (struct act_ticket_times){
-        .grant = 500000000, .lease = INT64_C(1000000000), .quarantine = 500000000, .fence = 100000000};
     f->e = w->e;
-    cr_assert_le(w->e.experts.n, TS_WORLD_SHARDS - TS_FAR);
+    cr_assert_le(w->e.experts.n, TS_OTHER - TS_FAR);
     cr_assert_eq(kv_device_new(pages, f->e.layout.block_bytes, 8 << 20, &f->e.device, &err), 0);
     cr_assert_eq(kv_device_canary(f->e.device), 0);
     cr_assert_eq(act_map_even(1, w->m->cfg->n_layers, w->m->cfg->n_experts, w->e.experts.n, &f->map), 0);
     f->e.experts.map = f->map;
 }
 
-static void spawn_far(struct ts_world *w)
+void ts_world_split(struct ts_world *w, int pages, enum mdl_handoff_form form)
 {
-    struct ts_far *f = &w->far;
-    spawn(w, TS_PART_TIER, TS_FAR, &f->e, &f->e.tier);
+    w->split = true;
+    w->e.form = form;
+    w->e.tickets = (struct act_ticket_times){
+        .grant = 500000000, .lease = INT64_C(1000000000), .quarantine = 500000000, .fence = 100000000};
+    make_far(w, &w->far, pages);
+}
+
+void ts_world_add_other(struct ts_world *w, int pages)
+{
+    w->two = true;
+    make_far(w, &w->other, pages);
+}
+
+static void spawn_far(struct ts_world *w, struct ts_far *f, int index)
+{
+    spawn(w, TS_PART_TIER, index, &f->e, &f->e.tier);
     for (int i = 0; i < f->e.experts.n; i++) {
         f->expert[i] = (struct act_expert_arg){.m = w->m, .map = f->map, .index = i};
-        spawn(w, TS_PART_EXPERT, TS_FAR + i, &f->expert[i], &f->e.experts.shard[i]);
+        spawn(w, TS_PART_EXPERT, index + i, &f->expert[i], &f->e.experts.shard[i]);
     }
     for (f->e.n_decode = 0; f->e.n_decode < (w->decodes ? w->decodes : 1); f->e.n_decode++)
-        spawn(w, TS_PART_DECODE, TS_FAR + f->e.n_decode, &f->e, &f->e.decode[f->e.n_decode]);
-    spawn(w, TS_PART_PREFILL, TS_FAR, &f->e, &f->replay);
-    f->arg = (struct act_landing_arg){.engine = &f->e, .replay = f->replay, .router = &w->e.router, .stats = &f->stats};
-    spawn(w, TS_PART_LANDING, TS_FAR, &f->arg, &f->landing);
+        spawn(w, TS_PART_DECODE, index + f->e.n_decode, &f->e, &f->e.decode[f->e.n_decode]);
+    spawn(w, TS_PART_PREFILL, index, &f->e, &f->replay);
+    f->arg = (struct act_landing_arg){
+        .engine = &f->e, .replay = f->replay, .router = w->two ? NULL : &w->e.router, .stats = &f->stats};
+    spawn(w, TS_PART_LANDING, index, &f->arg, &f->landing);
     f->e.load = f->landing;
 }
 
 /* Both ways. */
 static void link_far(struct ts_world *w)
 {
+    static const int worker[] = {TS_WORLD_ENGINE, TS_WORLD_FAR, TS_WORLD_OTHER};
     if (!w->kv_link.lose && !w->kv_link.copy && !w->kv_link.delay_max)
         return;
-    act_sim_link(w->sim, w->rt, TS_WORLD_ENGINE, TS_WORLD_FAR, &w->kv_link);
-    act_sim_link(w->sim, w->rt, TS_WORLD_FAR, TS_WORLD_ENGINE, &w->kv_link);
+    for (int i = 0; i < 2 + w->two; i++)
+        for (int k = 0; k < 2 + w->two; k++)
+            if (i != k)
+                act_sim_link(w->sim, w->rt, worker[i], worker[k], &w->kv_link);
 }
 
 uint64_t ts_world_run(struct ts_world *w, uint64_t seed)
@@ -147,6 +161,7 @@ uint64_t ts_world_run(struct ts_world *w, uint64_t seed)
     struct act_config c = {.epoch = 1, .workers = TS_WORLD_APART + (w->apart ? w->e.experts.n : 0)};
     c.worker[TS_WORLD_ENGINE] = (struct act_worker_config){.name = "engine", .kind = ACT_WORKER_ENGINE, .cpu = -1};
     c.worker[TS_WORLD_FAR] = (struct act_worker_config){.name = "far", .kind = ACT_WORKER_ENGINE, .cpu = -1};
+    c.worker[TS_WORLD_OTHER] = (struct act_worker_config){.name = "other", .kind = ACT_WORKER_ENGINE, .cpu = -1};
     c.worker[TS_WORLD_CLIENT] = (struct act_worker_config){.name = "client", .kind = ACT_WORKER_ENGINE, .cpu = -1};
     for (int i = TS_WORLD_APART; i < c.workers; i++)
         c.worker[i] = (struct act_worker_config){.name = "shard", .kind = ACT_WORKER_ENGINE, .cpu = -1};
@@ -177,9 +192,11 @@ uint64_t ts_world_run(struct ts_world *w, uint64_t seed)
         spawn(w, TS_PART_PREFILL, w->e.n_prefill, &w->e, &w->e.prefill[w->e.n_prefill]);
     w->members = w->e;
     if (w->split) {
-        spawn_far(w);
+        spawn_far(w, &w->far, TS_FAR);
+        if (w->two)
+            spawn_far(w, &w->other, TS_OTHER);
         link_far(w);
-        w->members.n_decode = 1;
+        w->members.n_decode = !w->two;
         w->members.decode[0] = w->far.landing;
         w->router.engine = &w->members;
     }
@@ -196,14 +213,15 @@ void ts_world_check_baseline(struct ts_world *w)
     kv_device_stat(w->e.device, &s);
     cr_expect_le(s.held, w->e.n_decode * w->e.limits.lease + (w->split ? 0 : 2), "%d pages are still held", s.held);
     cr_expect_eq(s.changed + (uint64_t)kv_device_canary_check(w->e.device), 0u, "a finished block was written to");
-    if (!w->split)
-        return;
-    kv_device_stat(w->far.e.device, &s);
-    cr_expect_le(s.held, w->far.e.n_decode * w->far.e.limits.lease + 2, "%d pages are still held at the other side",
-                 s.held);
-    cr_expect_eq(s.changed + (uint64_t)kv_device_canary_check(w->far.e.device), 0u,
-                 "a finished block was written to at the other side");
-    cr_expect_eq(w->far.stats.open, 0, "%d tickets are open", w->far.stats.open);
+    for (int i = 0; i < w->split + w->two; i++) {
+        const struct ts_far *f = i ? &w->other : &w->far;
+        kv_device_stat(f->e.device, &s);
+        cr_expect_le(s.held, f->e.n_decode * f->e.limits.lease + 2, "%d pages are still held at the other side",
+                     s.held);
+        cr_expect_eq(s.changed + (uint64_t)kv_device_canary_check(f->e.device), 0u,
+                     "a finished block was written to at the other side");
+        cr_expect_eq(f->stats.open, 0, "%d tickets are open", f->stats.open);
+    }
 }
 
 void ts_world_close(struct ts_world *w)
@@ -211,8 +229,10 @@ void ts_world_close(struct ts_world *w)
     act_sim_free(w->sim);
     kv_device_free(w->e.device);
     kv_device_free(w->far.e.device);
+    kv_device_free(w->other.e.device);
     act_map_free(w->map);
     act_map_free(w->far.map);
+    act_map_free(w->other.map);
     mdl_model_close(w->m);
 }
 

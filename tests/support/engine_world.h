@@ -17,9 +17,11 @@ enum {
     TS_WORLD_ENGINE,
     TS_WORLD_CLIENT,
     TS_WORLD_FAR,   /* with split */
+    TS_WORLD_OTHER, /* with a second Decode process */
     TS_WORLD_APART, /* the first shard's worker, when they are apart */
     TS_WORLD_REQUESTS = 256,
     TS_WORLD_SHARDS = 8,
+    TS_WORLD_ACTORS = 12, /* of a part */
     TS_WORLD_BLOCK = 16,
     TS_WORLD_IDS = 256,
     TS_WORLD_KILLS = 8,
@@ -46,6 +48,8 @@ struct ts_outcome {
 /* An actor that fails at a virtual time. */
 struct ts_kill {
     int64_t at;
+    bool drain; /* or, a Landing, that is told to drain */
+    bool other; /* of the second Decode process */
     unsigned
         role; /* CFG_ROLE_PREFILL, CFG_ROLE_DECODE; CFG_ROLE_KV: the Landing; CFG_ROLE_EXPERT: the replaying Prefill */
     int index;
@@ -63,8 +67,10 @@ struct ts_far {
 
 enum ts_part { TS_PART_TIER, TS_PART_EXPERT, TS_PART_DECODE, TS_PART_PREFILL, TS_PART_LANDING, TS_PARTS };
 
-/* ts_inner.index of what is in the other process of a split world is at least this. */
-enum { TS_FAR = 4 };
+/* ts_inner.index of what is in the other process of a split world is at least this; in the second one at least
+ * TS_OTHER.
+ */
+enum { TS_FAR = 4, TS_OTHER = 8 };
 
 /* An actor of the engine with something of the test before it. */
 struct ts_world;
@@ -110,12 +116,13 @@ struct ts_world {
     /* Prefill here, Decode in another process (struct ts_far), with a Landing before it and a link with these faults in
      * between. */
     bool split;
+    bool two; /* and a second one of these */
     struct act_sim_fault kv_link;
-    struct ts_far far;
+    struct ts_far far, other;
     struct act_engine members; /* as the Router knows them */
     int64_t cost[TS_PARTS];    /* virtual ns that a call of such an actor takes */
 
-    struct ts_inner inner[TS_PARTS][TS_WORLD_SHARDS];
+    struct ts_inner inner[TS_PARTS][TS_WORLD_ACTORS];
     struct act_behaviour outer[TS_PARTS];
     struct act_timer timer[2 * TS_WORLD_REQUESTS + TS_WORLD_KILLS]; /* of the client: starts, cancels, kills */
 };
@@ -137,6 +144,8 @@ void ts_world_close(struct ts_world *w);
 void ts_world_plain(struct ts_world *w, const struct ts_wanted *q, const struct mdl_providers *providers, int32_t *out);
 /* Prefill here, Decode in another process with so many pages; before ts_world_run, after limits are set. */
 void ts_world_split(struct ts_world *w, int pages, enum mdl_handoff_form form);
+/* And a second process with Decode; after ts_world_split. The Router hears of both from the client, as from a link. */
+void ts_world_add_other(struct ts_world *w, int pages);
 /* Request i ended once, with the tokens of the plain run. */
 void ts_world_check_same(struct ts_world *w, int i);
 
