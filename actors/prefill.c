@@ -465,23 +465,44 @@ static int rows_until_point(const struct prefill *p, const struct job *j, int ro
     return j->plan.encoder_at < j->plan.n && left < rows ? left : rows;
 }
 
+/* A replay, or the end of a prompt: all that is left of its pass over the layers, and not much. */
+static bool ends_soon(const struct prefill *p, struct job *j)
+{
+    struct mdl_segment seg;
+    return job_next(j, p->step->capacity, &seg) && seg.n <= p->step->capacity / 2;
+}
+
+/* Adds the next segments of prompts, in the order in which they came, up to so many rows. */
+static int add_segments(struct prefill *p, bool late, bool soon, int rows)
+{
+    int added = 0;
+    for (struct job *j = p->first, *next; j; j = next) {
+        next = j->next;
+        struct mdl_segment seg;
+        int room = rows - added;
+        if (j->segment >= 0 || !may_share(p, j, late) || !room || (soon && !ends_soon(p, j)) ||
+            !job_next(j, rows_until_point(p, j, room), &seg))
+            continue;
+        if (mdl_step_add(p->step, &seg, &p->err)) {
+            pre_job_fail(p, j, -EIO, p->err.msg);
+            continue;
+        }
+        j->segment = p->step->n_segments - 1;
+        added += seg.n;
+    }
+    return added;
+}
+
+/* Replays of several requests share a pass, beside a long prompt too: half of a step is for those that end soon, the
+ * rest goes by arrival. What shares a step has no influence on anybody's bits. */
 static void build_step(struct prefill *p)
 {
     int rows = p->step->capacity;
     mdl_step_begin(p->step, &p->exchange.providers);
-    for (int late = 0; late < 2 && !p->step->n_segments; late++)
-        for (struct job *j = p->first, *next; j; j = next) {
-            next = j->next;
-            struct mdl_segment seg;
-            if (!may_share(p, j, late) || !rows || !job_next(j, rows_until_point(p, j, rows), &seg))
-                continue;
-            if (mdl_step_add(p->step, &seg, &p->err)) {
-                pre_job_fail(p, j, -EIO, p->err.msg);
-                continue;
-            }
-            j->segment = p->step->n_segments - 1;
-            rows -= seg.n;
-        }
+    for (int late = 0; late < 2 && !p->step->n_segments; late++) {
+        int soon = add_segments(p, late, true, rows / 2);
+        add_segments(p, late, false, rows - soon);
+    }
     p->running = p->step->n_segments > 0;
     p->waiting = p->lacks_rows = p->waited_rows = false;
     p->step_began = act_now(p->self);
