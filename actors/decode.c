@@ -138,12 +138,24 @@ static int take_sequence(struct decode *d, struct dec_stream *s, struct act_msg 
     return id < 0 ? id : 0;
 }
 
+/* Cancelled meanwhile. The sender may be gone by now, so the pages go straight to the tier; what goes back to it is the
+ * news, and the sequence ends with that message. */
+static void give_back(struct decode *d, struct act_msg *m)
+{
+    size_t bytes, before = act_b_handoff(m)->moved;
+    const uint32_t *last = act_msg_tail(m, &bytes);
+    before = before ? before - 1 : (size_t)d->e->m->cfg->vocab_size;
+    dec_pages_return(d, last + before, (int)act_p_handoff(m)->pages);
+    act_p_handoff(m)->pages = 0;
+    act_return(d->self, m);
+}
+
 static void take_handoff(struct decode *d, struct act_msg *m)
 {
     uint32_t ticket = act_p_handoff(m)->ticket;
     struct dec_stream *s = ticket < (uint32_t)d->e->limits.streams ? &d->stream[ticket] : NULL;
     if (!s || s->state != DEC_RESERVED || s->request != m->request || s->attempt != m->attempt) {
-        act_return(d->self, m); /* cancelled meanwhile: the sequence goes back to its maker */
+        give_back(d, m);
         return;
     }
     s->state = DEC_RUNNING;
@@ -161,13 +173,14 @@ static void take_handoff(struct decode *d, struct act_msg *m)
         dec_stream_end(d, s);
 }
 
-/* Mail that came back. Tokens without a reader: the requester is gone, whatever became of its cancel. */
+/* Mail that came back. Tokens without a reader: the requester is gone, whatever became of its cancel. A place that
+ * nobody took: who asked for it is gone. */
 static void take_returned(struct decode *d, struct act_msg *m)
 {
     enum act_type type = act_msg_returned_type(m);
     if (type == ACT_PAGES_ASK)
         d->asked = 0;
-    if (type == ACT_TOKENS)
+    if (type == ACT_TOKENS || (type == ACT_RESERVED && !act_p_reserved(m)->status))
         cancel_attempts(d, m->request, m->attempt);
     dec_move_returned(d, m);
     d->waiting &= !act_exchange_message(&d->exchange, m);

@@ -242,8 +242,8 @@ static int hand_to_replay(struct landing *l, struct slot *s, const struct act_b_
 {
     size_t bytes, held = (size_t)s->n_pages * sizeof *s->pages;
     struct act_msg m;
-    if (act_addr_is_nobody(l->replay))
-        return -ENOTSUP;
+    if (act_addr_is_nobody(l->replay)) /* it has ended for good, or there never was one */
+        return act_addr_is_nobody(l->arg->replay) ? -ENOTSUP : -EHOSTDOWN;
     if (act_handoff_new(ACT_REPLAY, l->replay, s->seq, held + s->buf->size, &m))
         return -ENOMEM;
     m.request = s->request;
@@ -409,7 +409,9 @@ static void take_reserve(struct landing *l, struct act_msg *m)
     for (int i = 0; i < l->n_slots && !s; i++)
         if (l->slot[i].ticket.state == ACT_TICKET_FREE)
             s = &l->slot[i];
-    if (status || !s) {
+    /* Cancels at Decode mean all of an attempt, so it has one ticket at a time. Its writer asks twice when a doubled
+     * refusal looks like an answer to the next question. */
+    if (status || !s || find_slot(l, m->request, m->attempt)) {
         refuse(l, &p, status ? status : -EAGAIN);
         return;
     }
@@ -632,6 +634,19 @@ static void pass_move(struct landing *l, struct act_msg *m)
     send(l, &on);
 }
 
+/* Decode did not have the place any more. Where the requester had not cancelled it, it goes on elsewhere. */
+static void tell_unplaced(struct landing *l, uint64_t request, uint16_t attempt)
+{
+    for (int i = 0; i < l->e->n_decode; i++)
+        for (int k = 0; k < l->e->limits.streams; k++) {
+            struct handed *h = &l->decode[i].handed[k];
+            if (h->request != request || h->attempt != attempt)
+                continue;
+            tell_failed(l, h->requester, request, attempt, -EHOSTDOWN);
+            *h = (struct handed){0};
+        }
+}
+
 static void take_returned(struct landing *l, struct act_msg *m)
 {
     enum act_type type = act_msg_returned_type(m);
@@ -642,6 +657,7 @@ static void take_returned(struct landing *l, struct act_msg *m)
         size_t before = moved ? moved - 1 : (size_t)l->e->m->cfg->vocab_size;
         const uint32_t *last = (const uint32_t *)(const void *)(m->buf->data + act_type_info(type)->body_size);
         return_pages(l, last + before, (int)act_p_handoff(m)->pages);
+        tell_unplaced(l, m->request, m->attempt);
     } else if (type == ACT_REPLAY && m->buf) {
         const uint32_t *page = (const uint32_t *)(const void *)(m->buf->data + act_type_info(type)->body_size);
         return_pages(l, page, (int)act_p_replay(m)->pages);

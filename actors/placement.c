@@ -192,10 +192,11 @@ static void tell_done(struct act_place *p, bool all)
         act_msg_drop(&m);
 }
 
-void act_place_progress(struct act_place *p, bool computed)
+void act_place_progress(struct act_place *p, bool tokens)
 {
-    p->tries = 0;
-    if (computed && !p->computed) {
+    if (tokens)
+        p->tries = 0;
+    if (!p->computed) {
         p->computed = true;
         tell_done(p, false);
     }

@@ -33,7 +33,7 @@ struct act_place {
     struct act_addr prefill, decode;
     bool asked, placed;
     bool computed; /* the prompt is in: Prefill's end no longer matters */
-    int tries;     /* attempts since the last progress */
+    int tries;     /* attempts since the last tokens */
     int replaced;  /* attempts after the first, in all, but for planned moves */
     bool moving;   /* Decode was asked to move the sequence to `to`, as attempt to_attempt */
     struct act_addr to;
@@ -53,8 +53,9 @@ void act_place_init(struct act_place *p, struct act_self *self, struct act_addr 
 int act_place_ask(struct act_place *p, int ids, int max_tokens, const struct act_key *chain, int n_chain);
 /* Looks at a message of the owner's batch. */
 enum act_place_event act_place_message(struct act_place *p, struct act_msg *m);
-/* The prompt was computed, or tokens came: attempts count from anew. */
-void act_place_progress(struct act_place *p, bool computed);
+/* The prompt was computed, or tokens came. Attempts count from anew with tokens only: a prompt that is computed again
+ * and again, and lost behind that each time, is none. */
+void act_place_progress(struct act_place *p, bool tokens);
 /* Cancels what runs at the present place, as far as this attempt. */
 void act_place_cancel(struct act_place *p, int reason);
 /* The request has ended, in whatever way: the Router forgets it. Nothing is cancelled. */

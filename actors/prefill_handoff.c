@@ -156,6 +156,16 @@ void pre_send_what_waits(struct prefill *p)
 
 /* ---- sequences of other processes ---- */
 
+/* A cancel overtook it. Its sender may be gone by now, so pages and place go back from here; the sequence ends with the
+ * message. */
+static void give_back_replay(struct prefill *p, struct act_msg *m)
+{
+    size_t bytes;
+    struct job gone = {.n_pages = (int)act_p_replay(m)->pages, .pages = act_msg_tail(m, &bytes)};
+    act_cancel(p->self, act_b_replay(m)->decode, m->request, m->attempt, -ECANCELED);
+    pre_pages_return(p, &gone);
+}
+
 /* Goes on with what the other side left to do; the sequence and its pages are this process's. */
 void pre_take_replay(struct prefill *p, struct act_msg *m)
 {
@@ -166,10 +176,14 @@ void pre_take_replay(struct prefill *p, struct act_msg *m)
     struct job *j = calloc(1, sizeof *j);
     struct act_msg prompt = act_msg_make(ACT_PREFILL, ACT_NOBODY);
     prompt.buf = j ? act_buf_copy(tail + held, bytes - held) : NULL;
-    if (!prompt.buf || pre_was_cancelled(p, m->request, m->attempt)) {
+    bool cancelled = pre_was_cancelled(p, m->request, m->attempt);
+    if (cancelled || !prompt.buf) {
         act_msg_drop(&prompt);
         free(j);
-        act_return(p->self, m);
+        if (cancelled)
+            give_back_replay(p, m);
+        else
+            act_return(p->self, m);
         return;
     }
     *j = (struct job){.request = m->request,

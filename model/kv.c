@@ -1,6 +1,7 @@
 #include "model/kv.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -65,6 +66,14 @@ static void carve_all(struct mdl_seq *s, struct mdl_carver *c)
     s->blocks = mdl_carve(c, 1, (size_t)s->n_blocks * sizeof(uint8_t *));
 }
 
+static atomic_long live;
+
+long mdl_seq_live(void)
+{
+    /* Relaxed: a count. */
+    return atomic_load_explicit(&live, memory_order_relaxed);
+}
+
 int mdl_seq_new(const struct mdl_config *cfg, const struct mdl_seq_params *params, struct mdl_seq **out,
                 struct cfg_error *err)
 {
@@ -106,6 +115,8 @@ int mdl_seq_new(const struct mdl_config *cfg, const struct mdl_seq_params *param
     c = (struct mdl_carver){s->memory, 0};
     carve_all(s, &c);
     mdl_seq_reset(s);
+    /* Relaxed: a count. */
+    atomic_fetch_add_explicit(&live, 1, memory_order_relaxed);
     *out = s;
     return 0;
 }
@@ -118,6 +129,8 @@ void mdl_seq_free(struct mdl_seq *s)
         free(s->blocks[b]);
     free(s->memory);
     free(s);
+    /* Relaxed: a count. */
+    atomic_fetch_sub_explicit(&live, 1, memory_order_relaxed);
 }
 
 void mdl_seq_reset(struct mdl_seq *s)

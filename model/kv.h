@@ -70,6 +70,8 @@ struct mdl_seq {
 int mdl_seq_new(const struct mdl_config *cfg, const struct mdl_seq_params *params, struct mdl_seq **out,
                 struct cfg_error *err);
 void mdl_seq_free(struct mdl_seq *seq);
+/* Sequences of this process that are not freed. Any thread. */
+long mdl_seq_live(void);
 /* Forgets everything but keeps the memory. */
 void mdl_seq_reset(struct mdl_seq *seq);
 /* Lends block number `block` (4 KiB aligned, layout.block_bytes) to a sequence with external blocks, or NULL takes it

@@ -526,7 +526,7 @@ static void keep_alive(struct request *r)
 static void take_prefilled(struct request *r, struct act_msg *m)
 {
     const struct act_p_prefilled *p = act_p_prefilled(m);
-    act_place_progress(&r->place, true);
+    act_place_progress(&r->place, false);
     if (r->prefilled)
         return;
     r->prefilled = act_now(r->self);

@@ -103,6 +103,7 @@ static void take_timer(struct act_self *self, struct ts_world *w, int tag)
         ask(w, tag);
     } else if (tag < 2 * TS_WORLD_REQUESTS) {
         struct ts_outcome *o = &w->got[tag - TS_WORLD_REQUESTS];
+        o->cancelled = !o->terminal;
         if (o->place.self) {
             act_place_cancel(&o->place, -1);
             act_place_end(&o->place);
@@ -129,7 +130,10 @@ static void take_timer(struct act_self *self, struct ts_world *w, int tag)
 static void take_message(struct act_self *self, struct ts_world *w, struct act_msg *m)
 {
     struct ts_outcome *o = &w->got[m->request - 1];
-    if (o->terminal && m->type != ACT_TOKENS) /* a Request would be gone by now */
+    w->lost_late += m->type == ACT_ROUTE_LOST && (o->terminal || o->cancelled);
+    if (o->cancelled && m->type == ACT_MOVED)
+        act_return(self, m);
+    if (o->cancelled || (o->terminal && m->type != ACT_TOKENS)) /* a Request would be gone by now */
         return;
     switch (act_place_message(&o->place, m)) {
     case ACT_PLACE_NONE:
@@ -154,10 +158,57 @@ static void take_message(struct act_self *self, struct ts_world *w, struct act_m
         take_tokens(self, o, m);
     else if (m->type == ACT_PREFILLED) {
         o->cached = (int)act_p_prefilled(m)->cached;
-        act_place_progress(&o->place, true);
+        act_place_progress(&o->place, false);
     } else if (m->type == ACT_FAILED) {
         o->status = act_p_failed(m)->status;
         end(self, o);
+    }
+}
+
+/* ---- for tests that look into the engine ---- */
+
+static void take_report(struct act_self *self, struct ts_world *w, struct act_msg *m)
+{
+    struct ts_report r = {.who = m->src, .at = act_now(self), .role = CFG_ROLE_DECODE};
+    if (m->type == ACT_DECODE_STATS) {
+        const struct act_b_decode_stats *b = act_b_decode_stats(m);
+        r.work = b->running + b->reserved + b->parked_now;
+        r.lease = (int)b->lease;
+    } else {
+        const struct act_b_load *b = act_b_load(m);
+        r.role = act_addr_equal(m->src, w->far.landing) ? CFG_ROLE_KV : act_p_load(m)->role;
+        r.work = b->running + b->waiting + b->tokens_outstanding;
+    }
+    int i = 0;
+    while (i < w->n_reports && !act_addr_equal(w->report[i].who, r.who))
+        i++;
+    cr_assert_lt(i, TS_WORLD_REPORTS);
+    w->report[i] = r;
+    w->n_reports += i == w->n_reports;
+}
+
+static void end_all(struct act_self *self, struct ts_world *w)
+{
+    const struct act_engine *e[2] = {&w->e, &w->far.e};
+    for (int i = 0; i < 2; i++) {
+        for (int k = 0; k < e[i]->n_prefill; k++)
+            act_exit(self, act_current(w->rt, e[i]->prefill[k]), -EIO);
+        for (int k = 0; k < e[i]->n_decode; k++)
+            act_exit(self, act_current(w->rt, e[i]->decode[k]), -EIO);
+    }
+    if (w->split) {
+        act_exit(self, act_current(w->rt, w->far.replay), -EIO);
+        act_exit(self, act_current(w->rt, w->far.landing), -EIO);
+    }
+}
+
+static void want_reports(struct act_self *self, struct ts_world *w)
+{
+    for (int i = 0; i < w->e.n_prefill + w->split; i++) {
+        struct act_msg m =
+            act_msg_make(ACT_LOAD_WANTED, act_current(w->rt, i < w->e.n_prefill ? w->e.prefill[i] : w->far.landing));
+        if (!act_addr_is_nobody(m.dst))
+            cr_assert_eq(act_send(self, &m), 0);
     }
 }
 
@@ -169,9 +220,16 @@ static int client_receive(struct act_self *self, void *state, struct act_msg *m,
             take_timer(self, w, (int)act_p_timer(&m[i])->tag);
         else if (m[i].type == ACT_TIMER) { /* one of the waiting requests; asking too often does no harm */
             for (int k = 0; k < w->n; k++)
-                if (w->got[k].place.self && !w->got[k].place.placed && !w->got[k].place.asked && !w->got[k].terminal)
+                if (w->got[k].place.self && !w->got[k].place.placed && !w->got[k].place.asked && !w->got[k].terminal &&
+                    !w->got[k].cancelled)
                     ask(w, k);
-        } else if (m[i].request)
+        } else if (m[i].type == ACT_LOAD || m[i].type == ACT_DECODE_STATS)
+            take_report(self, w, &m[i]);
+        else if (m[i].type == ACT_PING && act_p_ping(&m[i])->a)
+            end_all(self, w);
+        else if (m[i].type == ACT_PING)
+            want_reports(self, w);
+        else if (m[i].request)
             take_message(self, w, &m[i]);
     }
     return 0;

@@ -154,10 +154,23 @@ static void link_far(struct ts_world *w)
                 act_sim_link(w->sim, w->rt, worker[i], worker[k], &w->kv_link);
 }
 
-uint64_t ts_world_run(struct ts_world *w, uint64_t seed)
+/* Late, in order. */
+static void link_client(struct ts_world *w, int workers)
+{
+    const struct act_sim_fault late = {.delay_min = w->client_delay, .delay_max = w->client_delay};
+    for (int i = 0; i < workers && w->client_delay; i++)
+        if (i != TS_WORLD_CLIENT && i < TS_WORLD_APART) {
+            act_sim_link(w->sim, w->rt, i, TS_WORLD_CLIENT, &late);
+            act_sim_link(w->sim, w->rt, TS_WORLD_CLIENT, i, &late);
+        }
+}
+
+void ts_world_start(struct ts_world *w, uint64_t seed)
 {
     struct cfg_error err;
-    cr_assert_eq(act_sim_new(&(struct act_sim_config){.seed = seed, .in_turn = w->in_turn}, &w->sim, &err), 0);
+    cr_assert_eq(
+        act_sim_new(&(struct act_sim_config){.seed = seed, .in_turn = w->in_turn, .trace = w->trace}, &w->sim, &err),
+        0);
     struct act_config c = {.epoch = 1, .workers = TS_WORLD_APART + (w->apart ? w->e.experts.n : 0)};
     c.worker[TS_WORLD_ENGINE] = (struct act_worker_config){.name = "engine", .kind = ACT_WORKER_ENGINE, .cpu = -1};
     c.worker[TS_WORLD_FAR] = (struct act_worker_config){.name = "far", .kind = ACT_WORKER_ENGINE, .cpu = -1};
@@ -169,7 +182,12 @@ uint64_t ts_world_run(struct ts_world *w, uint64_t seed)
     for (int i = 0; i < w->e.experts.n && w->apart; i++) {
         act_sim_link(w->sim, w->rt, TS_WORLD_ENGINE, TS_WORLD_APART + i, &w->link);
         act_sim_link(w->sim, w->rt, TS_WORLD_APART + i, TS_WORLD_ENGINE, &w->link);
+        if (w->balance) {
+            act_sim_link(w->sim, w->rt, TS_WORLD_CLIENT, TS_WORLD_APART + i, &w->link);
+            act_sim_link(w->sim, w->rt, TS_WORLD_APART + i, TS_WORLD_CLIENT, &w->link);
+        }
     }
+    link_client(w, c.workers);
     if (w->store) {
         w->e.store_layout = w->store->layout;
         spawn_at_client(w, &act_tier_store_behaviour, w->store, &w->e.store);
@@ -202,6 +220,13 @@ uint64_t ts_world_run(struct ts_world *w, uint64_t seed)
     }
     spawn_at_client(w, &act_router_behaviour, &w->router, &w->e.router);
     spawn_at_client(w, &ts_world_client, w, &w->client);
+    if (w->watch)
+        w->e.observer = w->far.e.observer = w->client;
+}
+
+uint64_t ts_world_run(struct ts_world *w, uint64_t seed)
+{
+    ts_world_start(w, seed);
     act_sim_run(w->sim, INT64_C(60000000000), 20000000);
     return act_sim_trace(w->sim);
 }
@@ -222,6 +247,23 @@ void ts_world_check_baseline(struct ts_world *w)
                      "a finished block was written to at the other side");
         cr_expect_eq(f->stats.open, 0, "%d tickets are open", f->stats.open);
     }
+}
+
+void ts_world_reports(struct ts_world *w)
+{
+    struct act_msg m = act_msg_make(ACT_PING, w->client);
+    cr_assert_eq(act_runtime_post(w->rt, &m), 0);
+    w->n_reports = 0;
+    act_sim_run(w->sim, act_sim_now(w->sim) + INT64_C(600000000), 1000000);
+}
+
+void ts_world_end_all(struct ts_world *w)
+{
+    struct act_msg m = act_msg_make(ACT_PING, w->client);
+    act_p_ping(&m)->a = 1;
+    w->lost_late = 0; /* before, the end of a request and that of its place may cross */
+    cr_assert_eq(act_runtime_post(w->rt, &m), 0);
+    act_sim_run(w->sim, act_sim_now(w->sim) + INT64_C(100000000), 1000000);
 }
 
 void ts_world_close(struct ts_world *w)

@@ -25,6 +25,7 @@ enum {
     TS_WORLD_BLOCK = 16,
     TS_WORLD_IDS = 256,
     TS_WORLD_KILLS = 8,
+    TS_WORLD_REPORTS = 32,
     TS_WORLD_NEW = 24, /* tokens that ts_world_requests asks for, at most */
 };
 
@@ -41,6 +42,7 @@ struct ts_outcome {
     int32_t ids[256];
     int n, terminal; /* terminal events seen */
     int finish, cached, status;
+    bool cancelled;    /* by the client, before any end; what comes afterwards is not looked at */
     int64_t last, gap; /* virtual time of the newest tokens; the longest time without any between two of them */
     int64_t ended;
 };
@@ -53,6 +55,15 @@ struct ts_kill {
     unsigned
         role; /* CFG_ROLE_PREFILL, CFG_ROLE_DECODE; CFG_ROLE_KV: the Landing; CFG_ROLE_EXPERT: the replaying Prefill */
     int index;
+};
+
+/* The newest report of a Prefill, a Decode or the Landing to a client that watches. */
+struct ts_report {
+    struct act_addr who;
+    unsigned role; /* CFG_ROLE_PREFILL, CFG_ROLE_DECODE; CFG_ROLE_KV: the Landing */
+    int64_t at;    /* virtual ns */
+    uint64_t work; /* prompts and prompt tokens; sequences that are reserved, running or parked */
+    int lease;     /* pages that a Decode keeps at hand */
 };
 
 /* What a process with Decode has in a world that is split: on a worker of its own, with its own pages and shards. */
@@ -102,8 +113,13 @@ struct ts_world {
     bool restart;          /* one that failed begins again */
     struct ts_kill kill[TS_WORLD_KILLS];
     int n_kills;
-    bool deaf;    /* the client ends when its first tokens come */
-    bool in_turn; /* of struct act_sim_config */
+    bool deaf;  /* the client ends when its first tokens come */
+    bool watch; /* Decode reports to the client; for ts_world_reports */
+    struct ts_report report[TS_WORLD_REPORTS];
+    int n_reports;
+    int lost_late; /* requests that were told of a lost place after their end: the Router had not forgotten them */
+    bool in_turn;  /* of struct act_sim_config */
+    FILE *trace;   /* likewise */
     enum act_class prefill_class;
     /* Sees every message of an actor before it; true: the message is dealt with. A negative errno in *fail ends the
      * actor. */
@@ -118,6 +134,7 @@ struct ts_world {
     bool split;
     bool two; /* and a second one of these */
     struct act_sim_fault kv_link;
+    int64_t client_delay; /* ns that messages between the client and the rest are on their way; 0: none */
     struct ts_far far, other;
     struct act_engine members; /* as the Router knows them */
     int64_t cost[TS_PARTS];    /* virtual ns that a call of such an actor takes */
@@ -133,10 +150,16 @@ extern const struct act_behaviour ts_world_client; /* arg: struct ts_world * */
 void ts_world_open(struct ts_world *w, int pages, int shards);
 /* n requests at random times. */
 void ts_world_requests(struct ts_world *w, int n, unsigned seed);
-/* Runs until nothing happens any more; the trace. */
+/* Makes the actors; nothing has run yet. */
+void ts_world_start(struct ts_world *w, uint64_t seed);
+/* ts_world_start, and runs until nothing happens any more; the trace. */
 uint64_t ts_world_run(struct ts_world *w, uint64_t seed);
 /* After everything has ended only what the actors keep by design is held: the leases of Decode; no ticket is open. */
 void ts_world_check_baseline(struct ts_world *w);
+/* Has every Prefill, Decode and the Landing say what it holds: w->report. Takes 0.6 s of virtual time. */
+void ts_world_reports(struct ts_world *w);
+/* Ends every Prefill, Decode and Landing, as if each had failed; runs until that is known everywhere. */
+void ts_world_end_all(struct ts_world *w);
 void ts_world_close(struct ts_world *w);
 
 /* The tokens of a request without actors; chunk and draft as the engine has them, experts from `providers` (NULL: local
