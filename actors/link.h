@@ -4,8 +4,8 @@
  * Messages. What an actor sends to an address of another node comes to the link, is encoded (runtime/wire.h) and sent;
  * there it is delivered with its source. A request has exactly one end also when the node is lost: its reply, its
  * return (nobody was there), or a return marked ACT_MSG_ABANDONED (the node was lost after it had left). Messages of
- * one class between two actors keep their order; classes are apart: EXPERT_* go over `expert`, KV_* and SNAPSHOT (the
- * hand-off's KV_WRITE and KV_READY too) over `kv`, everything else over `control`.
+ * one class between two actors keep their order; classes are apart: EXPERT_* go over `expert`; KV_*, SNAPSHOT,
+ * REMOTE_ROWS and REMOTE_STORE (the hand-off's KV_WRITE and KV_READY too) over `kv`; everything else over `control`.
  *
  * Directory. Each node tells the others which of its actors can be addressed (struct act_node_actor). Who wants to know
  * sends NODES_WATCH and gets NODE_UP when a node is up on all classes (again when its list changes: it replaces the one

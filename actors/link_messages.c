@@ -14,7 +14,7 @@ enum tp_class link_class(unsigned type)
     /* Rows and states of a hand-off are history, too: megabytes, which must not be in a cancel's way. */
     if (type == ACT_KV_WRITE || type == ACT_KV_READY)
         return TP_CLASS_KV;
-    return type >= ACT_KV_LOOKUP && type <= ACT_SNAPSHOT ? TP_CLASS_KV : TP_CLASS_CONTROL;
+    return type >= ACT_KV_LOOKUP && type <= ACT_REMOTE_STORE ? TP_CLASS_KV : TP_CLASS_CONTROL;
 }
 
 /* ---- requests at other nodes ---------------------------------------------------------------------- */

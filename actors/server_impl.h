@@ -11,6 +11,7 @@
 #include "actors/expert_finder.h"
 #include "actors/gateway/gateway.h"
 #include "actors/gauge.h"
+#include "actors/kv_node.h"
 #include "actors/landing.h"
 #include "actors/link.h"
 #include "actors/router.h"
@@ -18,6 +19,7 @@
 #include "actors/server.h"
 #include "actors/tier_source.h"
 #include "actors/tier_store.h"
+#include "actors/tier_watch.h"
 #include "config/config.h"
 #include "transport/providers.h"
 
@@ -27,6 +29,16 @@ enum { SERVER_WORKER_IO, SERVER_WORKER_ENGINE, SERVER_WORKER_HELPER, SERVER_WORK
 
 /* Ids of the memory that other nodes may write. */
 enum { SERVER_WINDOW_PAGES = 1 /* the device tier's pages, one after the other */ };
+
+/* What a node with the role kv has (server_kv.c). */
+struct server_kv {
+    struct act_store store; /* n_tiers 0: the node has not the role */
+    struct act_addr store_addr, addr, watch;
+    struct act_kv_node_arg arg;
+    uint8_t *buffer;
+    size_t buffer_bytes;
+    char folder[CFG_PATH_TEXT]; /* of its ssd tier */
+};
 
 struct act_server {
     const struct cfg_config *config;
@@ -45,6 +57,8 @@ struct act_server {
     struct act_landing_arg landing;
     struct act_engine members; /* as the Router knows this node, when a Landing stands for its Decode actors */
     struct act_store store;    /* n_tiers 0: nothing below the device */
+    struct server_kv kv;
+    struct act_tier_watch watch;
     struct act_tier_source_arg tier_source;
     struct act_gauge_arg gauge;
     struct act_link_arg *link; /* NULL: one node alone */
@@ -77,6 +91,16 @@ int server_plan(struct act_server *s, struct cfg_error *err);
 /* server_tiers.c: opens the tiers below the device, as configured, when the device tier exists; and closes them. */
 int server_tiers_open(struct act_server *s, struct cfg_error *err);
 void server_tiers_close(struct act_server *s);
+/* server_kv.c: whether this node keeps blocks for others; its tiers and pool; its actors, before those that compute; the
+ * tier through which a node that computes uses kv nodes, into store.nodes. */
+bool server_keeps_blocks(const struct act_server *s);
+int server_layout(const struct act_server *s, struct kv_layout *out, struct cfg_error *err);
+int server_kv_open(struct act_server *s, struct cfg_error *err);
+void server_kv_close(struct act_server *s);
+int server_spawn_kv(struct act_server *s, struct cfg_error *err);
+/* Whoever keeps what tiers say of themselves; before those that have tiers. */
+int server_spawn_watch(struct act_server *s, struct cfg_error *err);
+int server_nodes_open(struct act_server *s, struct cfg_error *err);
 /* server_experts.c: the node's group of expert shards, those of this process, and the balancer where this is the
  * group's first expert node. Shards of other nodes are nobody until they are found. */
 int server_spawn_experts(struct act_server *s, struct cfg_error *err);

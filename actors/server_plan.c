@@ -91,8 +91,9 @@ static int plan_engine(struct act_server *s, struct cfg_error *err)
         return r;
     e->snapshot_blocks = c->kv.snapshot_blocks;
     e->snapshots = c->kv.snapshots > 0 && e->limits.replay > 0 && e->limits.rollback > 0;
-    if (!server_has(s, CFG_ROLE_PREFILL | CFG_ROLE_DECODE))
-        return 0;
+    r = server_kv_open(s, err);
+    if (r || !server_has(s, CFG_ROLE_PREFILL | CFG_ROLE_DECODE))
+        return r;
     r = kv_device_new((int)pages, e->layout.block_bytes, (size_t)c->kv.snapshots, &e->device, err);
     if (!r && c->kv.canary && kv_device_canary(e->device))
         r = cfg_error_set(err, ENOMEM, "no memory for kv.canary");

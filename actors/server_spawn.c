@@ -122,6 +122,7 @@ int server_spawn(struct act_server *s, struct cfg_error *err)
         unsigned roles;
         int (*spawn)(struct act_server *s, struct cfg_error *err);
     } parts[] = {
+        {CFG_ROLE_KV, server_spawn_kv},
         {CFG_ROLE_PREFILL | CFG_ROLE_DECODE, spawn_store},
         {CFG_ROLE_PREFILL | CFG_ROLE_DECODE, spawn_tier},
         {CFG_ROLE_PREFILL | CFG_ROLE_DECODE | CFG_ROLE_EXPERT, server_spawn_experts},
@@ -134,6 +135,8 @@ int server_spawn(struct act_server *s, struct cfg_error *err)
         {CFG_ROLE_GATEWAY, spawn_gateway},
     };
     int r = server_spawn_link(s, err);
+    if (!r)
+        r = server_spawn_watch(s, err);
     for (size_t i = 0; !r && i < sizeof parts / sizeof parts[0]; i++)
         if (server_has(s, parts[i].roles))
             r = parts[i].spawn(s, err);

@@ -103,20 +103,24 @@ static int open_shared(struct act_server *s, struct cfg_error *err)
     return r;
 }
 
+static bool has_nodes(const struct cfg_config *c)
+{
+    bool has = false;
+    for (int i = 0; i < c->n_nodes; i++)
+        has |= c->n_nodes > 1 && c->nodes[i].roles & CFG_ROLE_KV;
+    return has;
+}
+
 int server_tiers_open(struct act_server *s, struct cfg_error *err)
 {
     const struct cfg_config *c = s->config;
     struct act_engine *e = &s->engine;
-    bool ssd = c->kv.ssd.path[0] != 0, shared = c->kv.shared.path[0] != 0;
+    bool ssd = c->kv.ssd.path[0] != 0, shared = c->kv.shared.path[0] != 0, nodes = has_nodes(c);
     struct kv_tier *host;
-    size_t bytes[MDL_MAX_SOURCES];
     e->read_timeout_ns = c->kv.read_timeout_us * 1000;
-    if (!e->device || (!ssd && !shared && !c->kv.host))
+    if (!e->device || (!ssd && !shared && !nodes && !c->kv.host))
         return 0;
-    for (int i = 0; i < s->m->cfg->n_kv_sources; i++)
-        bytes[i] = e->layout.source[i].bytes;
-    int r = kv_layout_init(KV_FORMAT_ROWS, (uint32_t)e->layout.block_tokens, bytes, s->m->cfg->n_kv_sources,
-                           &e->store_layout, err);
+    int r = server_layout(s, &e->store_layout, err);
     if (r)
         return r;
     s->store.layout = e->store_layout;
@@ -138,10 +142,12 @@ int server_tiers_open(struct act_server *s, struct cfg_error *err)
         return r;
     add_tier(&s->store, ACT_TIER_HOST, host);
     r = ssd ? open_ssd(s, host, err) : 0;
+    if (!r && nodes)
+        r = server_nodes_open(s, err);
+    if (!r && nodes)
+        add_tier(&s->store, ACT_TIER_NODES, s->store.nodes);
     if (!r && shared)
         r = open_shared(s, err);
-    for (int i = 0; i < ACT_STORAGES_MAX; i++)
-        s->tier_source.storage[i] = s->store.storage[i];
     return r;
 }
 

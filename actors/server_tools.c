@@ -94,6 +94,7 @@ static char *status_text(struct act_server *s)
                           (json_int_t)act_runtime_epoch(s->rt), "version", WEFT_VERSION, "roles", roles, "health",
                           health_of(s, age), "progress_age_s", (double)age / 1e9, "pid", (int)getpid(), "load",
                           load_json(s), "peers", peers_json(s), "transport", transport_json(s));
+    json_object_set_new(j, "tiers", act_tier_watch_json(&s->watch, s->kv.store_addr));
     if (j && server_has(s, CFG_ROLE_GATEWAY) && s->gateway.lost)
         json_object_set_new(j, "lacks", json_string(s->gateway.lost));
     char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;

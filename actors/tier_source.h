@@ -6,7 +6,7 @@
 #include "actors/runtime/world.h"
 #include "kvtiers/storage.h"
 
-enum { ACT_STORAGES_MAX = 2 };
+enum { ACT_STORAGES_MAX = 3 };
 
 /* arg: struct act_tier_source_arg *, which outlives the worker. */
 struct act_tier_source_arg {

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "actors/tier_hedge.h"
+#include "actors/tier_nodes.h"
 #include "actors/tier_times.h"
 #include "kvtiers/host.h"
 
@@ -599,6 +600,8 @@ static int store_receive(struct act_self *self, void *state, struct act_msg *m, 
                 on_tick(s); /* TAG_HEDGE: every turn looks after them */
             break;
         default:
+            if (s->c->nodes)
+                act_nodes_message(s->c->nodes, &m[i]);
             break;
         }
     }
@@ -625,7 +628,7 @@ static int store_start(struct act_self *self, void *state, const void *arg)
                                     .ended = read_ended,
                                     .ctx = s};
     on_tick(s);
-    return 0;
+    return s->c->nodes ? act_nodes_start(s->c->nodes, self) : 0;
 }
 
 /* Pages of others are in the hands of the kernel: nothing is given up before it is done with them. */
@@ -635,6 +638,8 @@ static void store_stop(struct act_self *self, void *state, int reason)
     (void)self;
     (void)reason;
     s->stopping = true;
+    if (s->c->nodes)
+        act_nodes_stop(s->c->nodes);
     for (int i = 0; i < ACT_STORAGES_MAX; i++) {
         struct kv_storage *st = s->c->storage[i];
         while ((s->asks || s->pushes || s->hedger.live) && st && st->ops->wait(st, 10000))

@@ -1,5 +1,5 @@
-/* The tiers below the device, as an actor on a tier worker: host, ssd, shared, in the order in which they are asked. It
- * alone calls them and their storages.
+/* The tiers below the device, as an actor on a tier worker: host, ssd, kv nodes, shared, in the order in which they are
+ * asked. It alone calls them and their storages.
  *
  * Finished blocks come as TIER_STORE: they are copied into the host tier, which gives the pages back at once, and go on
  * from there to the durable tiers. A lookup takes each block from the first tier that has it; a read reports source by
@@ -14,7 +14,7 @@
 enum { ACT_TIERS_MAX = 4 };
 
 /* KV_STATS.tier */
-enum act_tier_kind { ACT_TIER_DEVICE, ACT_TIER_HOST, ACT_TIER_SSD, ACT_TIER_SHARED, ACT_TIER_KINDS };
+enum act_tier_kind { ACT_TIER_DEVICE, ACT_TIER_HOST, ACT_TIER_SSD, ACT_TIER_SHARED, ACT_TIER_NODES, ACT_TIER_KINDS };
 /* Bits of KV_STATS.state. */
 enum { ACT_TIER_READ_ONLY = 1, ACT_TIER_REBUILDING = 2 };
 
@@ -32,6 +32,7 @@ struct act_store {
     struct kv_tier *tier[ACT_TIERS_MAX]; /* [0]: host, always there */
     enum act_tier_kind kind[ACT_TIERS_MAX];
     int n_tiers;
+    struct kv_tier *nodes; /* which of them is that of the kv nodes (tier_nodes.h); NULL: none */
     struct kv_storage *storage[ACT_STORAGES_MAX]; /* of the tiers; NULL: none */
     struct kv_clock clock;
     int64_t hedge_ns;                /* a read that is later goes on at another tier too; 0: never */

@@ -25,6 +25,11 @@ void cfg_node_address(const struct cfg_node *n, char *out, size_t size)
     snprintf(out, size, "%s%s%s:%d", v6 ? "[" : "", n->host, v6 ? "]" : "", n->port);
 }
 
+int cfg_kv_folder(const struct cfg_config *c, const struct cfg_node *n, char *out, size_t size)
+{
+    return snprintf(out, size, "%s/%s", c->kv.nodes.path, n->name) < (int)size ? 0 : -ENAMETOOLONG;
+}
+
 int cfg_address_split(const char *text, char *host, size_t size, const char **port)
 {
     const char *colon = strrchr(text, ':');

@@ -120,6 +120,10 @@ struct cfg_config {
             bool direct;
             char usrbio[CFG_PATH_TEXT]; /* library; "": ordinary files */
         } shared;
+        struct {
+            int64_t memory, size, buffer, find_us, quiet_us;
+            char path[CFG_PATH_TEXT]; /* "": no ssd tier */
+        } nodes;
     } kv;
     struct {
         int decode_streams, prefill_streams;
@@ -191,6 +195,8 @@ bool cfg_address_valid(const char *text);
  * at neither of them; the host may be a name. -EINVAL: there are no two parts, or no room. */
 int cfg_address_split(const char *text, char *host, size_t size, const char **port);
 
+/* Where this kv node keeps its files. -ENAMETOOLONG. */
+int cfg_kv_folder(const struct cfg_config *c, const struct cfg_node *n, char *out, size_t size);
 /* "HOST:PORT" under which the other nodes reach it. */
 void cfg_node_address(const struct cfg_node *n, char *out, size_t size);
 /* "prefill,decode" */

@@ -194,6 +194,24 @@ const struct cfg_key cfg_keys[] = {
     {"kv.shared.usrbio", CFG_TEXT, "library", AT(kv.shared.usrbio), .fallback = "",
      .help = "On 3FS: its client library, such as libhf3fs_api_shared.so, through whose rings blocks are then read and "
              "written. Empty: ordinary files, on any file system."},
+    {"kv.nodes", CFG_GROUP,
+     .help = "Nodes with the role kv: processes that keep finished blocks in memory and files for the prefill and decode "
+             "nodes of the deployment. Each block belongs to one of them."},
+    {"kv.nodes.memory", CFG_SIZE, "B", 1 << 20, INT64_C(1) << 44, AT(kv.nodes.memory), .fallback = "1GiB",
+     .help = "Size of a kv node's host tier."},
+    {"kv.nodes.path", CFG_TEXT, "folder", AT(kv.nodes.path), .fallback = "",
+     .help = "A kv node keeps blocks in files of its ssd tier in the folder of its name below this one; it makes that "
+             "folder. Empty: in memory only."},
+    {"kv.nodes.size", CFG_SIZE, "B", 1 << 20, INT64_C(1) << 50, AT(kv.nodes.size), .fallback = "16GiB",
+     .help = "Room for blocks in a kv node's ssd tier. kv.ssd.reserve, .write_per_day and .direct hold for it too."},
+    {"kv.nodes.buffer", CFG_SIZE, "B", 1 << 20, INT64_C(1) << 40, AT(kv.nodes.buffer), .fallback = "64MiB",
+     .help = "A kv node's memory for blocks that are being read, and as much for blocks that are being stored. Reads "
+             "beyond that wait, stores beyond that are refused."},
+    {"kv.nodes.find_timeout", CFG_DURATION, "ms", 1, 60000, AT(kv.nodes.find_us), .fallback = "50ms",
+     .help = "A prompt waits this long for what kv nodes say they have. A node that is later is left out for a while."},
+    {"kv.nodes.quiet_timeout", CFG_DURATION, "ms", 1, 600000, AT(kv.nodes.quiet_us), .fallback = "1s",
+     .help = "A read or a store that hears nothing from a kv node for this long is given up, and the node is left out "
+             "for a while."},
 
     {"engine", CFG_GROUP, .help = "How work shares this process."},
     {"engine.decode_streams", CFG_INT, "sequences", 1, 4096, AT(engine.decode_streams), .fallback = "32",

@@ -5,7 +5,7 @@
 #include "actors/gateway/gateway.h"
 #include "actors/tier_store.h"
 
-static const char *const names[] = {"device", "host", "ssd", "shared"};
+static const char *const names[] = {"device", "host", "ssd", "shared", "kv"};
 
 _Static_assert(sizeof names / sizeof *names == (size_t)GW_TIERS && (int)GW_TIERS == (int)ACT_TIER_KINDS,
                "every tier has a name");

@@ -13,6 +13,8 @@
 #include "tests/harness.h"
 #include "tests/support/answer.h"
 #include "tests/support/process.h"
+#include "transport/net.h"
+#include "transport/tcp.h"
 
 struct ts_cluster ts_cluster;
 
@@ -132,9 +134,10 @@ void ts_cluster_start(const struct ts_node *nodes, int n, const char *engine, co
     f = open_memstream(&text, &size);
     fprintf(f,
             "model = { path = \"samples/tiny\"; name = \"tiny\"; };\ncompute = { threads = 1; };\n"
-            "kv = { memory = \"64MiB\"; snapshots = \"8MiB\"; };\nengine = { expert_shards = 1; %s };\n"
+            "%sengine = { expert_shards = 1; %s };\n"
             "cluster = { secret_file = \"%s\"; state = \"%s/state\"; };\n%s\nnodes = (\n%s\n);\n",
-            engine, path, ts_cluster.dir, more, list);
+            strstr(more, "kv = {") ? "" : "kv = { memory = \"64MiB\"; snapshots = \"8MiB\"; };\n", engine, path,
+            ts_cluster.dir, more, list);
     fclose(f);
     free(ts_write_file(ts_cluster.dir, "weft.conf", text));
     free(text);
@@ -211,4 +214,29 @@ void ts_node_wait_log(const struct ts_node *n, const char *what)
     if (!found)
         ts_cluster_show_logs();
     cr_assert(found, "%s never says \"%s\"", n->name, what);
+}
+
+char *ts_node_ask(const struct ts_node *n, const char *question)
+{
+    char path[4200], address[64];
+    uint8_t secret[TP_SECRET];
+    struct cfg_error err;
+    struct tp_answer a;
+    snprintf(path, sizeof path, "%s/secret", ts_cluster.dir);
+    snprintf(address, sizeof address, "127.0.0.1:%d", n->port);
+    cr_assert_eq(tp_secret_load(path, secret, &err), 0, "%s", err.msg);
+    const struct tp_ask ask = {.ops = &tp_tcp,
+                               .secret = secret,
+                               .tool = "test",
+                               .address = address,
+                               .name = n->name,
+                               .number = (uint16_t)(n - ts_cluster.node + 1),
+                               .question = question,
+                               .size = strlen(question),
+                               .timeout_ns = INT64_C(30000000000)};
+    if (tp_net_ask(&ask, &a, &err))
+        return NULL;
+    char *text = strndup((const char *)a.bytes, a.size);
+    free(a.bytes);
+    return text;
 }

@@ -30,7 +30,7 @@ extern struct ts_cluster ts_cluster;
 extern const char *const ts_cluster_prompts[TS_CLUSTER_PROMPTS];
 
 /* Starts n nodes, the last one first, and waits until the gateways are ready; each with one thread and the sample
- * model. engine: further keys of that group; more: further groups of the file. Skips the test without the model. */
+ * model. engine: further keys of that group; more: further groups of the file (kv in place of a small device). Skips the test without the model. */
 void ts_cluster_start(const struct ts_node *nodes, int n, const char *engine, const char *more);
 void ts_cluster_end(void);
 /* Starts one node and waits for its first line, which it prints when it accepts. */
@@ -42,6 +42,8 @@ void ts_node_wait_log(const struct ts_node *n, const char *what);
  * fails after a minute. */
 void ts_node_wait_ready(const struct ts_node *n, int status);
 void ts_cluster_show_logs(void);
+/* What a node answers to a tool, freed by the caller; NULL: nothing. */
+char *ts_node_ask(const struct ts_node *n, const char *question);
 
 /* The text of a greedy completion of TS_CLUSTER_TOKENS, freed by the caller; fails on any other status than 200. */
 char *ts_cluster_complete(const struct ts_server *s, const char *prompt);

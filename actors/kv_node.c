@@ -1,0 +1,661 @@
+#include "actors/kv_node.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "actors/runtime/log.h"
+#include "actors/tier_store.h"
+
+_Static_assert(sizeof(struct act_key) == sizeof(struct kv_key), "keys travel as they are");
+
+enum { TICK_NS = 100000000, UNDER_WAY = 2, QUEUE_MAX = 1024, FINDS_MAX = 4096 };
+
+/* A question that is with the store. */
+struct finding {
+    struct finding *next;
+    uint64_t id;
+    struct act_promise promise;
+};
+
+/* A read. Its blocks have places in the pool from its beginning to its end. */
+struct reading {
+    struct reading *next;
+    uint64_t id; /* 0: it waits for room in the pool */
+    struct act_promise promise;
+    struct act_addr reader;
+    uint64_t request; /* of REMOTE_READ: with the reader it names this read */
+    uint32_t load;
+    int64_t since; /* when the reader was last heard of */
+    int n;
+    int settled, ok[KV_SOURCES_MAX]; /* sources that the store has reported, and how much of each */
+    int source, block;               /* what goes out next */
+    int under_way;
+    bool read;  /* the store is done with the pool */
+    int status; /* why not all blocks come; of the store, or of the reader */
+    bool given_up;
+    int place[ACT_REMOTE_READ_MAX];
+    struct kv_key key[ACT_REMOTE_READ_MAX];
+};
+
+/* A piece at its reader. */
+struct piece {
+    struct piece *next;
+    uint64_t id, reading;
+};
+
+/* Blocks that are with the store. */
+struct keeping {
+    struct keeping *next;
+    uint64_t id;
+    struct act_promise promise;
+    struct act_buf *buf;
+    size_t bytes;
+};
+
+struct node {
+    struct act_self *self;
+    const struct act_kv_node_arg *arg;
+    uint64_t layout, ids;
+    struct finding *findings;
+    int n_findings;
+    struct reading *readings, *waiting, **waiting_end;
+    int n_waiting;
+    struct piece *pieces;
+    struct keeping *keepings;
+    size_t keeping_bytes;
+    int *free_place, n_free;
+    struct act_timer tick;
+    bool draining;
+};
+
+static uint8_t *bytes_of(const struct node *k, int place)
+{
+    return k->arg->buffer + (size_t)place * k->arg->layout.block_bytes;
+}
+
+/* 0, or why a question about n blocks of a layout is refused. */
+static int refuse(const struct node *k, uint64_t layout, uint32_t n, uint32_t most)
+{
+    return k->draining ? -ESHUTDOWN : layout != k->layout || !n || n > most ? -EPROTO : 0;
+}
+
+/* ---- finding ---- */
+
+static void answer_find(struct node *k, struct act_promise *p, uint32_t blocks, int status)
+{
+    struct act_msg r = act_msg_make(ACT_REMOTE_FOUND, ACT_NOBODY);
+    *act_p_remote_found(&r) = (struct act_p_remote_found){.blocks = blocks, .status = status};
+    act_reply(k->self, p, &r);
+}
+
+static int ask_store(struct node *k, const struct act_key *key, uint32_t n, uint64_t id)
+{
+    struct act_msg m;
+    size_t bytes;
+    int r = act_msg_new(ACT_TIER_FIND, *k->arg->store, (size_t)n * sizeof *key, &m);
+    if (r)
+        return r;
+    memcpy(act_msg_tail(&m, &bytes), key, (size_t)n * sizeof *key);
+    act_p_tier_find(&m)->blocks = n;
+    m.request = id;
+    r = act_request(k->self, &m);
+    if (r)
+        act_msg_drop(&m);
+    return r;
+}
+
+static void take_find(struct node *k, struct act_msg *m)
+{
+    size_t bytes;
+    const struct act_key *key = act_msg_tail(m, &bytes);
+    uint32_t n = act_p_remote_find(m)->blocks;
+    struct act_promise promise = act_promise_of(m);
+    int r = refuse(k, act_b_remote_find(m)->layout, n, ACT_REMOTE_FIND_MAX);
+    if (!r && bytes != (size_t)n * sizeof *key)
+        r = -EPROTO;
+    if (!r && k->n_findings == FINDS_MAX)
+        r = -EAGAIN;
+    struct finding *f = r ? NULL : calloc(1, sizeof *f);
+    if (f)
+        *f = (struct finding){.next = k->findings, .id = ++k->ids, .promise = promise};
+    if (f && ask_store(k, key, n, f->id) == 0) {
+        k->findings = f;
+        k->n_findings++;
+        return;
+    }
+    free(f);
+    answer_find(k, &promise, 0, r ? r : -EAGAIN);
+}
+
+static void take_found(struct node *k, uint64_t id, uint32_t blocks)
+{
+    for (struct finding **at = &k->findings, *f; (f = *at); at = &f->next)
+        if (f->id == id) {
+            *at = f->next;
+            k->n_findings--;
+            answer_find(k, &f->promise, blocks, 0);
+            free(f);
+            return;
+        }
+}
+
+/* ---- reading ---- */
+
+static void answer_read(struct node *k, struct act_promise *p, uint32_t load, uint32_t blocks, int status)
+{
+    struct act_msg r = act_msg_make(ACT_REMOTE_DONE, ACT_NOBODY);
+    *act_p_remote_done(&r) = (struct act_p_remote_done){.load = load, .blocks = blocks, .status = status};
+    act_reply(k->self, p, &r);
+}
+
+static struct reading *reading_find(struct node *k, uint64_t id)
+{
+    struct reading *x = k->readings;
+    while (x && x->id != id)
+        x = x->next;
+    return x;
+}
+
+static void start_waiting(struct node *k);
+
+/* When neither the store nor a reader has anything of it in hand any more. */
+static void end_if_over(struct node *k, struct reading *x)
+{
+    int sources = k->arg->layout.n_sources;
+    if (!x->read || x->under_way || (x->source < sources && !x->given_up))
+        return;
+    struct reading **at = &k->readings;
+    while (*at != x)
+        at = &(*at)->next;
+    *at = x->next;
+    for (int i = 0; i < x->n; i++)
+        k->free_place[k->n_free++] = x->place[i];
+    int ok = x->given_up ? 0 : x->n;
+    for (int s = 0; s < sources && !x->given_up; s++)
+        ok = x->ok[s] < ok ? x->ok[s] : ok;
+    answer_read(k, &x->promise, x->load, (uint32_t)ok, ok < x->n ? (x->status ? x->status : -EIO) : 0);
+    free(x);
+    start_waiting(k);
+}
+
+static void give_up(struct node *k, struct reading *x, int status)
+{
+    x->given_up = true;
+    x->status = status;
+    end_if_over(k, x);
+}
+
+/* The next blocks of the source that is going out: as many as one message takes; none when what is left failed. */
+static int send_piece(struct node *k, struct reading *x)
+{
+    const struct kv_layout *l = &k->arg->layout;
+    int s = x->source, most = (int)(ACT_REMOTE_PIECE / l->bytes[s]), n = x->ok[s] - x->block;
+    n = n < most ? n : most > 0 ? most : 1;
+    struct piece *p = calloc(1, sizeof *p);
+    struct act_msg m;
+    size_t bytes;
+    if (!p || act_msg_new(ACT_REMOTE_ROWS, x->reader, (size_t)n * (sizeof(uint64_t) + l->bytes[s]), &m)) {
+        free(p);
+        return -ENOMEM;
+    }
+    bool short_end = x->block + n == x->ok[s] && x->ok[s] < x->n;
+    *act_p_remote_rows(&m) = (struct act_p_remote_rows){.load = x->load,
+                                                        .source = (uint16_t)s,
+                                                        .first = (uint16_t)x->block,
+                                                        .blocks = (uint16_t)n,
+                                                        .status = short_end ? (x->status ? x->status : -EIO) : 0};
+    uint64_t *sum = act_msg_tail(&m, &bytes);
+    uint8_t *to = (uint8_t *)(sum + n);
+    for (int i = 0; i < n; i++, to += l->bytes[s]) {
+        const uint8_t *from = bytes_of(k, x->place[x->block + i]) + l->offset[s];
+        memcpy(to, from, l->bytes[s]);
+        sum[i] = kv_extent_sum(&x->key[x->block + i], s, 0, to, l->bytes[s]);
+    }
+    *p = (struct piece){.next = k->pieces, .id = ++k->ids, .reading = x->id};
+    m.request = p->id;
+    int r = act_request(k->self, &m);
+    if (r) {
+        act_msg_drop(&m);
+        free(p);
+        return r;
+    }
+    k->pieces = p;
+    x->under_way++;
+    x->block += n;
+    if (x->block == x->ok[s]) {
+        x->source++;
+        x->block = 0;
+    }
+    return 0;
+}
+
+static void send_on(struct node *k, struct reading *x)
+{
+    int r = 0;
+    while (!r && !x->given_up && x->under_way < UNDER_WAY && x->source < x->settled)
+        r = send_piece(k, x);
+    if (r)
+        give_up(k, x, r);
+    else
+        end_if_over(k, x);
+}
+
+static void settle(struct reading *x, int source, int ok)
+{
+    if (source != x->settled)
+        return;
+    x->ok[source] = ok < x->n ? ok : x->n;
+    x->settled = source + 1;
+}
+
+static int begin(struct node *k, struct reading *x)
+{
+    struct act_msg m;
+    size_t bytes;
+    if (act_msg_new(ACT_TIER_READ, *k->arg->store, (size_t)x->n * sizeof(struct act_tier_place), &m))
+        return -ENOMEM;
+    struct act_tier_place *p = act_msg_tail(&m, &bytes);
+    for (int i = 0; i < x->n; i++) {
+        x->place[i] = k->free_place[--k->n_free];
+        p[i] = (struct act_tier_place){.key = x->key[i], .address = (uint64_t)(uintptr_t)bytes_of(k, x->place[i])};
+    }
+    x->id = m.request = ++k->ids;
+    *act_p_tier_read(&m) = (struct act_p_tier_read){.blocks = (uint32_t)x->n, .load = (uint32_t)x->id};
+    if (act_request(k->self, &m) == 0) {
+        x->since = act_now(k->self);
+        x->next = k->readings;
+        k->readings = x;
+        return 0;
+    }
+    act_msg_drop(&m);
+    for (int i = 0; i < x->n; i++)
+        k->free_place[k->n_free++] = x->place[i];
+    return -EAGAIN;
+}
+
+static struct reading *waiting_pop(struct node *k)
+{
+    struct reading *x = k->waiting;
+    k->waiting = x->next;
+    if (!k->waiting)
+        k->waiting_end = &k->waiting;
+    k->n_waiting--;
+    return x;
+}
+
+static void refuse_reading(struct node *k, struct reading *x, int status)
+{
+    answer_read(k, &x->promise, x->load, 0, status);
+    free(x);
+}
+
+/* Oldest first, so that a large one is not starved by small ones. */
+static void start_waiting(struct node *k)
+{
+    while (k->waiting && k->waiting->n <= k->n_free) {
+        struct reading *x = waiting_pop(k);
+        int r = begin(k, x);
+        if (r)
+            refuse_reading(k, x, r);
+    }
+}
+
+static bool known(const struct node *k, const struct act_msg *m)
+{
+    for (const struct reading *x = k->readings; x; x = x->next)
+        if (x->request == m->request && act_addr_equal(x->reader, m->src))
+            return true;
+    for (const struct reading *x = k->waiting; x; x = x->next)
+        if (x->request == m->request && act_addr_equal(x->reader, m->src))
+            return true;
+    return false;
+}
+
+static void take_read(struct node *k, struct act_msg *m)
+{
+    size_t bytes;
+    const struct act_key *key = act_msg_tail(m, &bytes);
+    const struct act_p_remote_read *in = act_p_remote_read(m);
+    struct act_promise promise = act_promise_of(m);
+    int r = refuse(k, act_b_remote_read(m)->layout, in->blocks, ACT_REMOTE_READ_MAX);
+    if (!r && bytes != (size_t)in->blocks * sizeof *key)
+        r = -EPROTO;
+    if (!r && known(k, m)) /* a link delivered it twice */
+        return;
+    if (!r && k->n_waiting == QUEUE_MAX)
+        r = -EAGAIN;
+    struct reading *x = r ? NULL : calloc(1, sizeof *x);
+    if (!x) {
+        answer_read(k, &promise, in->load, 0, r ? r : -ENOMEM);
+        return;
+    }
+    *x = (struct reading){.promise = promise,
+                          .reader = m->src,
+                          .request = m->request,
+                          .load = in->load,
+                          .since = act_now(k->self),
+                          .n = (int)in->blocks};
+    memcpy(x->key, key, bytes);
+    *k->waiting_end = x;
+    k->waiting_end = &x->next;
+    k->n_waiting++;
+    start_waiting(k);
+}
+
+/* Of the store. */
+static void take_rows(struct node *k, struct act_msg *m)
+{
+    struct reading *x = reading_find(k, act_p_tier_rows(m)->load);
+    if (!x)
+        return;
+    settle(x, (int)act_p_tier_rows(m)->source, (int)act_p_tier_rows(m)->blocks);
+    send_on(k, x);
+}
+
+static void take_read_end(struct node *k, uint64_t id, int blocks, int status)
+{
+    struct reading *x = reading_find(k, id);
+    if (!x)
+        return;
+    x->read = true;
+    x->status = x->given_up ? x->status : status;
+    for (int s = x->settled; s < k->arg->layout.n_sources; s++)
+        settle(x, s, blocks);
+    send_on(k, x);
+}
+
+/* A piece has come to its end. status: the reader wants no more. */
+static void take_taken(struct node *k, uint64_t id, int status)
+{
+    struct piece **at = &k->pieces, *p;
+    while ((p = *at) && p->id != id)
+        at = &p->next;
+    if (!p)
+        return;
+    struct reading *x = reading_find(k, p->reading);
+    *at = p->next;
+    free(p);
+    if (!x)
+        return;
+    x->under_way--;
+    x->since = act_now(k->self);
+    if (status)
+        give_up(k, x, status);
+    else
+        send_on(k, x);
+}
+
+/* The reader has lost interest. */
+static void take_cancel(struct node *k, const struct act_msg *m)
+{
+    for (struct reading *x = k->readings; x; x = x->next)
+        if (x->request == m->request && act_addr_equal(x->reader, m->src)) {
+            give_up(k, x, -ECANCELED);
+            return;
+        }
+    for (struct reading **at = &k->waiting, *x; (x = *at); at = &x->next)
+        if (x->request == m->request && act_addr_equal(x->reader, m->src)) {
+            *at = x->next;
+            if (!*at)
+                k->waiting_end = at;
+            k->n_waiting--;
+            refuse_reading(k, x, -ECANCELED);
+            return;
+        }
+}
+
+/* ---- storing ---- */
+
+static void answer_store(struct node *k, struct act_promise *p, uint32_t blocks, int status)
+{
+    struct act_msg r = act_msg_make(ACT_REMOTE_STORED, ACT_NOBODY);
+    *act_p_remote_stored(&r) = (struct act_p_remote_stored){.blocks = blocks, .status = status};
+    act_reply(k->self, p, &r);
+}
+
+/* Where the parts of the tail of REMOTE_STORE are; false: it is not as long as it says. */
+static bool parts(const struct kv_layout *l, const uint8_t *tail, size_t bytes, uint32_t n,
+                  const struct act_remote_block **block, const uint64_t **sum, const uint8_t **rows)
+{
+    *block = (const struct act_remote_block *)(const void *)tail;
+    *sum = (const uint64_t *)(const void *)(tail + n * sizeof **block);
+    *rows = tail + n * sizeof **block + (size_t)n * (size_t)l->n_sources * sizeof **sum;
+    return bytes == (size_t)(*rows - tail) + (size_t)n * l->block_bytes;
+}
+
+static bool whole(const struct kv_layout *l, const struct act_remote_block *b, const uint64_t *sum, const uint8_t *rows)
+{
+    for (int s = 0; s < l->n_sources; s++)
+        if (kv_extent_sum((const struct kv_key *)&b->key, s, 0, rows + l->offset[s], l->bytes[s]) != sum[s])
+            return false;
+    return true;
+}
+
+/* Hands the blocks whose sums fit to the store, which reads them where they are. */
+static int hand_down(struct node *k, const struct act_msg *in, uint32_t n, uint64_t id)
+{
+    const struct kv_layout *l = &k->arg->layout;
+    const struct act_remote_block *block;
+    const uint64_t *sum;
+    const uint8_t *rows;
+    struct act_msg m;
+    size_t bytes;
+    uint32_t good = 0;
+    const uint8_t *tail = act_msg_tail(in, &bytes);
+    if (!parts(l, tail, bytes, n, &block, &sum, &rows))
+        return -EPROTO;
+    if (act_msg_new(ACT_TIER_STORE, *k->arg->store, n * sizeof(struct act_tier_place), &m))
+        return -ENOMEM;
+    struct act_tier_place *p = act_msg_tail(&m, &bytes);
+    for (uint32_t i = 0; i < n; i++, rows += l->block_bytes, sum += l->n_sources) {
+        if (block[i].taint != KV_CLEAN || !whole(l, &block[i], sum, rows))
+            continue;
+        p[good] =
+            (struct act_tier_place){.address = (uint64_t)(uintptr_t)rows, .taint = block[i].taint, .hit = block[i].hit};
+        memcpy(&p[good++].key, &block[i].key, sizeof p->key);
+    }
+    act_p_tier_store(&m)->blocks = good;
+    m.request = id;
+    int r = good ? act_request(k->self, &m) : -EBADMSG;
+    if (r)
+        act_msg_drop(&m);
+    return r;
+}
+
+static void take_store(struct node *k, struct act_msg *m)
+{
+    uint32_t n = act_p_remote_store(m)->blocks;
+    struct act_promise promise = act_promise_of(m);
+    size_t bytes = m->buf->size;
+    int r = refuse(k, act_b_remote_store(m)->layout, n, ACT_REMOTE_STORE_MAX);
+    if (!r && k->keeping_bytes && k->keeping_bytes + bytes > k->arg->store_bytes)
+        r = -EAGAIN;
+    struct keeping *x = r ? NULL : calloc(1, sizeof *x);
+    if (!r)
+        r = x ? hand_down(k, m, n, ++k->ids) : -ENOMEM;
+    if (r) {
+        free(x);
+        answer_store(k, &promise, 0, r);
+        return;
+    }
+    *x =
+        (struct keeping){.next = k->keepings, .id = k->ids, .promise = promise, .buf = act_msg_take(m), .bytes = bytes};
+    k->keepings = x;
+    k->keeping_bytes += bytes;
+}
+
+static void take_stored(struct node *k, uint64_t id, uint32_t blocks, int status)
+{
+    for (struct keeping **at = &k->keepings, *x; (x = *at); at = &x->next)
+        if (x->id == id) {
+            *at = x->next;
+            k->keeping_bytes -= x->bytes;
+            answer_store(k, &x->promise, blocks, status);
+            act_buf_free(x->buf);
+            free(x);
+            return;
+        }
+}
+
+/* ---- time, ends ---- */
+
+/* A reader that takes nothing for so long is given up, and so is a read that found no room. What is at the reader
+ * counts as taken: the buffers were copied. */
+static void on_tick(struct node *k)
+{
+    int64_t limit = act_now(k->self) - k->arg->patience;
+    for (bool again = true; again;) {
+        again = false;
+        for (struct reading *x = k->readings; x && !again; x = x->next)
+            if (x->under_way && x->since < limit) {
+                uint64_t id = x->id;
+                for (struct piece **at = &k->pieces, *p; (p = *at);) {
+                    if (p->reading != id) {
+                        at = &p->next;
+                        continue;
+                    }
+                    *at = p->next;
+                    free(p);
+                }
+                x->under_way = 0;
+                give_up(k, x, -ETIMEDOUT);
+                again = true;
+            }
+    }
+    while (k->waiting && k->waiting->since < limit)
+        refuse_reading(k, waiting_pop(k), -EAGAIN);
+    act_timer_after(k->self, &k->tick, TICK_NS, 0);
+}
+
+/* The store is gone, or a reader. */
+static void take_returned(struct node *k, struct act_msg *m)
+{
+    switch (act_msg_returned_type(m)) {
+    case ACT_TIER_FIND:
+        take_found(k, m->request, 0);
+        break;
+    case ACT_TIER_READ:
+        take_read_end(k, m->request, 0, -EIO);
+        break;
+    case ACT_TIER_STORE:
+        take_stored(k, m->request, 0, -EIO);
+        break;
+    case ACT_REMOTE_ROWS:
+        take_taken(k, m->request, -ECONNRESET);
+        break;
+    default:
+        break;
+    }
+}
+
+static void take_drain(struct node *k)
+{
+    if (!k->draining)
+        act_log_event(k->arg->log, ACT_LOG_INFO, "kv-node", 0, "kv_draining", "readings=%d", k->readings != NULL);
+    k->draining = true;
+    while (k->waiting)
+        refuse_reading(k, waiting_pop(k), -ESHUTDOWN);
+}
+
+static void take(struct node *k, struct act_msg *m)
+{
+    switch (m->type) {
+    case ACT_REMOTE_FIND:
+        take_find(k, m);
+        break;
+    case ACT_REMOTE_READ:
+        take_read(k, m);
+        break;
+    case ACT_REMOTE_STORE:
+        take_store(k, m);
+        break;
+    case ACT_REMOTE_TAKEN:
+        take_taken(k, m->request, act_p_remote_taken(m)->status);
+        break;
+    case ACT_TIER_FOUND:
+        take_found(k, m->request, act_p_tier_found(m)->blocks);
+        break;
+    case ACT_TIER_ROWS:
+        take_rows(k, m);
+        break;
+    case ACT_TIER_DONE:
+        take_read_end(k, m->request, (int)act_p_tier_done(m)->blocks, act_p_tier_done(m)->status);
+        break;
+    case ACT_TIER_STORED:
+        take_stored(k, m->request, act_p_tier_stored(m)->blocks, act_p_tier_stored(m)->status);
+        break;
+    case ACT_CANCEL:
+        take_cancel(k, m);
+        break;
+    case ACT_TIMER:
+        on_tick(k);
+        break;
+    case ACT_DRAIN:
+        take_drain(k);
+        break;
+    case ACT_UNDELIVERABLE:
+        take_returned(k, m);
+        break;
+    default:
+        break;
+    }
+}
+
+static int node_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    struct node *k = state;
+    for (int i = 0; i < count; i++)
+        take(k, &m[i]);
+    act_working(self, k->findings || k->readings || k->keepings);
+    if (count)
+        act_progress(self);
+    return 0;
+}
+
+static int node_start(struct act_self *self, void *state, const void *arg)
+{
+    struct node *k = state;
+    k->self = self;
+    k->arg = arg;
+    k->layout = kv_layout_id(&k->arg->layout);
+    k->waiting_end = &k->waiting;
+    k->free_place = malloc((size_t)k->arg->buffers * sizeof *k->free_place);
+    if (!k->free_place)
+        return -ENOMEM;
+    while (k->n_free < k->arg->buffers) {
+        k->free_place[k->n_free] = k->n_free;
+        k->n_free++;
+    }
+    act_timer_after(self, &k->tick, TICK_NS, 0);
+    return 0;
+}
+
+#define FREE_LIST(type, head)                                                                                          \
+    for (type *x_ = (head), *next_; x_; x_ = next_) {                                                                  \
+        next_ = x_->next;                                                                                              \
+        free(x_);                                                                                                      \
+    }
+
+static void node_stop(struct act_self *self, void *state, int reason)
+{
+    struct node *k = state;
+    (void)self;
+    (void)reason;
+    FREE_LIST(struct finding, k->findings)
+    FREE_LIST(struct reading, k->readings)
+    FREE_LIST(struct reading, k->waiting)
+    FREE_LIST(struct piece, k->pieces)
+    for (struct keeping *x = k->keepings; x; x = x->next)
+        act_buf_free(x->buf);
+    FREE_LIST(struct keeping, k->keepings)
+    free(k->free_place);
+}
+
+const struct act_behaviour act_kv_node_behaviour = {
+    .name = "kv-node",
+    .state_size = sizeof(struct node),
+    .start = node_start,
+    .receive = node_receive,
+    .stop = node_stop,
+};
