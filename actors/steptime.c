@@ -38,6 +38,23 @@ int act_steptime_add(struct act_steptime_curve *c, int at, double ns)
     return 0;
 }
 
+int act_steptime_add_batch(struct act_steptime *t, int requests, int drafts, double ns)
+{
+    int at = requests * (drafts + 1), i = 0;
+    if (!drafts || drafts >= t->block)
+        return act_steptime_add(drafts ? &t->full : &t->plain, at, ns);
+    while (i < t->n_between && t->between[i].drafts < drafts)
+        i++;
+    if (i == t->n_between || t->between[i].drafts != drafts) {
+        if (t->n_between == ACT_STEPTIME_BETWEEN)
+            return -ENOSPC;
+        memmove(&t->between[i + 1], &t->between[i], (size_t)(t->n_between - i) * sizeof t->between[0]);
+        t->between[i] = (struct act_steptime_level){.drafts = drafts};
+        t->n_between++;
+    }
+    return act_steptime_add(&t->between[i].curve, at, ns);
+}
+
 /* The first point at or behind `at`; c->n: there is none. */
 static int point_behind(const struct act_steptime_curve *c, int at)
 {
@@ -79,10 +96,74 @@ static double draft_part(const struct act_steptime *t, int requests, int rows)
     return part < 1 ? part : 1;
 }
 
+/* Where a batch lies: between `low` and `high`, at those rows, `part` of the way. */
+struct between {
+    struct act_steptime_curve *low, *high;
+    int low_at, high_at;
+    double part;
+};
+
+/* Whether a level says something of so many requests: it was measured for them, or for as many as any other. */
+static bool covers(const struct act_steptime *t, const struct act_steptime_level *l, int requests)
+{
+    int most = l->curve.n ? l->curve.at[l->curve.n - 1] / (l->drafts + 1) : 0;
+    return most && (requests <= most || most >= t->plain.at[t->plain.n - 1]);
+}
+
+static struct between place(struct act_steptime *t, int requests, int rows)
+{
+    if (!t->n_between || rows <= requests)
+        return (struct between){&t->plain, &t->full, rows, rows, draft_part(t, requests, rows)};
+    if (rows > requests * (t->block + 1)) /* rows of others: as of more requests with whole blocks */
+        requests = (rows + t->block) / (t->block + 1);
+    double per = (double)(rows - requests) / requests;
+    int low = 0, high = t->block;
+    struct between b = {&t->plain, &t->full, requests, (t->block + 1) * requests, 0};
+    for (int i = 0; i < t->n_between; i++) {
+        struct act_steptime_level *l = &t->between[i];
+        if (!covers(t, l, requests))
+            continue;
+        if (l->drafts <= per) {
+            low = l->drafts;
+            b.low = &l->curve;
+            b.low_at = (low + 1) * requests;
+        } else {
+            high = l->drafts;
+            b.high = &l->curve;
+            b.high_at = (high + 1) * requests;
+            break;
+        }
+    }
+    b.part = high > low ? (per - low) / (high - low) : 0;
+    return b;
+}
+
+/* The longest of the levels up to `drafts`, so that more drafts are not cheaper. */
+static double level_ns(const struct act_steptime *t, const struct act_steptime_curve *c, int requests, int at)
+{
+    double ns = act_steptime_at(t, c, at);
+    double least = c == &t->plain ? 0 : act_steptime_at(t, &t->plain, requests);
+    for (int i = 0; i < t->n_between && c != &t->plain; i++) {
+        const struct act_steptime_level *l = &t->between[i];
+        if ((l->drafts + 1) * requests < at && covers(t, l, requests)) {
+            double below = act_steptime_at(t, &l->curve, (l->drafts + 1) * requests);
+            least = below > least ? below : least;
+        }
+    }
+    return ns > least ? ns : least;
+}
+
 static double own_verify_ns(const struct act_steptime *t, int requests, int rows)
 {
-    double part = draft_part(t, requests, rows), plain = act_steptime_at(t, &t->plain, rows);
-    return part > 0 ? (1 - part) * plain + part * act_steptime_at(t, &t->full, rows) : plain;
+    struct between b = place((struct act_steptime *)t, requests, rows);
+    if (!t->n_between || rows <= requests) {
+        double plain = act_steptime_at(t, b.low, b.low_at);
+        return b.part > 0 ? (1 - b.part) * plain + b.part * act_steptime_at(t, b.high, b.high_at) : plain;
+    }
+    if (rows > requests * (t->block + 1))
+        requests = (rows + t->block) / (t->block + 1);
+    double low = level_ns(t, b.low, requests, b.low_at);
+    return b.part > 0 ? (1 - b.part) * low + b.part * level_ns(t, b.high, requests, b.high_at) : low;
 }
 
 double act_steptime_verify_ns(const struct act_steptime *t, int requests, int rows, int shard_rows)
@@ -131,11 +212,11 @@ void act_steptime_observe(struct act_steptime *t, int requests, int drafts, int 
         return;
     double d = deviation_of(verify_ns, act_steptime_verify_ns(t, requests, rows, shard_rows));
     if (!isnan(d)) {
-        double part = draft_part(t, requests, rows);
+        struct between b = place(t, requests, rows);
         t->verify_scale *= exp(SCALE_GAIN * d);
-        nudge(&t->plain, rows, (1 - part) * d);
-        if (part > 0)
-            nudge(&t->full, rows, part * d);
+        nudge(b.low, b.low_at, (1 - b.part) * d);
+        if (b.part > 0)
+            nudge(b.high, b.high_at, b.part * d);
     }
     d = deviation_of(draft_ns, act_steptime_draft_ns(t, requests, drafts));
     if (drafts > 0 && !isnan(d)) {

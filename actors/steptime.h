@@ -1,11 +1,13 @@
 /* How long a decoding round takes on this machine, as a function of its requests and rows: what the planner weighs
  * drafts against.
  *
- * A table has three curves over measured points. `plain` is the time of a verification with one row per request,
- * `full` that of one with a whole block of drafts per request; a mixed batch lies between them by its share of drafts,
- * because drafts of one request cost other things (experts, history) than rows of many requests. `draft` is the
- * drafter's pass by requests, and every token that it picks costs `pick_ns` on top. Lookups never fall with rows: noise
- * must not make more work look cheaper.
+ * A table has curves over measured points. `plain` is the time of a verification with one row per request, `full` that
+ * of one with a whole block of drafts per request, `between` those of so many drafts: drafts of one request cost other
+ * things (experts, history) than rows of many requests, the first ones cost more than the last where experts are mixed,
+ * and kernels take rows in tiles. A batch lies between two of these curves by its drafts per request, at its own number
+ * of requests. Tables of other machines may have `plain` and `full` alone; there a batch lies between them at its own
+ * number of rows, by its share of drafts. `draft` is the drafter's pass by requests, and every token that it picks
+ * costs `pick_ns` on top. Lookups never fall with rows: noise must not make more work look cheaper.
  *
  * A plain object without clocks or files of its own; one owner. Measuring, reading and writing: steptime_file.h,
  * steptime_measure.h. Times are ns. */
@@ -14,7 +16,7 @@
 
 #include <stdbool.h>
 
-enum { ACT_STEPTIME_POINTS = 48 };
+enum { ACT_STEPTIME_POINTS = 48, ACT_STEPTIME_BETWEEN = 6 };
 
 /* Ascending in at. Between points: a straight line, or with `padded` the next point, as where a batch is padded to a
  * measured size. Beyond the last point: the slope of the last piece. Before the first: the first. */
@@ -29,7 +31,12 @@ struct act_steptime {
     int block; /* drafts per request on the `full` curve */
     bool padded;
     struct act_steptime_curve plain, full; /* by rows */
-    struct act_steptime_curve draft;       /* by requests */
+    struct act_steptime_level {
+        int drafts; /* per request, ascending, 1..block-1 */
+        struct act_steptime_curve curve;
+    } between[ACT_STEPTIME_BETWEEN];
+    int n_between;
+    struct act_steptime_curve draft; /* by requests */
     double pick_ns;
     /* Share of a verification that is spent in expert shards; scales with the rows that these reported when they serve
      * others too. 0: unknown, their report is not used. */
@@ -43,6 +50,8 @@ void act_steptime_init(struct act_steptime *t, int block);
 /* Adds a point, or replaces the one at the same place. -ENOSPC when the curve is full, -EINVAL for at < 1 or ns that is
  * not positive and finite. */
 int act_steptime_add(struct act_steptime_curve *c, int at, double ns);
+/* The same for a batch of requests that verify so many drafts each, 0..block. -ENOSPC: too many different numbers. */
+int act_steptime_add_batch(struct act_steptime *t, int requests, int drafts, double ns);
 double act_steptime_at(const struct act_steptime *t, const struct act_steptime_curve *c, int at);
 /* Whether there is enough in it to plan with. */
 bool act_steptime_usable(const struct act_steptime *t);

@@ -9,7 +9,7 @@
 #include "config/version.h"
 #include "model/json_file.h"
 
-enum { FORMAT = 1 };
+enum { FORMAT = 2 };
 
 static void processor_name(char *out, size_t size)
 {
@@ -57,6 +57,27 @@ static int read_curve(const json_t *root, const char *path, const char *name, st
     return 0;
 }
 
+static int read_between(const json_t *root, const char *path, struct act_steptime *t, struct cfg_error *err)
+{
+    const json_t *list = json_object_get(root, "between"), *level;
+    size_t i;
+    if (!json_is_array(list) || json_array_size(list) > ACT_STEPTIME_BETWEEN)
+        return cfg_error_set(err, EINVAL, "%s: \"between\" is missing or too long", path);
+    json_array_foreach (list, i, level) {
+        struct act_steptime_level *l = &t->between[i];
+        json_int_t drafts = json_integer_value(json_object_get(level, "drafts"));
+        if (drafts < 1 || drafts >= t->block || (i && drafts <= t->between[i - 1].drafts))
+            return cfg_error_set(err, EINVAL, "%s: \"between\", %zu: \"drafts\" must ascend in 1..%d", path, i + 1,
+                                 t->block - 1);
+        l->drafts = (int)drafts;
+        t->n_between++;
+        int r = read_curve(level, path, "points", &l->curve, err);
+        if (r)
+            return r;
+    }
+    return 0;
+}
+
 static int differs(const json_t *root, const char *path, const char *key, const char *own, struct cfg_error *err)
 {
     const char *there = json_string_value(json_object_get(root, key));
@@ -83,6 +104,8 @@ static int read_object(const json_t *root, const char *path, const struct act_st
                           (long long)json_integer_value(json_object_get(root, "block")), block);
     if (!r)
         r = read_curve(root, path, "plain", &t->plain, err);
+    if (!r)
+        r = read_between(root, path, t, err);
     if (!r)
         r = read_curve(root, path, "full", &t->full, err);
     if (!r)
@@ -120,6 +143,15 @@ static json_t *curve_json(const struct act_steptime_curve *c)
     return list;
 }
 
+static json_t *between_json(const struct act_steptime *t)
+{
+    json_t *list = json_array();
+    for (int i = 0; i < t->n_between; i++)
+        json_array_append_new(
+            list, json_pack("{s:i,s:o}", "drafts", t->between[i].drafts, "points", curve_json(&t->between[i].curve)));
+    return list;
+}
+
 int act_steptime_write(const char *path, const struct act_steptime_identity *id, const struct act_steptime *t,
                        struct cfg_error *err)
 {
@@ -127,10 +159,10 @@ int act_steptime_write(const char *path, const struct act_steptime_identity *id,
     snprintf(revision, sizeof revision, "%016" PRIx64, id->revision);
     if ((size_t)snprintf(temporary, sizeof temporary, "%s.new", path) >= sizeof temporary)
         return cfg_error_set(err, ENAMETOOLONG, "%s: the name is too long", path);
-    json_t *root = json_pack("{s:i,s:s,s:s,s:s,s:i,s:b,s:f,s:f,s:o,s:o,s:o}", "format", FORMAT, "model", revision,
+    json_t *root = json_pack("{s:i,s:s,s:s,s:s,s:i,s:b,s:f,s:f,s:o,s:o,s:o,s:o}", "format", FORMAT, "model", revision,
                              "machine", id->machine, "build", id->build, "block", t->block, "padded", (int)t->padded,
                              "pick_ns", t->pick_ns, "expert_share", t->expert_share, "plain", curve_json(&t->plain),
-                             "full", curve_json(&t->full), "draft", curve_json(&t->draft));
+                             "between", between_json(t), "full", curve_json(&t->full), "draft", curve_json(&t->draft));
     int r = !root || json_dump_file(root, temporary, JSON_INDENT(1) | JSON_REAL_PRECISION(7) | JSON_PRESERVE_ORDER) ||
             rename(temporary, path);
     json_decref(root);

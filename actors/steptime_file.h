@@ -33,7 +33,7 @@ struct act_steptime_measure {
     int64_t (*now)(void *ctx); /* monotonic, ns */
     void *ctx;
 };
-/* Rounds on made-up tokens that commit nothing: per batch size one row per request, one draft and the whole block. */
+/* Rounds on made-up tokens that commit nothing: per batch size several numbers of drafts, in turn. */
 int act_steptime_measure(struct mdl_model *m, const struct act_steptime_measure *how, struct act_steptime *out,
                          struct cfg_error *err);
 

@@ -9,7 +9,11 @@
 #include "model/prefill.h"
 #include "model/sampler.h"
 
-enum { REPEATS = 3 };
+enum {
+    REPEATS = 3,
+    KINDS = ACT_STEPTIME_BETWEEN + 2,
+    FINE = 2, /* up to so many requests every number of drafts is measured: a row more is much there */
+};
 
 struct bench {
     struct mdl_model *m;
@@ -72,32 +76,48 @@ static int compare_doubles(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Medians over a few rounds of n streams. */
-static int measure_rounds(struct bench *b, int n, int drafts, struct sample *out, struct cfg_error *err)
+/* One round of n streams with so many drafts each. */
+static int measure_round(struct bench *b, int n, int drafts, struct sample *out, struct cfg_error *err)
 {
-    double draft[REPEATS], verify[REPEATS], expert[REPEATS];
     for (int i = 0; i < n; i++) {
         b->stream[i].draft = drafts;
         b->stream[i].limit = drafts + 1;
         b->round[i] = &b->stream[i];
     }
-    for (int k = 0; k < REPEATS; k++) {
-        int64_t from = now(b);
-        int r = mdl_decoder_begin(b->decoder, b->round, n, &b->providers, err);
-        while (!r && (r = mdl_decoder_advance(b->decoder, err)) == MDL_STEP_MORE)
-            r = 0;
-        if (r < 0)
-            return r;
-        draft[k] = (double)(b->verify_began - from);
-        verify[k] = (double)(now(b) - b->verify_began);
-        expert[k] = (double)b->expert_ns;
-    }
-    qsort(draft, REPEATS, sizeof *draft, compare_doubles);
-    qsort(verify, REPEATS, sizeof *verify, compare_doubles);
-    qsort(expert, REPEATS, sizeof *expert, compare_doubles);
+    int64_t from = now(b);
+    int r = mdl_decoder_begin(b->decoder, b->round, n, &b->providers, err);
+    while (!r && (r = mdl_decoder_advance(b->decoder, err)) == MDL_STEP_MORE)
+        r = 0;
     /* A clock that did not move between two readings still gives a time above 0. */
-    *out = (struct sample){draft[REPEATS / 2] + 1, verify[REPEATS / 2] + 1, expert[REPEATS / 2]};
-    return 0;
+    *out = (struct sample){(double)(b->verify_began - from) + 1, (double)(now(b) - b->verify_began) + 1,
+                           (double)b->expert_ns};
+    return r < 0 ? r : 0;
+}
+
+static double median(double *v, int n)
+{
+    qsort(v, (size_t)n, sizeof *v, compare_doubles);
+    return v[n / 2];
+}
+
+/* Medians over a few rounds of n streams for each of the numbers of drafts, in turn: a slow spell of the machine falls
+ * on all of them alike, and their ratios are what matters. */
+static int measure_rounds(struct bench *b, int n, const int *drafts, int kinds, struct sample *out,
+                          struct cfg_error *err)
+{
+    double draft[KINDS][REPEATS], verify[KINDS][REPEATS], expert[KINDS][REPEATS];
+    int r = 0;
+    for (int k = 0; k < REPEATS && !r; k++)
+        for (int i = 0; i < kinds && !r; i++) {
+            struct sample one;
+            r = measure_round(b, n, drafts[i], &one, err);
+            draft[i][k] = one.draft;
+            verify[i][k] = one.verify;
+            expert[i][k] = one.expert;
+        }
+    for (int i = 0; i < kinds && !r; i++)
+        out[i] = (struct sample){median(draft[i], REPEATS), median(verify[i], REPEATS), median(expert[i], REPEATS)};
+    return r;
 }
 
 static int add_stream(struct bench *b, int i, struct mdl_step *step, struct cfg_error *err)
@@ -119,28 +139,40 @@ static int add_stream(struct bench *b, int i, struct mdl_step *step, struct cfg_
     return r;
 }
 
-/* Adds what n streams take. *pick_ns and *share are means over the sizes, weighted by their rows. */
+/* Numbers of drafts to measure n requests with: none, the whole block, some in between. */
+static int kinds_of(int n, int block, int *drafts)
+{
+    int k = 0, half = (block + 1) / 2, most = block - 1 < ACT_STEPTIME_BETWEEN ? block - 1 : ACT_STEPTIME_BETWEEN;
+    drafts[k++] = 0;
+    for (int d = 1; n <= FINE && d <= most; d++)
+        drafts[k++] = d;
+    if (n > FINE && block > 1)
+        drafts[k++] = 1;
+    if (n > FINE && half > 1 && half <= most)
+        drafts[k++] = half;
+    if (block)
+        drafts[k++] = block;
+    return k;
+}
+
+/* Adds what n streams take. */
 static int measure_size(struct bench *b, int n, struct act_steptime *t, struct cfg_error *err)
 {
-    int block = b->how->block;
-    struct sample plain, one, full;
-    int r = measure_rounds(b, n, 0, &plain, err);
-    if (!r && block)
-        r = measure_rounds(b, n, 1, &one, err);
-    if (!r && block)
-        r = measure_rounds(b, n, block, &full, err);
+    int block = b->how->block, drafts[KINDS], kinds = kinds_of(n, block, drafts);
+    struct sample took[KINDS];
+    int r = measure_rounds(b, n, drafts, kinds, took, err);
     if (r)
         return r;
-    act_steptime_add(&t->plain, n, plain.verify);
-    t->expert_share = plain.expert / plain.verify < 1 ? plain.expert / plain.verify : 1;
+    for (int i = 0; i < kinds; i++)
+        act_steptime_add_batch(t, n, drafts[i], took[i].verify);
+    t->expert_share = took[0].expert / took[0].verify < 1 ? took[0].expert / took[0].verify : 1;
     if (!block)
         return 0;
+    const struct sample one = took[1], full = took[kinds - 1];
     double per = block > 1 ? (full.draft - one.draft) / ((double)n * (block - 1)) : 0;
-    per = per > 0 ? per : 0;
     /* Of the largest size, where noise weighs least. */
-    t->pick_ns = per;
-    act_steptime_add(&t->full, n * (block + 1), full.verify);
-    double pass = one.draft - n * per;
+    t->pick_ns = per > 0 ? per : 0;
+    double pass = one.draft - n * t->pick_ns;
     act_steptime_add(&t->draft, n, pass > 0.1 * one.draft ? pass : 0.1 * one.draft);
     return 0;
 }
@@ -162,7 +194,7 @@ static int measure_all(struct bench *b, struct mdl_step *step, struct act_stepti
         for (; made < n && !r; made++)
             r = add_stream(b, made, step, err);
         if (!r && n == 1) /* brings weights into memory */
-            r = measure_rounds(b, 1, b->how->block, &warm, err);
+            r = measure_round(b, 1, b->how->block, &warm, err);
         if (!r)
             r = measure_size(b, n, t, err);
     }

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "actors/speculate.h"
@@ -22,6 +23,8 @@ enum accept { ACCEPT_MODEL, ACCEPT_STATED, ACCEPT_ALL };
 static const char *const accept_names[] = {"model", "stated", "all", NULL};
 static const char *const preset_names[] = {"none", "decode-131k", NULL};
 static const char *const budget_names[] = {"lagged", "early_stop", NULL};
+enum clock { CLOCK_WALL, CLOCK_CPU };
+static const char *const clock_names[] = {"wall", "cpu", NULL};
 
 struct bench;
 
@@ -31,13 +34,13 @@ struct bench_stream {
     struct mdl_stream run;
     struct act_spec_stream spec;
     int32_t start; /* the token that follows its context */
-    uint64_t coins;
+    uint64_t lap;  /* which coins: of the repeat, and of the times that it was set back in it */
 };
 
 struct bench {
     const char *model_dir, *text_file, *table_file, *json_file, *csv_file, *plot_file, *from_file;
     const char *loads, *modes;
-    int threads, context, grow, repeats, accept, preset, budget, seed;
+    int threads, context, grow, repeats, accept, preset, budget, seed, clock;
     double seconds, temperature, min_gain, probe_share;
     int load[BD_LOADS], n_loads, mode[BD_MODES], n_modes, most;
     struct mdl_model *m;
@@ -59,8 +62,10 @@ struct bench {
 
 static int64_t now_ns(void *ctx)
 {
-    (void)ctx;
-    return (int64_t)(1e9 * cli_seconds());
+    const struct bench *b = ctx;
+    struct timespec t;
+    clock_gettime(b->clock == CLOCK_CPU ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
 /* ---- picks ---- */
@@ -89,7 +94,10 @@ static int32_t pick(void *ctx, int pos, float *logits, bool draft)
     if (draft || id < 0 || b->accept == ACCEPT_MODEL || place >= s->run.offer)
         return id;
     double stated = (double)mdl_calibrated(&b->calibration, s->spec.choice, place, s->run.guess.confidence[place]);
-    bool kept = b->accept == ACCEPT_ALL || mdl_random_unit((uint64_t)b->seed, s->coins++, 9) < stated;
+    /* By place and not by use: every way of drafting meets the same luck at the same token, so that their differences
+     * are not those of the coins. */
+    uint64_t coin = s->lap << 40 | (uint64_t)(s - b->stream) << 28 | (uint64_t)pos;
+    bool kept = b->accept == ACCEPT_ALL || mdl_random_unit((uint64_t)b->seed, coin, 9) < stated;
     if (kept)
         return s->run.guess.ids[place];
     return id != s->run.guess.ids[place] ? id : (id + 1) % b->m->cfg->vocab_size;
@@ -99,7 +107,7 @@ static void on_plan(void *ctx, struct mdl_stream *const *streams, int n)
 {
     struct bench *b = ctx;
     act_speculation_split(b->now, streams, n);
-    b->verify_began = now_ns(NULL);
+    b->verify_began = now_ns(b);
 }
 
 /* ---- one run ---- */
@@ -108,6 +116,7 @@ static int restart(struct bench_stream *s, struct cfg_error *err)
 {
     int r = mdl_seq_truncate(s->run.seq, s->b->context, err);
     s->run.next = s->start;
+    s->lap++;
     return r;
 }
 
@@ -119,6 +128,7 @@ static int run_point(struct bench *b, int load, struct act_speculation *plan, do
     int r = 0;
     b->now = plan;
     for (int i = 0; i < load && !r; i++) {
+        b->stream[i].lap = (uint64_t)(out->repeat + 1) << 12;
         r = restart(&b->stream[i], &b->err);
         b->stream[i].run.counters = (struct mdl_counters){0};
         b->stream[i].spec.room = MDL_MAX_BLOCK;
@@ -127,15 +137,15 @@ static int run_point(struct bench *b, int load, struct act_speculation *plan, do
         for (int i = 0; i < load && !r; i++)
             if (b->stream[i].run.seq->len >= b->context + b->grow)
                 r = restart(&b->stream[i], &b->err);
-        int64_t began = now_ns(NULL);
+        int64_t began = now_ns(b);
         act_speculation_begin(plan, b->round, b->spec, load, 0);
         if (!r)
             r = mdl_decoder_round(b->decoder, b->round, load, &b->err);
-        int64_t end = now_ns(NULL);
+        int64_t end = now_ns(b);
         if (!r)
             act_speculation_end(plan, b->round, load, (double)(b->verify_began - began),
                                 (double)(end - b->verify_began), true);
-        spent += 1e-9 * (double)(now_ns(NULL) - began);
+        spent += 1e-9 * (double)(now_ns(b) - began);
         out->rounds++;
     }
     out->seconds = spent;
@@ -346,7 +356,8 @@ static int make_table(struct bench *b)
                                              .block = block,
                                              .context = b->context < 16 ? b->context : 16,
                                              .limit_ns = 10000000000,
-                                             .now = now_ns};
+                                             .now = now_ns,
+                                             .ctx = b};
     int r = act_steptime_measure(b->m, &how, &b->table, &b->err);
     return r || !b->table_file ? r : act_steptime_write(b->table_file, &id, &b->table, &b->err);
 }
@@ -390,7 +401,8 @@ static void gather_conditions(struct bench *b)
     text_value(c, "contents", "%s", b->text_file ? "text" : "made-up tokens");
     text_value(c, "acceptance", "%s, temperature %g, %s confidences", sources[b->accept], b->temperature,
                b->calibration.fitted[b->temperature > 0] ? "calibrated" : "raw");
-    text_value(c, "runs", "%d interleaved repeats of %g s", b->repeats, b->seconds);
+    text_value(c, "runs", "%d interleaved repeats of %g s%s", b->repeats, b->seconds,
+               b->clock == CLOCK_CPU ? " of processor time, one thread" : "");
     text_value(c, "planner", "%s budget, min_gain %g, probe_share %g", budget_names[b->budget], b->min_gain,
                b->probe_share);
 }
@@ -419,6 +431,8 @@ static int check_preset(struct bench *b)
 
 static int prepare(struct bench *b)
 {
+    if (b->clock == CLOCK_CPU)
+        b->threads = 1;
     int r = mdl_model_open(b->model_dir, b->threads, NULL, &b->m, &b->err);
     if (!r && b->preset)
         r = check_preset(b);
@@ -509,6 +523,9 @@ int cli_bench_decode_run(int argc, char **argv)
         {CLI_DOUBLE, "convert", 0, &b.results.convert, "RATE",
          "also give the conversion 1 + drafts x RATE; fixed lengths only", 0, 1},
         {CLI_INT, "threads", 0, &b.threads, "N", "compute threads (default: one per usable CPU)", 1, 1024},
+        {CLI_CHOICE, "clock", 0, &b.clock, "HOW",
+         "wall (default); cpu: processor time of one thread, for a machine that does other work too",
+         .choices = clock_names},
         {CLI_INT, "seed", 0, &b.seed, "N", "of made-up tokens, coins and draws (default 1)", 0, 1 << 30},
         {CLI_TEXT, "json", 0, &b.json_file, "FILE", "write conditions and raw counters"},
         {CLI_TEXT, "csv", 0, &b.csv_file, "FILE", "write raw counters and figures, one row per run"},

@@ -38,6 +38,43 @@ Test(steptime, lookup)
     cr_expect_float_eq(act_steptime_verify_ns(&t, 2, 2, 0), 130, 1e-9, "a padded batch costs what the next size costs");
 }
 
+/* With mixtures of experts the first draft of a request costs more than the last, and rows of other requests cost other
+ * things: each measured number of drafts is priced as measured, also for a single request. */
+Test(steptime, drafts_of_one_request)
+{
+    struct act_steptime t;
+    act_steptime_init(&t, 5);
+    for (int n = 1; n <= 4; n *= 2) {
+        cr_assert_eq(act_steptime_add_batch(&t, n, 5, 100 + 170 * n), 0);
+        cr_assert_eq(act_steptime_add_batch(&t, n, 1, 100 + 90 * n), 0);
+        cr_assert_eq(act_steptime_add_batch(&t, n, 0, 100 + 50 * n), 0);
+    }
+    act_steptime_add(&t.draft, 1, 1);
+    for (int n = 1; n <= 4; n++) {
+        cr_expect_float_eq(act_steptime_verify_ns(&t, n, n, 0), 100 + 50 * n, 1e-9);
+        cr_expect_float_eq(act_steptime_verify_ns(&t, n, 2 * n, 0), 100 + 90 * n, 1e-9);
+        cr_expect_float_eq(act_steptime_verify_ns(&t, n, 4 * n, 0), 100 + 130 * n, 1e-9);
+        cr_expect_float_eq(act_steptime_verify_ns(&t, n, 6 * n, 0), 100 + 170 * n, 1e-9);
+    }
+    cr_expect_ge(act_steptime_verify_ns(&t, 1, 20, 0), act_steptime_verify_ns(&t, 1, 6, 0));
+    /* A step of the kernels, seen with one request alone. */
+    double before = act_steptime_verify_ns(&t, 2, 8, 0);
+    cr_assert_eq(act_steptime_add_batch(&t, 1, 3, 195), 0);
+    cr_assert_eq(act_steptime_add_batch(&t, 1, 4, 260), 0);
+    cr_expect_float_eq(act_steptime_verify_ns(&t, 2, 8, 0), before, 1e-9, "what was not measured for two says nothing");
+    cr_expect_lt(act_steptime_verify_ns(&t, 1, 4, 0), 200 + 1e-9);
+    cr_expect_gt(act_steptime_verify_ns(&t, 1, 5, 0), 250);
+    for (int i = 0; i < 3000; i++) /* the machine has become twice as slow where one draft is verified */
+        act_steptime_observe(&t, 2, 2, 4, 0, 1, 2 * (100 + 90 * 2));
+    cr_expect_float_eq(act_steptime_verify_ns(&t, 2, 4, 0) / (2 * (100 + 90 * 2)), 1, 0.05);
+    t.between[0].curve.raw[0] = t.between[0].curve.ns[0] = 1; /* noise */
+    double last = 0;
+    for (int rows = 1; rows <= 6; rows++) {
+        cr_expect_ge(act_steptime_verify_ns(&t, 1, rows, 0), last - 1e-9, "%d rows", rows);
+        last = act_steptime_verify_ns(&t, 1, rows, 0);
+    }
+}
+
 Test(steptime, more_rows_never_look_cheaper)
 {
     struct act_steptime t = table();
@@ -157,19 +194,20 @@ Test(steptime, damaged_files_are_refused)
         "{",
         "[]",
         "{\"format\": 1}",
-        "{\"format\": 2}",
-        "{\"format\":1,\"model\":\"000000000000002a\",\"machine\":\"a machine, 2 threads\",\"build\":\"0, "
+        "{\"format\": 3}",
+        "{\"format\":2,\"model\":\"000000000000002a\",\"machine\":\"a machine, 2 threads\",\"build\":\"0, "
         "scalar\",\"block\":3,"
-        "\"plain\":[[1,-5]],\"full\":[],\"draft\":[],\"pick_ns\":1,\"expert_share\":0}",
-        "{\"format\":1,\"model\":\"000000000000002a\",\"machine\":\"a machine, 2 threads\",\"build\":\"0, "
+        "\"plain\":[[1,-5]],\"between\":[],\"full\":[],\"draft\":[],\"pick_ns\":1,\"expert_share\":0}",
+        "{\"format\":2,\"model\":\"000000000000002a\",\"machine\":\"a machine, 2 threads\",\"build\":\"0, "
         "scalar\",\"block\":3,"
-        "\"plain\":[[1,5]],\"full\":[],\"draft\":[[1,1]],\"pick_ns\":1,\"expert_share\":0}",
-        "{\"format\":1,\"model\":\"000000000000002a\",\"machine\":\"a machine, 2 threads\",\"build\":\"0, "
+        "\"plain\":[[1,5]],\"between\":[],\"full\":[],\"draft\":[[1,1]],\"pick_ns\":1,\"expert_share\":0}",
+        "{\"format\":2,\"model\":\"000000000000002a\",\"machine\":\"a machine, 2 threads\",\"build\":\"0, "
         "scalar\",\"block\":3,"
-        "\"plain\":[[1,5]],\"full\":[[4,5]],\"draft\":[[1,1]],\"pick_ns\":1,\"expert_share\":7}",
-        "{\"format\":1,\"model\":\"000000000000002a\",\"machine\":\"a machine, 2 threads\",\"build\":\"0, "
+        "\"plain\":[[1,5]],\"between\":[],\"full\":[[4,5]],\"draft\":[[1,1]],\"pick_ns\":1,\"expert_share\":7}",
+        "{\"format\":2,\"model\":\"000000000000002a\",\"machine\":\"a machine, 2 threads\",\"build\":\"0, "
         "scalar\",\"block\":3,"
-        "\"plain\":[[99999999999,5]],\"full\":[[4,5]],\"draft\":[[1,1]],\"pick_ns\":1,\"expert_share\":0}",
+        "\"plain\":[[99999999999,5]],\"between\":[],\"full\":[[4,5]],\"draft\":[[1,1]],\"pick_ns\":1,\"expert_share\":"
+        "0}",
     };
     char path[64];
     path_of(path, sizeof path);
@@ -211,6 +249,8 @@ Test(steptime, measure)
     cr_expect_eq(t.plain.at[0], 1);
     cr_expect_eq(t.plain.at[t.plain.n - 1], 6, "the largest batch is measured");
     cr_expect_eq(t.full.at[t.full.n - 1], 6 * (m->cfg->draft_block + 1));
+    cr_expect_eq(t.n_between, m->cfg->draft_block - 1);
+    cr_expect_eq(t.between[0].curve.at[t.between[0].curve.n - 1], 12);
     how.limit_ns = 0;
     cr_assert_eq(act_steptime_measure(m, &how, &t, &err), 0, "%s", err.msg);
     cr_expect_eq(t.plain.n, 1, "no time: the smallest batch only");
