@@ -115,7 +115,7 @@ static void stop_server(struct bench *b)
 
 /* ---- prompts ---- */
 
-static const char filler[] =
+const char bench_serve_filler[] =
     "The weaver sat by the window and looked at the river. Boats went by, slow in the morning light, and each of them "
     "carried something that somebody far away was waiting for: salt, wool, letters, a clock. She counted the threads "
     "once "
@@ -155,7 +155,7 @@ static int add_body(struct bench *b, json_t *prompt)
 /* Prompts of an exact length in tokens, no two alike: ids of the filler in random order. */
 static int make_prompts(struct bench *b, int count, struct cfg_error *err)
 {
-    json_t *j = fetch_json(b, "POST", "/tokenize", json_pack("{s:s}", "prompt", filler), err),
+    json_t *j = fetch_json(b, "POST", "/tokenize", json_pack("{s:s}", "prompt", bench_serve_filler), err),
            *ids = json_object_get(j, "tokens");
     size_t n = json_array_size(ids);
     int r = n ? 0 : -EPROTO;

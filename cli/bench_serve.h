@@ -5,4 +5,7 @@
 /* argv[0] is "serve", the rest its options. Returns an exit status. */
 int cli_bench_serve_run(int argc, char **argv);
 
+/* The text that prompts are made from when none are given. */
+extern const char bench_serve_filler[];
+
 #endif

@@ -8,14 +8,15 @@
 #include "cli/cli.h"
 #include "cli/options.h"
 #include "cli/simulate.h"
+#include "cli/simulate_measure.h"
 #include "cli/simulate_report.h"
 #include "model/json_file.h"
 
 enum { LOADS = 32, MODES = 16, SIZES = 8 };
 
 struct arguments {
-    const char *load, *rate, *modes, *decode, *prefill, *trace, *json, *csv, *plot;
-    int requests, seed, groups, shared, routing;
+    const char *load, *rate, *modes, *decode, *prefill, *trace, *json, *csv, *plot, *against, *measure;
+    int threads, drafts, prompt_tokens, output_tokens, requests, seed, groups, shared, routing;
     double seconds, warm, speed;
     bool fixed_lengths;
 };
@@ -187,14 +188,51 @@ static int write_results(struct simulation *s, struct cfg_error *err)
     return r;
 }
 
+/* With the first mode. */
+static int compare(struct simulation *s, struct cfg_error *err)
+{
+    char name[32];
+    struct act_plan_options plan;
+    const char *at = s->a.modes;
+    int r = next_mode(s, &at, name, sizeof name, &plan, err);
+    return r ? r : sim_against(&s->profile, name, &plan, s->a.against, (uint64_t)s->a.seed, err);
+}
+
+static int measure(const struct arguments *a, const char *file, struct cfg_error *err)
+{
+    const struct sim_measure_options o = {.model = a->measure,
+                                          .threads = a->threads,
+                                          .drafts = a->drafts,
+                                          .prompt_tokens = a->prompt_tokens,
+                                          .output_tokens = a->output_tokens,
+                                          .chunk = 256};
+    return sim_measure(&o, file, err);
+}
+
 int cli_simulate_run(int argc, char **argv)
 {
     static const char *const routings[] = {"load", "prefix", "common", NULL};
-    struct simulation s = {
-        .a = {.modes = "fixed,dynamic,without-hysteresis,off", .seed = 1, .seconds = 60, .warm = 15, .speed = 1}};
+    struct simulation s = {.a = {.modes = "fixed,dynamic,without-hysteresis,off",
+                                 .seed = 1,
+                                 .seconds = 60,
+                                 .warm = 15,
+                                 .speed = 1,
+                                 .drafts = 3,
+                                 .prompt_tokens = 128,
+                                 .output_tokens = 64}};
     struct arguments *a = &s.a;
     int first;
     const struct cli_option options[] = {
+        {CLI_TEXT, "measure", 0, &a->measure, "DIR",
+         "write a profile of this machine and the model in DIR to\n"
+         "PROFILE.json: step times, acceptance"},
+        {CLI_INT, "threads", 0, &a->threads, "N", "measure with so many threads (0: one per CPU)", 0, 256},
+        {CLI_INT, "drafts", 0, &a->drafts, "N", "measure with so many drafts per block (3)", 1, MDL_MAX_BLOCK},
+        {CLI_INT, "prompt-tokens", 0, &a->prompt_tokens, "N", "measure with prompts of this length (128)", 16, 1 << 20},
+        {CLI_INT, "output-tokens", 0, &a->output_tokens, "N", "measure with answers of this length (64)", 1, 1 << 20},
+        {CLI_TEXT, "against", 0, &a->against, "FILE",
+         "predict what `weft bench serve --json FILE` has measured and\n"
+         "print both, with the first of --modes"},
         {CLI_TEXT, "load", 'c', &a->load, "N,N", "closed loop: requests at a time per decode rank (16,60,96)"},
         {CLI_TEXT, "rate", 'r', &a->rate, "R,R", "open loop: requests per second of all ranks, arriving at random"},
         {CLI_TEXT, "trace", 0, &a->trace, "FILE", "requests as the gateway recorded them (log.trace)"},
@@ -234,9 +272,13 @@ int cli_simulate_run(int argc, char **argv)
     int r = cli_options_parse(&usage, argc, argv, &first);
     if (r != CLI_GO_ON)
         return r;
-    r = read_profile(argv[first], &s.profile, &err);
-    if (r)
-        return cli_error(CLI_FAILED, "%s", err.msg);
+    r = a->measure ? measure(a, argv[first], &err) : 0;
+    if (!r)
+        r = read_profile(argv[first], &s.profile, &err);
+    if (r || (a->measure && !a->against))
+        return r ? cli_error(CLI_FAILED, "%s", err.msg) : CLI_OK;
+    if (a->against)
+        return (r = compare(&s, &err)) ? cli_error(CLI_FAILED, "simulate: %s", err.msg) : CLI_OK;
     if (a->trace && (r = sim_trace_read(a->trace, &s.trace, &err)))
         return cli_error(CLI_FAILED, "%s", err.msg);
     r = run_all(&s, &err);

@@ -39,6 +39,7 @@ struct sim_profile {
     int64_t kv_tokens; /* of a rank */
     struct sim_group decode_group, prefill_group;
     double network_us;                /* one way between ranks */
+    double emit_us;                   /* of a rank's time, for each token that is picked for good */
     double request_us, token_us;      /* of the gateway's time, by request and by piece of an answer */
     double share_us;                  /* one process: what a round leaves to prompts that wait */
     int decode, prefill;              /* ranks, unless the command says otherwise */

@@ -94,9 +94,11 @@ static void draft(void *ctx, const struct mdl_step *s, int segment, int n, struc
         c->picks_ns += ns;
 }
 
-/* The target's choice for the position behind each row that has logits. */
-static void choose(const struct sim_compute *c, struct mdl_step *s, const struct mdl_segment *seg)
+/* The target's choice for the position behind each row that has logits. Returns how many will be picked. */
+static int choose(const struct sim_compute *c, struct mdl_step *s, const struct mdl_segment *seg)
 {
+    int picked = 0;
+    bool goes_on = true;
     uint64_t request = request_of(seg, seg->start);
     bool judges = seg->layer_begin == 0 && seg->n > 1 && s->logits_row[seg->first_row] >= 0;
     double x = judges ? ease(c->profile, request, seg->start) : 0;
@@ -108,10 +110,13 @@ static void choose(const struct sim_compute *c, struct mdl_step *s, const struct
         uint64_t luck = sim_hash(request, ~(uint64_t)pos);
         if (judges && i + 1 < seg->n && sim_uniform(&luck) >= 1 / (1 + exp(-logit(c->profile, x, i))))
             id |= DIFFERS;
+        picked += goes_on;
+        goes_on &= !(id & DIFFERS);
         float *logits = s->logits + (size_t)at * VOCAB;
         memset(logits, 0, VOCAB * sizeof *logits);
         logits[id] = 1;
     }
+    return picked;
 }
 
 /* ---- time ---- */
@@ -167,11 +172,17 @@ static bool rows_are_there(struct mdl_step *s)
     return true;
 }
 
-static int finish(const struct sim_compute *c, struct mdl_step *s)
+/* The tokens are picked in the call that ends the step, so the time for that comes behind it. */
+static int finish(struct sim_compute *c, struct mdl_step *s, struct act_self *self)
 {
+    int picked = 0;
     for (int i = 0; i < s->n_segments; i++)
-        if (!s->segment[i].draft)
-            choose(c, s, &s->segment[i]);
+        picked += s->segment[i].draft ? 0 : choose(c, s, &s->segment[i]);
+    double ns = 1e3 * c->profile->emit_us * picked;
+    if (c->shared)
+        act_busy(self, (int64_t)ns);
+    else
+        c->late_ns -= ns;
     return MDL_STEP_DONE;
 }
 
@@ -183,7 +194,7 @@ static int take_turns(struct sim_compute *c, struct mdl_step *s, struct act_self
         s->layer = PARTS;
     }
     if (s->layer-- == 0)
-        return finish(c, s);
+        return finish(c, s, self);
     act_busy(self, (int64_t)r->part_ns);
     return MDL_STEP_MORE;
 }
@@ -191,7 +202,7 @@ static int take_turns(struct sim_compute *c, struct mdl_step *s, struct act_self
 static int take_time(struct sim_compute *c, struct mdl_step *s, struct act_self *self, struct sim_running *r, double ns)
 {
     if (ns > 0) {
-        double late = c->late_ns < ns / 2 ? c->late_ns : ns / 2;
+        double late = c->late_ns < ns / 2 ? c->late_ns : ns / 2; /* below 0: it still owes time */
         c->late_ns -= late;
         r->due = act_now(self) + (int64_t)(ns - late);
         act_timer_at(self, &r->timer, r->due, ACT_COMPUTED_TAG);
@@ -200,7 +211,7 @@ static int take_time(struct sim_compute *c, struct mdl_step *s, struct act_self 
     if (act_timer_pending(&r->timer))
         return MDL_STEP_WAIT;
     c->late_ns += (double)(act_now(self) - r->due);
-    return finish(c, s);
+    return finish(c, s, self);
 }
 
 static int advance(void *ctx, struct mdl_step *s)

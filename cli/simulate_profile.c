@@ -226,6 +226,7 @@ int sim_profile_read(const json_t *j, struct sim_profile *p, struct cfg_error *e
         {"pick_us", NUMBER, &p->table.pick_ns, 0, 1e6, false},
         {"exchange_us", CURVE, &p->exchange, 0, 0, false},
         {"network_us", NUMBER, &p->network_us, 0, 1e6, false},
+        {"emit_us", NUMBER, &p->emit_us, 0, 1e6, false},
         {"request_us", NUMBER, &p->request_us, 0, 1e6, false},
         {"token_us", NUMBER, &p->token_us, 0, 1e6, false},
         {"share_us", NUMBER, &p->share_us, 0, 1e8, false},

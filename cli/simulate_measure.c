@@ -1,0 +1,298 @@
+/* A profile of this machine and a model: what `weft simulate --measure` writes. Step times as the server measures them
+ * for its planner; steps of prompts; what picking a token costs; and how often drafts are kept, from requests that run
+ * alone with whole blocks. */
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "actors/steptime_file.h"
+#include "cli/bench_serve.h"
+#include "cli/engine.h"
+#include "cli/simulate_measure.h"
+#include "model/decode.h"
+
+enum { REPEATS = 5, STREAMS = 32, JOBS = 24, CONTEXT_MORE = 64, SAMPLES = 400, ROLLBACK = 12, TAILS = 4, POINTS = 400 };
+
+struct measure {
+    const struct sim_measure_options *o;
+    struct cli_engine e;
+    struct mdl_ids ids; /* of the text that prompts are made from */
+    int replay;
+    uint64_t random;
+    struct act_steptime table;
+    struct act_steptime_curve encoder, tail; /* ns */
+    double sample_ns, base, slope, spread;
+    json_t *out;
+};
+
+static int64_t now_ns(void *ctx)
+{
+    (void)ctx;
+    return (int64_t)(1e9 * cli_seconds());
+}
+
+static int32_t next_id(struct measure *m)
+{
+    return m->ids.v[(size_t)(sim_uniform(&m->random) * (double)m->ids.n)];
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* ---- steps of prompts ---- */
+
+/* n sequences of `tokens` tokens each, in one step: the layers below the cut, and (tail) those behind it. */
+static int time_prompts(struct measure *m, struct mdl_step *step, int n, int tokens, double *encoder, double *tail,
+                        struct cfg_error *err)
+{
+    struct mdl_seq *seq[TAILS] = {NULL};
+    struct mdl_prefill plan[TAILS];
+    struct mdl_seq_params params = {.max_tokens = tokens + 1, .rollback = ROLLBACK, .replay = m->replay};
+    struct mdl_prefill_params how = {.replay = m->replay};
+    int32_t *ids = malloc((size_t)tokens * sizeof *ids);
+    double *out[] = {encoder, tail};
+    int r = ids ? 0 : cfg_error_set(err, ENOMEM, "out of memory");
+    for (int i = 0; i < tokens && !r; i++)
+        ids[i] = next_id(m);
+    for (int i = 0; i < n && !r; i++) {
+        r = mdl_seq_new(m->e.m->cfg, &params, &seq[i], err);
+        if (!r)
+            r = mdl_prefill_begin(&plan[i], seq[i], ids, tokens, &how, err);
+    }
+    for (int pass = 0; pass < 2 && !r; pass++) {
+        struct mdl_segment seg[TAILS];
+        double began = cli_seconds();
+        mdl_step_begin(step, NULL);
+        for (int i = 0; i < n && !r; i++)
+            r = mdl_prefill_next(&plan[i], tokens, &seg[i]) ? mdl_step_add(step, &seg[i], err)
+                                                            : cfg_error_set(err, EPROTO, "a prompt ended early");
+        if (!r && mdl_step_run(step) != MDL_STEP_DONE)
+            r = cfg_error_set(err, EIO, "a prefill step failed");
+        *out[pass] = cli_seconds() - began;
+        for (int i = 0; i < n && !r; i++) {
+            mdl_step_commit(step, i, seg[i].n);
+            mdl_prefill_advance(&plan[i], &seg[i]);
+        }
+    }
+    for (int i = 0; i < n; i++)
+        mdl_seq_free(seq[i]);
+    free(ids);
+    return r;
+}
+
+static int median_prompts(struct measure *m, struct mdl_step *step, int n, int tokens, struct cfg_error *err)
+{
+    double encoder[REPEATS + 1], tail[REPEATS + 1];
+    int r = 0, rows = m->replay < tokens ? m->replay : tokens;
+    for (int k = 0; k <= REPEATS && !r; k++) /* the first one warms up */
+        r = time_prompts(m, step, n, tokens, &encoder[k], &tail[k], err);
+    if (r)
+        return r;
+    qsort(encoder + 1, REPEATS, sizeof *encoder, by_value);
+    qsort(tail + 1, REPEATS, sizeof *tail, by_value);
+    act_steptime_add(&m->encoder, n * tokens, 1e9 * encoder[1 + REPEATS / 2]);
+    if (tokens >= m->replay || n == 1)
+        act_steptime_add(&m->tail, n * rows, 1e9 * tail[1 + REPEATS / 2]);
+    return 0;
+}
+
+static int measure_prompts(struct measure *m, struct cfg_error *err)
+{
+    struct mdl_step *step;
+    int chunk = m->o->chunk, r = mdl_step_new(m->e.m, TAILS * chunk, chunk + 1, &step, err);
+    if (r)
+        return r;
+    for (int n = 8; n <= chunk && !r; n *= 2)
+        r = median_prompts(m, step, 1, n, err);
+    for (int n = 2; n <= TAILS && !r; n++)
+        r = median_prompts(m, step, n, m->replay < chunk / n ? m->replay : chunk / n, err);
+    mdl_step_free(step);
+    return r;
+}
+
+/* ---- tokens ---- */
+
+static int measure_sampling(struct measure *m, struct cfg_error *err)
+{
+    int vocab = m->e.vocab, r = 0;
+    float *logits = malloc((size_t)vocab * sizeof *logits);
+    struct mdl_sampling recipe;
+    mdl_sampling_init(&recipe);
+    if (!logits)
+        return cfg_error_set(err, ENOMEM, "out of memory");
+    for (int i = 0; i < vocab; i++)
+        logits[i] = (float)(3 * sim_normal(&m->random));
+    double began = cli_seconds();
+    for (int i = 0; i < SAMPLES && !r; i++) {
+        int32_t id;
+        r = mdl_sampler_sample(m->e.sampler, &recipe, logits, vocab, m->ids.v, (int)(m->ids.n < 128 ? m->ids.n : 128),
+                               64, i, &id, NULL, err);
+    }
+    m->sample_ns = 1e9 * (cli_seconds() - began) / SAMPLES;
+    free(logits);
+    return r;
+}
+
+struct luck {
+    int64_t offered[MDL_MAX_BLOCK], accepted[MDL_MAX_BLOCK];
+    double sum, squares; /* of the first draft's confidence, as a logit */
+    int64_t n;
+};
+
+static int run_jobs(struct measure *m, struct luck *luck, struct cfg_error *err)
+{
+    int tokens = m->o->prompt_tokens, r = 0;
+    int32_t *prompt = malloc((size_t)tokens * sizeof *prompt);
+    for (int k = 0; k < JOBS && prompt && !r; k++) {
+        struct cli_job job = {.prompt = prompt, .n_prompt = tokens, .max_new = m->o->output_tokens, .ignore_eos = true},
+                       *list = &job;
+        mdl_sampling_init(&job.sampling);
+        job.sampling.seed = (uint64_t)k + 1;
+        for (int i = 0; i < tokens; i++)
+            prompt[i] = next_id(m);
+        cli_job_start(&m->e, &job);
+        while (!r && job.finish == CLI_FINISH_NONE) {
+            r = cli_jobs_round(&m->e, &list, 1, err);
+            if (!job.stream.guess.n)
+                continue;
+            double c = (double)job.stream.guess.confidence[0];
+            luck->sum += c;
+            luck->squares += c * c;
+            luck->n++;
+        }
+        for (int i = 0; i < MDL_MAX_BLOCK; i++) {
+            luck->offered[i] += job.counters.offered_at[i];
+            luck->accepted[i] += job.counters.accepted_at[i];
+        }
+        if (job.finish == CLI_FINISH_ERROR)
+            r = cfg_error_set(err, EIO, "a request failed: %s", job.err.msg);
+        cli_job_free(&job);
+    }
+    free(prompt);
+    return prompt ? r : cfg_error_set(err, ENOMEM, "out of memory");
+}
+
+/* Chance that the first k + 1 drafts are kept, over a spread of blocks. */
+static double survival(double base, double slope, double spread, int k)
+{
+    double sum = 0, weight = 0;
+    for (int i = 0; i < POINTS; i++) {
+        double x = -5 + 10.0 * (i + 0.5) / POINTS, w = exp(-x * x / 2), s = 1;
+        for (int j = 0; j <= k; j++)
+            s /= 1 + exp(-(base + slope * j + spread * x));
+        sum += w * s;
+        weight += w;
+    }
+    return sum / weight;
+}
+
+/* base and slope by which the model of acceptance comes closest to what was kept at each place. */
+static void fit(struct measure *m, const struct luck *luck)
+{
+    double best = INFINITY, mean = luck->n ? luck->sum / (double)luck->n : 0;
+    double variance = luck->n ? luck->squares / (double)luck->n - mean * mean : 0;
+    m->spread = variance > 0 ? sqrt(variance) : 0;
+    for (double base = -6; base < 6; base += 0.02)
+        for (double slope = -1; slope <= 1; slope += 0.05) {
+            double off = 0;
+            for (int k = 0; k < m->o->drafts; k++)
+                if (luck->offered[0]) {
+                    double d =
+                        survival(base, slope, m->spread, k) - (double)luck->accepted[k] / (double)luck->offered[0];
+                    off += d * d;
+                }
+            if (off < best) {
+                best = off;
+                m->base = base;
+                m->slope = slope;
+            }
+        }
+}
+
+/* ---- the profile ---- */
+
+static json_t *curve(const struct act_steptime_curve *c, double more_per_row)
+{
+    json_t *list = json_array();
+    for (int i = 0; i < c->n; i++)
+        json_array_append_new(list, json_pack("[i,f]", c->at[i], 1e-3 * (c->ns[i] + more_per_row * c->at[i])));
+    return list;
+}
+
+static int write_profile(struct measure *m, const char *file, struct cfg_error *err)
+{
+    struct act_steptime_identity id;
+    char name[160];
+    act_steptime_identity(m->e.m, &id);
+    snprintf(name, sizeof name, "%.60s on %.60s, %.24s", m->o->model, id.machine, id.build);
+    json_t *p = json_pack("{s:s,s:i,s:o,s:o,s:o,s:f,s:f,s:f,s:i,s:f,s:f,s:{s:f,s:f,s:f,s:f},s:i,s:i,s:f,s:b,s:f}",
+                          "name", name, "block", m->o->drafts, "plain_us", curve(&m->table.plain, 0), "full_us",
+                          curve(&m->table.full, 0), "draft_us", curve(&m->table.draft, 0), "pick_us",
+                          1e-3 * (m->table.pick_ns + m->sample_ns), "emit_us", 1e-3 * m->sample_ns, "plan_us", 0.0,
+                          "noise", 0, "table_error", 0.0, "price_per_device_hour", 0.0, "accept", "base", m->base,
+                          "slope", m->slope, "spread", m->spread, "persist", 0.0, "prompt_tokens", m->o->prompt_tokens,
+                          "output_tokens", m->o->output_tokens, "share_us", 5000.0, "one_process", 1, "token_us", 0.0);
+    json_t *more =
+        json_pack("{s:{s:i,s:i,s:i},s:{s:o,s:o,s:i,s:i,s:i}}", "decode", "streams", STREAMS, "context",
+                  m->e.m->cfg->max_position, "kv_tokens", 1 << 20, "prefill", "encoder_us", curve(&m->encoder, 0),
+                  "tail_us", curve(&m->tail, 0), "replay", m->replay, "chunk", m->o->chunk, "prompts", 4);
+    if (p && more)
+        json_object_update(p, more);
+    int bad = !p || !more || json_dump_file(p, file, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
+    json_decref(p);
+    json_decref(more);
+    return bad ? cfg_error_set(err, EIO, "%s cannot be written", file) : 0;
+}
+
+static int prepare(struct measure *m, struct cfg_error *err)
+{
+    const struct cli_engine_options o = {.model_dir = m->o->model,
+                                         .threads = m->o->threads,
+                                         .draft = m->o->drafts,
+                                         .parallel = 1,
+                                         .max_tokens = m->o->prompt_tokens + m->o->output_tokens,
+                                         .chunk = m->o->chunk};
+    int r = cli_engine_open(&o, &m->e, err);
+    if (r)
+        return r;
+    if (m->e.m->cfg->cut < 0 || !m->e.m->cfg->n_draft || m->o->drafts > m->e.m->cfg->draft_block)
+        return cfg_error_set(err, EINVAL, "%s: a profile needs a model with a bridge and a drafter of %d drafts",
+                             m->o->model, m->o->drafts);
+    m->replay = m->e.m->cfg->window + ROLLBACK;
+    r = cli_engine_prepare(&m->e, o.max_tokens, m->o->prompt_tokens, err);
+    if (!r)
+        r = mdl_tok_encode(m->e.enc, bench_serve_filler, strlen(bench_serve_filler), 0, &m->ids, err);
+    return r;
+}
+
+int sim_measure(const struct sim_measure_options *o, const char *file, struct cfg_error *err)
+{
+    struct measure m = {.o = o, .random = 1};
+    struct luck luck = {.n = 0};
+    const struct act_steptime_measure how = {.streams = STREAMS,
+                                             .block = o->drafts,
+                                             .context = o->prompt_tokens + o->output_tokens / 2,
+                                             .limit_ns = INT64_C(10000000000),
+                                             .now = now_ns};
+    int r = prepare(&m, err);
+    if (!r)
+        r = act_steptime_measure(m.e.m, &how, &m.table, err);
+    if (!r)
+        r = measure_prompts(&m, err);
+    if (!r)
+        r = measure_sampling(&m, err);
+    if (!r)
+        r = run_jobs(&m, &luck, err);
+    if (!r) {
+        fit(&m, &luck);
+        r = write_profile(&m, file, err);
+    }
+    free(m.ids.v);
+    cli_engine_close(&m.e);
+    return r;
+}
