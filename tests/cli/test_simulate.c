@@ -190,6 +190,33 @@ Test(simulate, a_recorded_trace_is_replayed)
     end(&f);
 }
 
+/* What it predicts depends on the machine; that a profile comes out, is taken back and predicts every point does not.
+ */
+Test(simulate, this_machine_is_measured_and_its_server_predicted)
+{
+    struct fixture f =
+        begin("{\"conditions\":{\"prompt_tokens\":32,\"max_tokens\":9,\"load_average_before\":0},\"points\":["
+              "{\"loop\":\"closed\",\"concurrency\":2,\"requests\":6,\"output_tokens_per_second\":100,"
+              "\"first_token_seconds\":{\"p50\":0.01,\"p99\":0.02}},"
+              "{\"loop\":\"open\",\"requests_per_second\":5,\"requests\":6,\"output_tokens_per_second\":100}]}");
+    char profile[512];
+    snprintf(profile, sizeof profile, "%s/here.json", f.dir);
+    struct ts_result r = ts_run(ts_weft(), "simulate", "--measure", "samples/tiny", "--threads", "1", "--prompt-tokens",
+                                "32", "--output-tokens", "8", "--modes", "fixed", "--against", f.profile, profile);
+    cr_assert_eq(r.status, 0, "%s", r.err);
+    cr_expect(strstr(r.out, "requests at a time 2"), "%s", r.out);
+    cr_expect(strstr(r.out, "requests per second 5"), "%s", r.out);
+    ts_result_free(&r);
+    r = ts_run(ts_weft(), "simulate", "--modes", "fixed,off", "--load", "3", "--requests", "20", profile);
+    cr_assert_eq(r.status, 0, "%s", r.err);
+    ts_result_free(&r);
+    r = ts_run(ts_weft(), "simulate", "--against", profile, profile);
+    cr_expect_eq(r.status, 1);
+    cr_expect(strstr(r.err, "bench serve --json"), "%s", r.err);
+    ts_result_free(&r);
+    end(&f);
+}
+
 Test(simulate, bad_profiles_are_refused)
 {
     static const char *const bad[][2] = {
