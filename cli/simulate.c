@@ -45,6 +45,29 @@ static int read_list(const char *text, const char *what, double least, double mo
     return n;
 }
 
+struct size {
+    int ranks, group; /* group 0: all */
+};
+
+/* "64,128/64": ranks, and how many share their experts. */
+static int read_sizes(const char *text, const char *what, int most, struct size *out, struct cfg_error *err)
+{
+    int n = 0;
+    for (const char *at = text; at; n++) {
+        char *end;
+        long ranks = strtol(at, &end, 10), group = *end == '/' && end > at ? strtol(at = end + 1, &end, 10) : 0;
+        if (end == at || n == SIZES || ranks < 1 || ranks > most || group < 0 || group > ranks || (*end && *end != ','))
+            return cfg_error_set(
+                err, EINVAL,
+                "%s %s: give numbers of ranks from 1 to %d with commas, each with /GROUP where not all "
+                "ranks share their experts, at most %d",
+                what, text, most, SIZES);
+        out[n] = (struct size){(int)ranks, (int)group};
+        at = *end ? end + 1 : NULL;
+    }
+    return n;
+}
+
 /* ---- modes ---- */
 
 static const char *const mode_names[] = {"fixed", "dynamic", "without-hysteresis", "early-stop", "off", NULL};
@@ -90,22 +113,29 @@ static int next_mode(const struct simulation *s, const char **at, char *name, si
 
 /* ---- runs ---- */
 
-static int run_one(struct simulation *s, int decode, int prefill, bool open, double v, const char *mode,
-                   const struct act_plan_options *plan, struct cfg_error *err)
+static int run_one(struct simulation *s, const struct size *decode, const struct size *prefill, bool open, double v,
+                   const char *mode, const struct act_plan_options *plan, struct cfg_error *err)
 {
     const struct arguments *a = &s->a;
     struct sim_point *p = sim_report_add(&s->report);
     if (!p)
         return cfg_error_set(err, ENOMEM, "out of memory");
-    *p = (struct sim_point){.decode = decode, .prefill = prefill, .open = open, .value = v};
+    *p = (struct sim_point){.decode = decode->ranks,
+                            .decode_group = decode->group,
+                            .prefill = prefill->ranks,
+                            .prefill_group = prefill->group,
+                            .open = open,
+                            .value = v};
     snprintf(p->mode, sizeof p->mode, "%s", mode);
     const struct sim_world_options o = {.plan = *plan,
-                                        .decode = decode,
-                                        .prefill = prefill,
+                                        .decode = decode->ranks,
+                                        .decode_group = decode->group,
+                                        .prefill = prefill->ranks,
+                                        .prefill_group = prefill->group,
                                         .prefix = a->routing == SIM_ROUTING_PREFIX,
                                         .common = a->routing == SIM_ROUTING_COMMON,
                                         .seed = (uint64_t)a->seed};
-    const struct sim_load load = {.concurrency = open ? 0 : (int)(v * decode),
+    const struct sim_load load = {.concurrency = open ? 0 : (int)(v * decode->ranks),
                                   .rate = open ? v : 0,
                                   .trace = a->trace ? &s->trace : NULL,
                                   .speed = a->speed,
@@ -120,7 +150,8 @@ static int run_one(struct simulation *s, int decode, int prefill, bool open, dou
     return sim_world_run(&s->profile, &o, &load, &p->outcome, err);
 }
 
-static int run_modes(struct simulation *s, int decode, int prefill, bool open, double v, struct cfg_error *err)
+static int run_modes(struct simulation *s, const struct size *decode, const struct size *prefill, bool open, double v,
+                     struct cfg_error *err)
 {
     char name[32];
     struct act_plan_options plan;
@@ -136,29 +167,32 @@ static int run_modes(struct simulation *s, int decode, int prefill, bool open, d
 static int run_all(struct simulation *s, struct cfg_error *err)
 {
     struct arguments *a = &s->a;
-    double loads[LOADS], rates[LOADS], decode[SIZES] = {s->profile.decode}, prefill[SIZES] = {s->profile.prefill};
+    double loads[LOADS], rates[LOADS];
+    struct size decode[SIZES] = {{s->profile.decode, 0}}, prefill[SIZES] = {{s->profile.prefill, 0}};
     bool traced = a->trace && !a->load;
     int n_loads = a->load ? read_list(a->load, "--load", 1, 65536, true, loads, LOADS, err) : 0;
     int n_rates = a->rate ? read_list(a->rate, "--rate", 1e-6, 1e9, false, rates, LOADS, err) : 0;
-    int n_decode = a->decode ? read_list(a->decode, "--decode", 1, 16384, true, decode, SIZES, err) : 1;
-    int n_prefill = a->prefill ? read_list(a->prefill, "--prefill", 1, 4096, true, prefill, SIZES, err) : 1;
+    int n_decode = a->decode ? read_sizes(a->decode, "--decode", 16384, decode, err) : 1;
+    int n_prefill = a->prefill ? read_sizes(a->prefill, "--prefill", 4096, prefill, err) : 1;
     int r = n_loads < 0 || n_rates < 0 || n_decode < 0 || n_prefill < 0 ? -EINVAL : 0;
-    if (!r && s->profile.one_process && (n_decode > 1 || n_prefill > 1 || decode[0] > 1 || prefill[0] > 1))
+    if (!r && s->profile.one_process && (n_decode > 1 || n_prefill > 1 || decode->ranks > 1 || prefill->ranks > 1))
         r = cfg_error_set(err, EINVAL, "a profile with one_process has one rank that does everything");
+    if (!r && traced && n_rates)
+        r = cfg_error_set(err, EINVAL, "--trace says when requests come; leave --rate out");
     if (!r && !n_loads && !n_rates && !traced) {
         static const double usual[] = {16, 60, 96};
         memcpy(loads, usual, sizeof usual);
         n_loads = 3;
     }
-    for (int d = 0; !r && d < n_decode; d++)
-        for (int f = 0; !r && f < n_prefill; f++) {
-            for (int i = 0; !r && i < n_loads; i++)
-                r = run_modes(s, (int)decode[d], (int)prefill[f], false, loads[i], err);
-            for (int i = 0; !r && i < n_rates; i++)
-                r = run_modes(s, (int)decode[d], (int)prefill[f], true, rates[i], err);
-            if (!r && traced && !n_rates)
-                r = run_modes(s, (int)decode[d], (int)prefill[f], true, 0, err);
-        }
+    for (int k = 0; !r && k < n_decode * n_prefill; k++) {
+        const struct size *d = &decode[k / n_prefill], *f = &prefill[k % n_prefill];
+        for (int i = 0; !r && i < n_loads; i++)
+            r = run_modes(s, d, f, false, loads[i], err);
+        for (int i = 0; !r && i < n_rates; i++)
+            r = run_modes(s, d, f, true, rates[i], err);
+        if (!r && traced)
+            r = run_modes(s, d, f, true, 0, err);
+    }
     return r;
 }
 
@@ -240,8 +274,9 @@ int cli_simulate_run(int argc, char **argv)
         {CLI_TEXT, "modes", 'm', &a->modes, "M,M",
          "what is verified: fixed, fixed1.., dynamic, without-hysteresis,\n"
          "early-stop, off (fixed,dynamic,without-hysteresis,off)"},
-        {CLI_TEXT, "decode", 0, &a->decode, "N,N", "decode ranks (the profile's)"},
-        {CLI_TEXT, "prefill", 0, &a->prefill, "N,N", "prefill ranks (the profile's)"},
+        {CLI_TEXT, "decode", 0, &a->decode, "N[/G],..",
+         "decode ranks (the profile's), G of them in an expert group (all)"},
+        {CLI_TEXT, "prefill", 0, &a->prefill, "N[/G],..", "prefill ranks, in the same way"},
         {CLI_CHOICE, "routing", 0, &a->routing, "HOW",
          "prompts go by load, by known prefixes, or by load with a tier\n"
          "of blocks that all prefill ranks share: load, prefix, common (load)",

@@ -3,6 +3,7 @@
  *   simulate_profile.c   a machine: how long its steps take, how often drafts are kept, what it costs
  *   simulate_compute.c   that machine in the place of a model's kernels (model/compute.h)
  *   simulate_world.c     the actors: Router, Prefill, Decode, Landing, device tiers, as many ranks as wanted
+ *   simulate_common.c    a tier of blocks that Prefill ranks share
  *   simulate_load.c      the actor that stands for the gateway: asks, sends prompts, takes tokens
  *   simulate_report.c    tables, JSON, CSV, plots
  *   simulate.c           the command
@@ -35,6 +36,7 @@ struct sim_profile {
     double base, slope, spread, persist;     /* of acceptance */
     struct act_steptime_curve encoder, tail; /* of a prefill step, by rows; n 0: takes no time */
     int replay, chunk, prompts;
+    double common_op_us, common_token_us; /* a read from a tier that all share */
     int streams, block_tokens, context;
     int64_t kv_tokens; /* of a rank */
     struct sim_group decode_group, prefill_group;
@@ -145,9 +147,10 @@ struct sim_outcome {
 
 struct sim_world_options {
     struct act_plan_options plan;
-    int decode, prefill; /* ranks */
-    bool prefix;         /* routing by known prefixes */
-    bool common;         /* a tier that every Prefill reads and writes */
+    int decode, prefill;             /* ranks */
+    int decode_group, prefill_group; /* ranks that share their experts; 0: all of a kind */
+    bool prefix;                     /* routing by known prefixes */
+    bool common;                     /* a tier that every Prefill reads and writes */
     uint64_t seed;
 };
 

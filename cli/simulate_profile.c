@@ -155,10 +155,16 @@ static int read_accept(const json_t *j, struct sim_profile *p, struct cfg_error 
 static int read_prefill(const json_t *j, struct sim_profile *p, struct cfg_error *err)
 {
     const struct member members[] = {
-        {"encoder_us", CURVE, &p->encoder, 0, 0, true},    {"tail_us", CURVE, &p->tail, 0, 0, false},
-        {"replay", INTEGER, &p->replay, 0, 65536, false},  {"chunk", INTEGER, &p->chunk, 16, 65536, false},
-        {"prompts", INTEGER, &p->prompts, 1, 1024, false}, {"ranks", INTEGER, &p->prefill, 1, 4096, false},
-        {"group", GROUP, &p->prefill_group, 0, 0, false},  {.name = NULL},
+        {"encoder_us", CURVE, &p->encoder, 0, 0, true},
+        {"tail_us", CURVE, &p->tail, 0, 0, false},
+        {"replay", INTEGER, &p->replay, 0, 65536, false},
+        {"chunk", INTEGER, &p->chunk, 16, 65536, false},
+        {"prompts", INTEGER, &p->prompts, 1, 1024, false},
+        {"ranks", INTEGER, &p->prefill, 1, 4096, false},
+        {"common_op_us", NUMBER, &p->common_op_us, 0, 1e9, false},
+        {"common_token_us", NUMBER, &p->common_token_us, 0, 1e6, false},
+        {"group", GROUP, &p->prefill_group, 0, 0, false},
+        {.name = NULL},
     };
     return read_members(j, "prefill", members, err);
 }
@@ -201,6 +207,8 @@ int sim_profile_read(const json_t *j, struct sim_profile *p, struct cfg_error *e
 {
     *p = (struct sim_profile){.replay = 128,
                               .chunk = 4096,
+                              .common_op_us = 500,
+                              .common_token_us = 0.2,
                               .prompts = 8,
                               .streams = 256,
                               .block_tokens = 256,

@@ -56,10 +56,29 @@ static struct figures figures_of(const struct sim_point *p, const struct sim_pro
     return f;
 }
 
+static bool same_ranks(const struct sim_point *a, const struct sim_point *b)
+{
+    return a->decode == b->decode && a->prefill == b->prefill && a->decode_group == b->decode_group &&
+           a->prefill_group == b->prefill_group;
+}
+
+/* "64+8", and the groups where they are not all of a kind: "64+8/2", "128/64+8". */
+static void ranks_text(const struct sim_point *p, const struct sim_profile *profile, char *out, size_t size)
+{
+    char d[16] = "", f[16] = "";
+    if (p->decode_group)
+        snprintf(d, sizeof d, "/%d", p->decode_group);
+    if (p->prefill_group)
+        snprintf(f, sizeof f, "/%d", p->prefill_group);
+    if (profile->one_process)
+        snprintf(out, size, "1");
+    else
+        snprintf(out, size, "%d%s+%d%s", p->decode, d, p->prefill, f);
+}
+
 static bool same_place(const struct sim_point *a, const struct sim_point *b)
 {
-    return a->decode == b->decode && a->prefill == b->prefill && a->open == b->open && a->value <= b->value &&
-           a->value >= b->value;
+    return same_ranks(a, b) && a->open == b->open && a->value <= b->value && a->value >= b->value;
 }
 
 /* Change of throughput against the first mode at this place, per cent; NAN for that mode itself. */
@@ -100,7 +119,7 @@ void sim_report_print(const struct sim_report *r, const struct sim_profile *p)
         const struct sim_point *pt = r->point[i];
         const struct sim_outcome *o = &pt->outcome;
         struct figures f = figures_of(pt, p);
-        char load[24], change[16] = "-", queue[32], first[32], gap[32], whole[32], ranks[24];
+        char load[24], change[16] = "-", queue[32], first[32], gap[32], whole[32], ranks[48];
         double c = change_of(r, i, p);
         if (!isnan(c))
             snprintf(change, sizeof change, "%+.1f %%", c);
@@ -109,7 +128,7 @@ void sim_report_print(const struct sim_report *r, const struct sim_profile *p)
         times(&o->first_token, first, sizeof first);
         times(&o->gap, gap, sizeof gap);
         times(&o->whole, whole, sizeof whole);
-        snprintf(ranks, sizeof ranks, p->one_process ? "1" : "%d+%d", pt->decode, pt->prefill);
+        ranks_text(pt, p, ranks, sizeof ranks);
         printf("%9s %7s  %-19s %11.0f %9s %8.2f %8.2f %9.0f %10.1f  %-15s %-15s %-15s %-17s", ranks, load, pt->mode,
                f.per_rank, change, f.offered, f.emitted, f.per_device, f.user, queue, first, gap, whole);
         if (!isnan(f.price))
@@ -140,13 +159,13 @@ static json_t *point_json(const struct sim_report *r, int i, const struct sim_pr
     const struct sim_point *pt = r->point[i];
     const struct sim_outcome *o = &pt->outcome;
     struct figures f = figures_of(pt, p);
-    json_t *j =
-        json_pack("{s:i,s:i,s:s,s:f,s:s,s:f,s:I,s:I,s:I,s:I,s:I,s:I,s:I}", "decode_ranks", pt->decode, "prefill_ranks",
-                  pt->prefill, "loop", pt->open ? "open" : "closed",
-                  pt->open ? "requests_per_second" : "requests_per_rank", pt->value, "mode", pt->mode, "seconds",
-                  o->seconds, "requests", (json_int_t)o->requests, "refused", (json_int_t)o->refused, "failed",
-                  (json_int_t)o->failed, "parked", (json_int_t)o->parked, "output_tokens", (json_int_t)o->tokens,
-                  "prompt_tokens", (json_int_t)o->prompt_tokens, "cached_tokens", (json_int_t)o->cached_tokens);
+    json_t *j = json_pack(
+        "{s:i,s:i,s:i,s:i,s:s,s:f,s:s,s:f,s:I,s:I,s:I,s:I,s:I,s:I,s:I}", "decode_ranks", pt->decode, "decode_group",
+        pt->decode_group, "prefill_group", pt->prefill_group, "prefill_ranks", pt->prefill, "loop",
+        pt->open ? "open" : "closed", pt->open ? "requests_per_second" : "requests_per_rank", pt->value, "mode",
+        pt->mode, "seconds", o->seconds, "requests", (json_int_t)o->requests, "refused", (json_int_t)o->refused,
+        "failed", (json_int_t)o->failed, "parked", (json_int_t)o->parked, "output_tokens", (json_int_t)o->tokens,
+        "prompt_tokens", (json_int_t)o->prompt_tokens, "cached_tokens", (json_int_t)o->cached_tokens);
     json_t *more = json_pack(
         "{s:I,s:I,s:I,s:I,s:I,s:f,s:f,s:f,s:o,s:o,s:o,s:o,s:o,s:o,s:o}", "steps", (json_int_t)o->steps, "drafted",
         (json_int_t)o->drafted, "offered", (json_int_t)o->offered, "accepted", (json_int_t)o->accepted, "emitted",
@@ -187,10 +206,10 @@ int sim_report_csv(const struct sim_report *r, const struct sim_profile *p, cons
         const struct sim_point *pt = r->point[i];
         const struct sim_outcome *o = &pt->outcome;
         struct figures g = figures_of(pt, p);
-        fprintf(f, "%d,%d,%s,%g,%s,%.6f,%llu,%llu,%llu,%llu,%llu,%llu,%llu,%.9g,%.9g,%.9g,%.9g,", pt->decode,
-                pt->prefill, pt->open ? "open" : "closed", pt->value, pt->mode, o->seconds,
-                (unsigned long long)o->requests, (unsigned long long)o->refused, (unsigned long long)o->failed,
-                (unsigned long long)o->parked, (unsigned long long)o->prompt_tokens,
+        fprintf(f, "%d,%d,%d,%d,%s,%g,%s,%.6f,%llu,%llu,%llu,%llu,%llu,%llu,%llu,%.9g,%.9g,%.9g,%.9g,", pt->decode,
+                pt->decode_group, pt->prefill, pt->prefill_group, pt->open ? "open" : "closed", pt->value, pt->mode,
+                o->seconds, (unsigned long long)o->requests, (unsigned long long)o->refused,
+                (unsigned long long)o->failed, (unsigned long long)o->parked, (unsigned long long)o->prompt_tokens,
                 (unsigned long long)o->cached_tokens, (unsigned long long)o->tokens, g.rate, g.per_rank, g.per_device,
                 g.user);
         if (!isnan(g.price))
@@ -212,7 +231,7 @@ int sim_report_csv(const struct sim_report *r, const struct sim_profile *p, cons
 
 static bool same_line(const struct sim_point *a, const struct sim_point *b)
 {
-    return a->decode == b->decode && a->prefill == b->prefill && a->open == b->open && !strcmp(a->mode, b->mode);
+    return same_ranks(a, b) && a->open == b->open && !strcmp(a->mode, b->mode);
 }
 
 static bool begins_line(const struct sim_report *r, int i)
@@ -261,11 +280,12 @@ int sim_report_plot(const struct sim_report *r, const struct sim_profile *p, con
                     p->block, p->prompt_tokens, p->output_tokens);
     for (int i = 0; i < r->n; i++)
         if (begins_line(r, i)) {
-            const struct sim_point *pt = r->point[i];
+            char ranks[48];
+            ranks_text(r->point[i], p, ranks, sizeof ranks);
             cli_plot_printf(to,
-                            "%s$l%d using 1:2 with linespoints pt 7 ps 0.6 lw 2 lc rgb '%s' title '%d+%d %s', $l%d "
+                            "%s$l%d using 1:2 with linespoints pt 7 ps 0.6 lw 2 lc rgb '%s' title '%s %s', $l%d "
                             "using 1:2:3 with labels offset 1.2,0.6 font ',8' notitle",
-                            lines ? ", " : "", i, colours[lines % 7], pt->decode, pt->prefill, pt->mode, i);
+                            lines ? ", " : "", i, colours[lines % 7], ranks, r->point[i]->mode, i);
             lines++;
         }
     cli_plot_printf(to, lines ? "\n" : "0 notitle\n");

@@ -7,7 +7,7 @@
 enum sim_routing { SIM_ROUTING_LOAD, SIM_ROUTING_PREFIX, SIM_ROUTING_COMMON };
 
 struct sim_point {
-    int decode, prefill;
+    int decode, prefill, decode_group, prefill_group; /* groups 0: all ranks of a kind */
     bool open;
     double value; /* closed loop: requests at a time per decode rank; open: per second, 0: a trace's own */
     char mode[32];

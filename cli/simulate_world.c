@@ -15,6 +15,7 @@
 #include "actors/router.h"
 #include "actors/tier_device.h"
 #include "cli/simulate.h"
+#include "cli/simulate_common.h"
 
 enum { WORKER_FRONT, WORKER_ENGINE, WORKER_PREFILL, OUTBOX = 1 << 20, LEASE = 8 };
 
@@ -23,6 +24,7 @@ struct rank {
     struct sim_compute compute;
     struct act_landing_arg landing;
     struct act_landing_stats stats;
+    struct sim_way *way; /* to the common tier; NULL: none */
 };
 
 struct world {
@@ -34,6 +36,7 @@ struct world {
     struct act_steptime believed;
     struct rank *rank; /* [n]: decode ranks, then prefill ranks */
     int n;
+    struct sim_common *common; /* NULL: none */
     struct act_router_arg router;
     struct act_addr router_addr;
     struct sim_load_arg load;
@@ -53,8 +56,8 @@ static int make_engine(struct world *w, int index, struct rank *r, struct cfg_er
     struct act_engine *e = &r->engine;
     sim_compute_init(&r->compute, p, &w->config, sim_hash(w->o->seed, (uint64_t)index));
     r->compute.planned = w->o->plan.mode == ACT_PLAN_DYNAMIC;
-    r->compute.extra_ns[0] = sim_group_ns(&p->decode_group, w->o->decode);
-    r->compute.extra_ns[1] = sim_group_ns(&p->prefill_group, w->o->prefill);
+    r->compute.extra_ns[0] = sim_group_ns(&p->decode_group, w->o->decode_group ? w->o->decode_group : w->o->decode);
+    r->compute.extra_ns[1] = sim_group_ns(&p->prefill_group, w->o->prefill_group ? w->o->prefill_group : w->o->prefill);
     int64_t pages = p->kv_tokens / p->block_tokens;
     *e = (struct act_engine){.m = &r->compute.model,
                              .limits = {.context = p->context,
@@ -95,7 +98,15 @@ static int make_prefill_rank(struct world *w, struct rank *r, struct cfg_error *
     struct act_engine *e = &r->engine;
     int worker = w->p->one_process ? WORKER_ENGINE : WORKER_PREFILL;
     int rc = 0;
-    if (!w->p->one_process)
+    if (!w->p->one_process && w->common) { /* the tiers below are named by the device tier, so they come before it */
+        rc = sim_way_new(w->common, w->p, w->sim, e, &r->way, err);
+        if (rc)
+            return rc;
+        e->store_layout = sim_way_store(r->way)->layout;
+        e->store_pages = 16;
+        rc = spawn(w, &act_tier_store_behaviour, worker, ACT_CLASS_URGENT, sim_way_store(r->way), &e->store, err);
+    }
+    if (!rc && !w->p->one_process)
         rc = spawn(w, &act_tier_device_behaviour, worker, ACT_CLASS_URGENT, e, &e->tier, err);
     if (!rc)
         rc = spawn(w, &act_prefill_behaviour, worker, ACT_CLASS_BULK, e, &e->prefill[0], err);
@@ -140,7 +151,7 @@ static int make_runtime(struct world *w, struct cfg_error *err)
                            .local_slots = 1 << 28,
                            .lane_slots = 1 << 16};
     for (int i = 0; i < c.workers; i++) {
-        c.worker[i] = (struct act_worker_config){.kind = ACT_WORKER_ENGINE, .cpu = -1, .actors_max = 3 * w->n + 16};
+        c.worker[i] = (struct act_worker_config){.kind = ACT_WORKER_ENGINE, .cpu = -1, .actors_max = 4 * w->n + 16};
         snprintf(c.worker[i].name, sizeof c.worker[i].name, "%s", names[i]);
     }
     if (!rc)
@@ -178,7 +189,8 @@ int sim_world_run(const struct sim_profile *p, const struct sim_world_options *o
     memset(out, 0, sizeof *out);
     sim_compute_config(p, &w.config);
     w.rank = calloc((size_t)w.n, sizeof *w.rank);
-    int rc = w.rank ? sim_profile_believed(p, 5, &w.believed) : -ENOMEM;
+    w.common = o->common ? sim_common_new() : NULL;
+    int rc = w.rank && (w.common || !o->common) ? sim_profile_believed(p, 5, &w.believed) : -ENOMEM;
     if (rc)
         cfg_error_set(err, -rc, "simulation: %s", strerror(-rc));
     if (!rc)
@@ -190,8 +202,11 @@ int sim_world_run(const struct sim_profile *p, const struct sim_world_options *o
     if (!rc)
         rc = run(&w, load, out, err);
     act_sim_free(w.sim);
-    for (int i = 0; w.rank && i < w.n; i++)
+    for (int i = 0; w.rank && i < w.n; i++) {
         kv_device_free(w.rank[i].engine.device);
+        sim_way_free(w.rank[i].way);
+    }
+    sim_common_free(w.common);
     free(w.rank);
     return rc;
 }

@@ -159,15 +159,20 @@ Test(simulate, a_seed_gives_the_same_run_and_another_one_another)
 Test(simulate, routing_decides_how_much_is_cached)
 {
     struct fixture f = begin(FLAT("0", ",\"prompt_tokens\":1100,\"prefill\":{\"encoder_us\":[[1,100],[1000,100000]]}"));
-    double cached[2];
-    static const char *const routing[] = {"load", "prefix"};
-    for (int i = 0; i < 2; i++) {
+    double cached[3], first[3];
+    static const char *const routing[] = {"load", "prefix", "common"};
+    for (int i = 0; i < 3; i++) {
         RUN(&f, "--modes", "off", "--rate", "20", "--requests", "400", "--prefill", "8", "--decode", "4", "--groups",
             "20", "--shared-tokens", "1024", "--routing", routing[i]);
         cached[i] = figure(&f, 0, "cached_tokens") / figure(&f, 0, "prompt_tokens");
+        first[i] = quantile(&f, 0, "first_token_seconds", "mean");
     }
     cr_expect_gt(cached[0], 0.2);
-    cr_expect_gt(cached[1], cached[0] + 0.1, "%g and %g of the prompts were cached", cached[0], cached[1]);
+    for (int i = 1; i < 3; i++) {
+        cr_expect_gt(cached[i], cached[0] + 0.1, "%s: %g of the prompts instead of %g", routing[i], cached[i],
+                     cached[0]);
+        cr_expect_lt(first[i], first[0], "%s: %g s to the first token instead of %g", routing[i], first[i], first[0]);
+    }
     end(&f);
 }
 
