@@ -45,7 +45,7 @@ struct figures {
 static struct figures figures_of(const struct sim_point *p, const struct sim_profile *profile)
 {
     const struct sim_outcome *o = &p->outcome;
-    struct figures f = {.devices = profile->one_process ? 1 : p->decode + p->prefill};
+    struct figures f = {.devices = profile->one_process ? 1 : p->decode + (profile->encoder.n ? p->prefill : 0)};
     f.rate = o->seconds > 0 ? (double)o->tokens / o->seconds : 0;
     f.per_rank = f.rate / p->decode;
     f.per_device = f.rate / f.devices;
@@ -242,22 +242,60 @@ static bool begins_line(const struct sim_report *r, int i)
     return true;
 }
 
+/* Places among the lines: the size of the deployment decides the colour, the mode the dashes. */
+static void style_of(const struct sim_report *r, int i, int *colour, int *dash)
+{
+    *colour = *dash = 0;
+    for (int k = 0; k < i; k++) {
+        bool first_size = true, first_mode = true;
+        for (int j = 0; j < k; j++) {
+            first_size &= !same_ranks(r->point[j], r->point[k]);
+            first_mode &= strcmp(r->point[j]->mode, r->point[k]->mode) != 0;
+        }
+        *colour += first_size && !same_ranks(r->point[k], r->point[i]);
+        *dash += first_mode && strcmp(r->point[k]->mode, r->point[i]->mode) != 0;
+    }
+}
+
+/* Speed per user, throughput per device, load, first token in ms (99 of 100), what the other panel has upwards. */
 static void plot_line(const struct sim_report *r, const struct sim_profile *p, struct cli_plot *to, int first)
 {
     cli_plot_printf(to, "$l%d << EOD\n", first);
     for (int i = first; i < r->n; i++) {
         struct figures f = figures_of(r->point[i], p);
         if (same_line(r->point[i], r->point[first]) && isfinite(f.user))
-            cli_plot_printf(to, "%.9g %.9g %g\n", f.user, f.per_device, r->point[i]->value);
+            cli_plot_printf(to, "%.9g %.9g %g %.9g %.9g\n", f.user, f.per_device, r->point[i]->value,
+                            1e3 * sim_histogram_quantile(&r->point[i]->outcome.first_token, 0.99),
+                            isnan(f.price) ? f.per_device : f.price);
     }
     cli_plot_printf(to, "EOD\n");
 }
 
-int sim_report_plot(const struct sim_report *r, const struct sim_profile *p, const char *file, struct cfg_error *err)
+static void plot_panel(const struct sim_report *r, const struct sim_profile *p, struct cli_plot *to,
+                       const char *columns, bool labels)
 {
     static const char *const colours[] = {"#4477aa", "#d62728", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#222222"};
+    int lines = 0;
+    for (int i = 0; i < r->n; i++) {
+        char ranks[48];
+        int colour, dash;
+        if (!begins_line(r, i))
+            continue;
+        style_of(r, i, &colour, &dash);
+        ranks_text(r->point[i], p, ranks, sizeof ranks);
+        cli_plot_printf(to, "%s$l%d using %s with linespoints pt 7 ps 0.5 lw 2 dt %d lc rgb '%s' title '%s %s'",
+                        lines++ ? ", " : "plot ", i, columns, 1 + dash % 5, colours[colour % 7], ranks,
+                        r->point[i]->mode);
+        if (labels)
+            cli_plot_printf(to, ", $l%d using %s:3 with labels offset 1.2,0.6 font ',8' notitle", i, columns);
+    }
+    cli_plot_printf(to, lines ? "\n" : "plot 0 notitle\n");
+}
+
+int sim_report_plot(const struct sim_report *r, const struct sim_profile *p, const char *file, struct cfg_error *err)
+{
     struct cli_plot *to;
-    int bad = cli_plot_begin(file, &to, err), lines = 0;
+    int bad = cli_plot_begin(file, &to, err);
     if (bad)
         return bad;
     for (int i = 0; i < r->n; i++)
@@ -268,26 +306,26 @@ int sim_report_plot(const struct sim_report *r, const struct sim_profile *p, con
     for (char *c = name; *c; c++)
         *c = *c == '"' || *c == '\\' || *c == '\n' ? ' ' : *c;
     cli_plot_printf(to,
-                    "set grid lc rgb '#dddddd'\nset key top right noenhanced\nset bmargin at screen 0.17\n"
-                    "set title \"Predicted: speed per user against throughput per device\"\n"
-                    "set xlabel 'tokens per second and user (median request)'\n"
-                    "set ylabel 'tokens per second and device, prefill ranks included'\n"
                     "set label 1 \"%s\" at screen 0.02,0.06 noenhanced font ',9'\n"
                     "set label 2 \"numbers at points: %s; %d drafts per block, mean prompt %d and output %d tokens; "
-                    "simulated, not measured\" at screen 0.02,0.03 noenhanced font ',9'\n"
-                    "set xrange [0:*]\nset yrange [0:*]\nplot ",
+                    "price of a device %g an hour; simulated, not measured\" at screen 0.02,0.03 noenhanced font ',9'\n"
+                    "set multiplot\nset grid lc rgb '#dddddd'\nset bmargin at screen 0.17\nset tmargin at screen 0.94\n"
+                    "set lmargin at screen 0.08\nset rmargin at screen 0.42\nunset key\n"
+                    "set title 'Speed per user against throughput per device'\n"
+                    "set xlabel 'tokens per second and user (median request)'\n"
+                    "set ylabel 'tokens per second and device, prefill ranks included'\n"
+                    "set xrange [0:*]\nset yrange [0:*]\n",
                     name, r->n && r->point[0]->open ? "requests per second" : "requests at a time per decode rank",
-                    p->block, p->prompt_tokens, p->output_tokens);
-    for (int i = 0; i < r->n; i++)
-        if (begins_line(r, i)) {
-            char ranks[48];
-            ranks_text(r->point[i], p, ranks, sizeof ranks);
-            cli_plot_printf(to,
-                            "%s$l%d using 1:2 with linespoints pt 7 ps 0.6 lw 2 lc rgb '%s' title '%s %s', $l%d "
-                            "using 1:2:3 with labels offset 1.2,0.6 font ',8' notitle",
-                            lines ? ", " : "", i, colours[lines % 7], ranks, r->point[i]->mode, i);
-            lines++;
-        }
-    cli_plot_printf(to, lines ? "\n" : "0 notitle\n");
+                    p->block, p->prompt_tokens, p->output_tokens, p->price);
+    plot_panel(r, p, to, "1:2", true);
+    cli_plot_printf(to,
+                    "unset label\nset lmargin at screen 0.51\nset rmargin at screen 0.82\n"
+                    "set key at screen 0.995,0.94 top right noenhanced font ',9' samplen 2\n"
+                    "set title 'First token against %s'\nset xlabel 'first token, p99, ms'\nset ylabel '%s'\n"
+                    "set logscale xy\nset xrange [*:*]\nset yrange [*:*]\n",
+                    p->price > 0 ? "cost" : "throughput",
+                    p->price > 0 ? "price of a million output tokens" : "tokens per second and device");
+    plot_panel(r, p, to, "4:5", false);
+    cli_plot_printf(to, "unset multiplot\n");
     return cli_plot_end(to, err);
 }

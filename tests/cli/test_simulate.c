@@ -81,9 +81,9 @@ Test(simulate, rounds_of_a_flat_machine_are_as_counted)
     }
     cr_expect_float_eq(figure(&f, 0, "offered"), 0, 0.5);
     cr_expect_gt(figure(&f, 1, "offered"), 3.8 * figure(&f, 1, "steps"));
-    /* Two devices at 3.6 an hour: 0.002 a second. */
+    /* Prompts that take no time take no device; one at 3.6 an hour is 0.001 a second. */
     cr_expect_float_eq(figure(&f, 0, "price_per_million_tokens"),
-                       0.002 / figure(&f, 0, "tokens_per_second_and_rank") * 1e6, 1e-6);
+                       0.001 / figure(&f, 0, "tokens_per_second_and_rank") * 1e6, 1e-6);
     end(&f);
 }
 
