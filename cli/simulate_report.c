@@ -242,19 +242,22 @@ static bool begins_line(const struct sim_report *r, int i)
     return true;
 }
 
-/* Places among the lines: the size of the deployment decides the colour, the mode the dashes. */
-static void style_of(const struct sim_report *r, int i, int *colour, int *dash)
+static bool same_mode(const struct sim_point *a, const struct sim_point *b)
 {
-    *colour = *dash = 0;
-    for (int k = 0; k < i; k++) {
-        bool first_size = true, first_mode = true;
-        for (int j = 0; j < k; j++) {
-            first_size &= !same_ranks(r->point[j], r->point[k]);
-            first_mode &= strcmp(r->point[j]->mode, r->point[k]->mode) != 0;
-        }
-        *colour += first_size && !same_ranks(r->point[k], r->point[i]);
-        *dash += first_mode && strcmp(r->point[k]->mode, r->point[i]->mode) != 0;
+    return strcmp(a->mode, b->mode) == 0;
+}
+
+/* How many different ones there are before the first one like i. */
+static int place_of(const struct sim_report *r, int i, bool (*same)(const struct sim_point *, const struct sim_point *))
+{
+    int place = 0;
+    for (int k = 0; !same(r->point[k], r->point[i]); k++) {
+        bool seen = false;
+        for (int j = 0; j < k; j++)
+            seen |= same(r->point[j], r->point[k]);
+        place += !seen;
     }
+    return place;
 }
 
 /* Speed per user, throughput per device, load, first token in ms (99 of 100), what the other panel has upwards. */
@@ -278,10 +281,10 @@ static void plot_panel(const struct sim_report *r, const struct sim_profile *p, 
     int lines = 0;
     for (int i = 0; i < r->n; i++) {
         char ranks[48];
-        int colour, dash;
         if (!begins_line(r, i))
             continue;
-        style_of(r, i, &colour, &dash);
+        /* The size of the deployment decides the colour, the mode the dashes. */
+        int colour = place_of(r, i, same_ranks), dash = place_of(r, i, same_mode);
         ranks_text(r->point[i], p, ranks, sizeof ranks);
         cli_plot_printf(to, "%s$l%d using %s with linespoints pt 7 ps 0.5 lw 2 dt %d lc rgb '%s' title '%s %s'",
                         lines++ ? ", " : "plot ", i, columns, 1 + dash % 5, colours[colour % 7], ranks,
