@@ -8,6 +8,8 @@
 static const struct cli_command commands[] = {
     {"serve", "serve a model over HTTP", cli_serve_run},
     {"check", "whether a configuration could be served on this machine", cli_check_run},
+    {"up", "start the nodes of a deployment that belong to this machine, and watch them", cli_up_run},
+    {"down", "end what `weft up` started", cli_down_run},
     {"status", "every node of a deployment: health, progress, load", cli_status_run},
     {"drain", "let a node of a deployment finish and end", cli_drain_run},
     {"generate", "text from a prompt, a conversation or a file of prompts", cli_generate_run},

@@ -36,6 +36,8 @@ int cli_perplexity_run(int argc, char **argv);
 int cli_serve_run(int argc, char **argv);
 int cli_simulate_run(int argc, char **argv);
 int cli_check_run(int argc, char **argv);
+int cli_up_run(int argc, char **argv);
+int cli_down_run(int argc, char **argv);
 int cli_status_run(int argc, char **argv);
 int cli_drain_run(int argc, char **argv);
 int cli_kv_run(int argc, char **argv);

@@ -80,9 +80,19 @@ static void check_security(const struct cfg_config *c, struct cfg_report *report
               "security.%s is given without security.%s", cert ? "tls_cert" : "tls_key", cert ? "tls_key" : "tls_cert");
 }
 
+static bool is_name(const char *name)
+{
+    static const char first[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
+    size_t n = strspn(name, first);
+    return n && !name[n + strspn(name + n, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")];
+}
+
 static void check_node(const struct cfg_config *c, const struct cfg_node *n, struct cfg_report *report)
 {
     bool gateway = n->roles & CFG_ROLE_GATEWAY;
+    if (n->name[0] && !is_name(n->name))
+        REPORT_AT(report, c, n->place, "Use letters, digits, '-', '_' and '.', and begin with a letter or a digit.",
+                  "node name \"%s\": files are named after it", n->name);
     if (gateway && !n->listen[0])
         REPORT_AT(report, c, n->place, "Add listen = \"HOST:PORT\", such as \"0.0.0.0:8000\".",
                   "node \"%s\" has the role gateway but no listen", n->name);

@@ -330,7 +330,8 @@ const struct cfg_key cfg_keys[] = {
      .size = sizeof(struct cfg_node), .count_offset = offsetof(struct cfg_config, n_nodes),
      .help = "The processes of a deployment. Without this list there is one node with the name \"local\" and every "
              "role."},
-    {"nodes[].name", CFG_TEXT, IN_NODE(name), .required = true, .help = "Name of the node; no other node has it."},
+    {"nodes[].name", CFG_TEXT, IN_NODE(name), .required = true, .help = "Name of the node; no other node has it. Letters, digits, '-', '_' and '.'; files are named after "
+             "it."},
     {"nodes[].roles", CFG_SET, .values = role_values, IN_NODE(roles), .required = true,
      .help = "What the node does. Every role but kv must be taken by at least one node."},
     {"nodes[].host", CFG_TEXT, IN_NODE(host), .fallback = "127.0.0.1",

@@ -18,15 +18,26 @@
 
 struct ts_cluster ts_cluster;
 
+/* Below the ports that the kernel gives to outgoing connections, and in a block of this process's own: what was free a
+ * moment ago is then still so, also when suites run beside each other. */
 static int free_port(void)
 {
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof a;
-    cr_assert(fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof a) == 0);
-    cr_assert_eq(getsockname(fd, (struct sockaddr *)&a, &len), 0);
-    close(fd);
-    return ntohs(a.sin_port);
+    enum { FIRST = 10000, BLOCK = 32, BLOCKS = 700 };
+    static int next;
+    for (int i = 0; i < BLOCK; i++) {
+        int port = FIRST + getpid() % BLOCKS * BLOCK + next++ % BLOCK, one = 1;
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        struct sockaddr_in a = {
+            .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = htons((uint16_t)port)};
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+        bool free_now = fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof a) == 0;
+        if (fd >= 0)
+            close(fd);
+        if (free_now)
+            return port;
+    }
+    cr_assert_fail("no free port");
+    return 0;
 }
 
 void ts_cluster_end(void)
@@ -100,7 +111,7 @@ void ts_node_wait_ready(const struct ts_node *n, int status)
     cr_assert_fail("the readiness of node %s does not become %d", n->name, status);
 }
 
-void ts_cluster_start(const struct ts_node *nodes, int n, const char *engine, const char *more)
+void ts_cluster_write(const struct ts_node *nodes, int n, const char *engine, const char *more)
 {
     char *text = NULL, *list = NULL, secret[65];
     size_t size, listed;
@@ -142,6 +153,44 @@ void ts_cluster_start(const struct ts_node *nodes, int n, const char *engine, co
     free(ts_write_file(ts_cluster.dir, "weft.conf", text));
     free(text);
     free(list);
+}
+
+void ts_cluster_write_sample(const char *file, const char *folder)
+{
+    char *text = ts_read_file(file, NULL), *out = NULL;
+    size_t size;
+    if (access("samples/tiny/config.json", R_OK))
+        cr_skip_test("needs the sample model in samples/tiny");
+    cr_assert_not_null(text, "%s", file);
+    ts_cluster.dir = ts_temp_dir();
+    FILE *f = open_memstream(&out, &size);
+    for (const char *at = text; *at;) {
+        static const char *const before[] = {" port = ", "listen = \"127.0.0.1:"};
+        const char *from = at;
+        for (int k = 0; k < 2 && at == from; k++)
+            if (!strncmp(at, before[k], strlen(before[k]))) {
+                int port = free_port();
+                fprintf(f, "%s%d", before[k], port);
+                at += strlen(before[k]) + strspn(at + strlen(before[k]), "0123456789");
+                if (k == 1 && !ts_cluster.node[0].http.port)
+                    ts_cluster.node[0].http.port = port;
+            }
+        if (at == from && !strncmp(at, folder, strlen(folder))) {
+            fprintf(f, "%s/state", ts_cluster.dir);
+            at += strlen(folder);
+        } else if (at == from) {
+            fputc(*at++, f);
+        }
+    }
+    fclose(f);
+    free(ts_write_file(ts_cluster.dir, "weft.conf", out));
+    free(out);
+    free(text);
+}
+
+void ts_cluster_start(const struct ts_node *nodes, int n, const char *engine, const char *more)
+{
+    ts_cluster_write(nodes, n, engine, more);
     for (int i = n - 1; i >= 0; i--)
         ts_node_start(&ts_cluster.node[i]);
     for (int i = 0; i < n; i++)

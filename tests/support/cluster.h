@@ -32,6 +32,10 @@ extern const char *const ts_cluster_prompts[TS_CLUSTER_PROMPTS];
 /* Starts n nodes, the last one first, and waits until the gateways are ready; each with one thread and the sample
  * model. engine: further keys of that group; more: further groups of the file (kv in place of a small device). Skips the test without the model. */
 void ts_cluster_start(const struct ts_node *nodes, int n, const char *engine, const char *more);
+/* Writes weft.conf and the secret only; somebody else starts the nodes. */
+void ts_cluster_write(const struct ts_node *nodes, int n, const char *engine, const char *more);
+/* The same from a sample deployment: its text with free ports, and with the folder in place of `folder`. */
+void ts_cluster_write_sample(const char *file, const char *folder);
 void ts_cluster_end(void);
 /* Starts one node and waits for its first line, which it prints when it accepts. */
 void ts_node_start(struct ts_node *n);

@@ -1,0 +1,489 @@
+#include "cli/supervisor.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/pidfd.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+#include "transport/providers.h"
+
+enum {
+    PAUSE_MIN_MS = 500,
+    PAUSE_MAX_MS = 30000,
+    STEADY_MS = 60000, /* a node that has run for so long begins again at once as if it never failed */
+    KILL_MS = 5000,    /* beyond the limit of a drain */
+    TURN_MS = 200,
+    TAIL_LINES = 10,
+    ASK_NS = 1000000000,
+};
+
+int64_t sup_now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+static const char *name_of(const struct supervisor *s, const struct sup_node *n)
+{
+    return s->c->nodes[n->index].name;
+}
+
+static void say(struct supervisor *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static void say(struct supervisor *s, const char *fmt, ...)
+{
+    va_list ap;
+    if (s->stamped) {
+        char text[32];
+        time_t now = time(NULL);
+        struct tm tm;
+        strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", localtime_r(&now, &tm));
+        fprintf(s->say, "%s ", text);
+    }
+    va_start(ap, fmt);
+    vfprintf(s->say, fmt, ap);
+    va_end(ap);
+    fputc('\n', s->say);
+    fflush(s->say);
+}
+
+/* The last lines that a node wrote since it began. */
+static void say_tail(struct supervisor *s, const struct sup_node *n, int lines)
+{
+    char path[RUN_PATH_TEXT], text[8192];
+    run_dir_path(s->dir, name_of(s, n), ".log", path);
+    FILE *f = fopen(path, "re");
+    long size = f && fseek(f, 0, SEEK_END) == 0 ? ftell(f) : -1;
+    long from = size - (long)sizeof text + 1 > n->log_at ? size - (long)sizeof text + 1 : n->log_at;
+    size_t len = size > from && fseek(f, from, SEEK_SET) == 0 ? fread(text, 1, sizeof text - 1, f) : 0;
+    if (f)
+        fclose(f);
+    while (len && text[len - 1] == '\n')
+        len--;
+    text[len] = 0;
+    if (!len) {
+        say(s, "    (%s has nothing of it)", path);
+        return;
+    }
+    const char *at = text + len;
+    for (int k = 0; at > text && k < lines; at--)
+        k += at[-1] == '\n';
+    at += at > text ? 1 : 0;
+    say(s, "    %s:", path);
+    for (char *line = strtok((char *)(uintptr_t)at, "\n"); line; line = strtok(NULL, "\n"))
+        say(s, "    %s", line);
+}
+
+static const char *end_text(int end, char out[128])
+{
+    if (WIFSIGNALED(end))
+        snprintf(out, 128, "signal %d, %s", WTERMSIG(end), strsignal(WTERMSIG(end)));
+    else
+        snprintf(out, 128, "exit status %d", WEXITSTATUS(end));
+    return out;
+}
+
+/* ---- one process ---- */
+
+static void become(const struct supervisor *s, const struct sup_node *n, int out, int err)
+{
+    const char *args[64] = {"weft", "serve", "--node", name_of(s, n)};
+    int k = 4;
+    for (int i = 0; s->more && s->more[i] && k < 62; i++)
+        args[k++] = s->more[i];
+    args[k++] = s->file;
+    sigset_t none;
+    sigemptyset(&none);
+    setpgid(0, 0);
+    dup2(open("/dev/null", O_RDONLY | O_CLOEXEC), 0);
+    dup2(out, 1);
+    dup2(err, 2);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    execv(s->program, (char *const *)(uintptr_t)args);
+    dprintf(2, "weft: %s: %s\n", s->program, strerror(errno));
+    _exit(127);
+}
+
+/* Its state becomes SUP_STARTING; or SUP_ENDED with the reason said. */
+static void begin(struct supervisor *s, struct sup_node *n)
+{
+    char path[RUN_PATH_TEXT];
+    int out[2] = {-1, -1};
+    struct run_process who;
+    struct cfg_error err = {"no process"};
+    struct stat st;
+    run_dir_path(s->dir, name_of(s, n), ".log", path);
+    int log = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644), r = 0;
+    if (log < 0 || pipe2(out, O_CLOEXEC))
+        r = cfg_error_set(&err, errno, "%s: %s", path, strerror(errno));
+    n->state = SUP_ENDED;
+    n->end = CLI_FAILED << 8; /* as of waitpid, when there is no process at all */
+    n->line_size = 0;
+    n->log_at = log >= 0 && fstat(log, &st) == 0 ? (long)st.st_size : 0;
+    n->began = sup_now_ms();
+    n->pid = r ? -1 : fork();
+    if (n->pid == 0)
+        become(s, n, out[1], log);
+    if (!r && n->pid < 0)
+        r = cfg_error_set(&err, errno, "fork: %s", strerror(errno));
+    if (log >= 0)
+        close(log);
+    if (out[1] >= 0)
+        close(out[1]);
+    if (!r)
+        r = run_process_of(n->pid, &who);
+    if (!r)
+        r = run_file_write(s->dir, name_of(s, n), &who, &err);
+    n->fd = r ? -1 : pidfd_open(n->pid, 0);
+    if (!r && n->fd < 0)
+        r = cfg_error_set(&err, errno, "pidfd_open: %s", strerror(errno));
+    if (!r) {
+        n->out = out[0];
+        n->state = SUP_STARTING;
+        return;
+    }
+    say(s, "node %s cannot be started: %s", name_of(s, n), err.msg);
+    if (out[0] >= 0)
+        close(out[0]);
+    if (n->pid > 0) {
+        kill(n->pid, SIGKILL);
+        waitpid(n->pid, &n->end, 0);
+    }
+    n->pid = 0;
+}
+
+static void close_out(struct sup_node *n)
+{
+    if (n->out >= 0)
+        close(n->out);
+    n->out = -1;
+}
+
+/* Its first line: it accepts. */
+static void read_out(struct sup_node *n)
+{
+    ssize_t k = read(n->out, n->line + n->line_size, sizeof n->line - 1 - n->line_size);
+    if (k > 0)
+        n->line_size += (size_t)k;
+    n->line[n->line_size] = 0;
+    char *end = strchr(n->line, '\n');
+    if (!end && k > 0 && n->line_size < sizeof n->line - 1)
+        return;
+    close_out(n);
+    if (!end)
+        return; /* it has closed it: its end follows */
+    *end = 0;
+    n->state = SUP_RUNNING;
+}
+
+static void reap(struct supervisor *s, struct sup_node *n)
+{
+    if (n->pid <= 0 || waitpid(n->pid, &n->end, WNOHANG) != n->pid)
+        return;
+    run_file_remove(s->dir, name_of(s, n));
+    close_out(n);
+    close(n->fd);
+    n->fd = -1;
+    n->pid = 0;
+    n->state = SUP_ENDED;
+}
+
+/* Waits for at most ms and takes what has come. The signal that the supervisor got, or 0. */
+static int turn(struct supervisor *s, int ms)
+{
+    struct pollfd p[1 + 2 * CFG_NODES_MAX] = {{s->signals, POLLIN, 0}};
+    struct signalfd_siginfo info;
+    for (int i = 0; i < s->n; i++) {
+        p[1 + 2 * i] = (struct pollfd){s->node[i].fd, POLLIN, 0};
+        p[2 + 2 * i] = (struct pollfd){s->node[i].out, POLLIN, 0};
+    }
+    if (poll(p, (nfds_t)(1 + 2 * s->n), ms) < 0)
+        return 0;
+    for (int i = 0; i < s->n; i++) {
+        if (p[2 + 2 * i].revents)
+            read_out(&s->node[i]);
+        if (p[1 + 2 * i].revents)
+            reap(s, &s->node[i]);
+    }
+    return p[0].revents && read(s->signals, &info, sizeof info) == (ssize_t)sizeof info ? (int)info.ssi_signo : 0;
+}
+
+/* ---- the end ---- */
+
+static int order_of(const struct cfg_node *n)
+{
+    return n->roles & CFG_ROLE_GATEWAY ? 0 : n->roles & (CFG_ROLE_PREFILL | CFG_ROLE_DECODE) ? 1 : 2;
+}
+
+static void signal_order(const struct sup_stop *t, int order, int sig)
+{
+    for (int i = 0; i < t->n; i++)
+        if (t->node[i].fd >= 0 && order_of(&t->c->nodes[t->node[i].index]) == order)
+            pidfd_send_signal(t->node[i].fd, sig, NULL, 0);
+}
+
+bool sup_stop_turn(struct sup_stop *t, int64_t now)
+{
+    int order = INT32_MAX;
+    for (int i = 0; i < t->n; i++) {
+        int o = order_of(&t->c->nodes[t->node[i].index]);
+        if (t->node[i].fd >= 0 && o < order)
+            order = o;
+    }
+    if (order == INT32_MAX)
+        return true;
+    if (order != t->order) {
+        signal_order(t, order, SIGTERM);
+        t->order = order;
+        t->cut = t->killed = false;
+        t->until = now + t->c->limits.drain_us / 1000 + KILL_MS;
+    }
+    if (t->now) {
+        /* From the second one on it does not wait for requests; two at once may be taken for one. */
+        t->until = t->cut ? t->until : now + KILL_MS;
+        t->cut = true;
+        signal_order(t, order, SIGTERM);
+    }
+    if (now >= t->until && !t->killed) {
+        signal_order(t, order, SIGKILL);
+        t->killed = true;
+    }
+    return false;
+}
+
+/* CLI_OK: every node ended by itself. */
+static int stop(struct supervisor *s)
+{
+    struct sup_stop t = {.c = s->c, .node = s->node, .n = s->n, .order = -1};
+    bool killed = false;
+    while (!sup_stop_turn(&t, sup_now_ms())) {
+        int sig = turn(s, TURN_MS);
+        t.now |= sig == SIGTERM || sig == SIGINT;
+        killed |= t.killed;
+    }
+    if (killed)
+        say(s, "some nodes did not end in time and were killed");
+    return killed ? CLI_FAILED : CLI_OK;
+}
+
+/* ---- the beginning ---- */
+
+int sup_local(const struct cfg_config *c, int which[CFG_NODES_MAX], int *n_which, struct cfg_error *err)
+{
+    struct ifaddrs *all, *a;
+    *n_which = 0;
+    if (getifaddrs(&all))
+        return cfg_error_set(err, errno, "the addresses of this machine: %s", strerror(errno));
+    for (int i = 0; i < c->n_nodes; i++) {
+        uint8_t want[16];
+        struct cfg_error unknown; /* a name that has no address here is of another machine */
+        bool here = c->n_nodes < 2;
+        if (!here && tp_node_address(&c->nodes[i], want, &unknown) == 0) {
+            here = tp_address_is_loopback(want);
+            for (a = all; a && !here; a = a->ifa_next) {
+                uint8_t own[16] = {[10] = 0xff, [11] = 0xff};
+                if (a->ifa_addr && a->ifa_addr->sa_family == AF_INET)
+                    memcpy(own + 12, &((struct sockaddr_in *)(void *)a->ifa_addr)->sin_addr, 4);
+                else if (a->ifa_addr && a->ifa_addr->sa_family == AF_INET6)
+                    memcpy(own, &((struct sockaddr_in6 *)(void *)a->ifa_addr)->sin6_addr, 16);
+                else
+                    continue;
+                here = memcmp(own, want, 16) == 0;
+            }
+        }
+        if (here)
+            which[(*n_which)++] = i;
+    }
+    freeifaddrs(all);
+    return *n_which ? 0
+                    : cfg_error_set(err, ENOENT,
+                                    "no node of the file has an address of this machine as its host; name those that "
+                                    "are to run here with --node");
+}
+
+static bool is_here(const struct supervisor *s, const char *name)
+{
+    for (int i = 0; i < s->n; i++)
+        if (!strcmp(name_of(s, &s->node[i]), name))
+            return true;
+    return false;
+}
+
+/* What the answers lack, in words; "": nothing that concerns this machine alone. lost: a gateway waits for nodes. */
+static void judge(const struct supervisor *s, const struct cli_answer *a, char lacks[512], char lost[128])
+{
+    lacks[0] = lost[0] = 0;
+    for (int i = 0; i < s->n && !lacks[0]; i++) {
+        const char *name = name_of(s, &s->node[i]), *health = json_string_value(json_object_get(a[i].json, "health"));
+        size_t k;
+        json_t *p;
+        if (a[i].status)
+            snprintf(lacks, 512, "node %s: %.400s", name, a[i].why);
+        else if (health && !strcmp(health, "lost"))
+            snprintf(lost, 128, "%s", json_string_value(json_object_get(a[i].json, "lacks")));
+        else if (!health || strcmp(health, "ok"))
+            snprintf(lacks, 512, "node %s is %s", name, health ? health : "of another version");
+        json_array_foreach (json_object_get(a[i].json, "peers"), k, p) {
+            const char *other = json_string_value(json_object_get(p, "name"));
+            if (!lacks[0] && other && is_here(s, other) && !json_is_true(json_object_get(p, "up")))
+                snprintf(lacks, 512, "node %s is not connected to %s: %.300s", name, other,
+                         json_string_value(json_object_get(p, "reason")));
+        }
+    }
+    if (!lacks[0] && lost[0] && s->n == s->c->n_nodes)
+        snprintf(lacks, 512, "a gateway finds no %s node", lost);
+}
+
+/* Whether the nodes have found each other. */
+static bool have_settled(const struct supervisor *s, char lacks[512], char lost[128])
+{
+    static struct cli_answer answer[CFG_NODES_MAX];
+    int which[CFG_NODES_MAX];
+    lacks[0] = lost[0] = 0;
+    if (s->c->n_nodes < 2)
+        return true;
+    for (int i = 0; i < s->n; i++)
+        which[i] = s->node[i].index;
+    cli_nodes_ask(&s->nodes, which, s->n, "weft up", "status", ASK_NS, answer);
+    judge(s, answer, lacks, lost);
+    for (int i = 0; i < s->n; i++)
+        cli_answer_clear(&answer[i]);
+    return !lacks[0];
+}
+
+static void say_up(struct supervisor *s, const char *lost)
+{
+    for (int i = 0; i < s->n; i++)
+        say(s, "%-12s %s", name_of(s, &s->node[i]), s->node[i].line);
+    if (lost[0])
+        say(s, "gateways here take no requests until a %s node of another machine is connected", lost);
+    say(s, "%d node%s up; logs: %s/*.log", s->n, s->n == 1 ? " is" : "s are", s->dir);
+}
+
+int sup_start(struct supervisor *s, int64_t limit_ms)
+{
+    int64_t end = sup_now_ms() + limit_ms;
+    char lacks[512] = "", lost[128] = "", text[128];
+    int sig = 0, result = CLI_OK;
+    bool settled = false;
+    for (int i = 0; i < s->n; i++)
+        begin(s, &s->node[i]);
+    while (!settled && !sig && result == CLI_OK) {
+        int running = 0;
+        sig = turn(s, TURN_MS);
+        sig = sig == SIGHUP ? 0 : sig;
+        for (int i = 0; i < s->n && result == CLI_OK; i++) {
+            struct sup_node *n = &s->node[i];
+            running += n->state == SUP_RUNNING;
+            if (n->state != SUP_ENDED)
+                continue;
+            result = WIFEXITED(n->end) && WEXITSTATUS(n->end) == CLI_USAGE ? CLI_USAGE : CLI_FAILED;
+            say(s, "node %s has ended instead of accepting (%s); the end of its log:", name_of(s, n),
+                end_text(n->end, text));
+            say_tail(s, n, TAIL_LINES);
+        }
+        if (running == s->n)
+            settled = have_settled(s, lacks, lost);
+        if (settled || result != CLI_OK || sup_now_ms() < end)
+            continue;
+        result = CLI_FAILED;
+        say(s, "the nodes are not ready after %lld s: %s", (long long)(limit_ms / 1000),
+            lacks[0] ? lacks : "not all accept");
+        for (int i = 0; i < s->n; i++)
+            if (s->node[i].state == SUP_STARTING) {
+                say(s, "node %s does not accept yet; the end of its log:", name_of(s, &s->node[i]));
+                say_tail(s, &s->node[i], TAIL_LINES);
+            }
+    }
+    if (settled && !sig) {
+        say_up(s, lost);
+        return CLI_OK;
+    }
+    if (sig)
+        say(s, "stopped while the nodes were starting");
+    stop(s);
+    return result == CLI_OK ? CLI_FAILED : result;
+}
+
+/* ---- in between ---- */
+
+/* A node that ended while it was wanted. */
+static void decide(struct supervisor *s, struct sup_node *n)
+{
+    char text[128];
+    int64_t now = sup_now_ms(), ran = now - n->began;
+    end_text(n->end, text);
+    if (WIFEXITED(n->end) && WEXITSTATUS(n->end) == CLI_OK) {
+        say(s, "node %s has ended as it was asked to", name_of(s, n));
+        n->state = SUP_OFF;
+        return;
+    }
+    if (!s->restart || (WIFEXITED(n->end) && WEXITSTATUS(n->end) == CLI_USAGE)) {
+        say(s, "node %s has ended (%s) and is not started again%s", name_of(s, n), text,
+            s->restart ? ": its configuration is wrong" : "");
+        say_tail(s, n, TAIL_LINES);
+        n->state = SUP_OFF;
+        return;
+    }
+    n->pause = ran >= STEADY_MS || !n->pause ? PAUSE_MIN_MS : 2 * n->pause < PAUSE_MAX_MS ? 2 * n->pause : PAUSE_MAX_MS;
+    n->again = now + n->pause;
+    n->restarts++;
+    n->state = SUP_WAITING;
+    say(s, "node %s has ended (%s) after %.1f s; restart %d in %.1f s; the end of its log:", name_of(s, n), text,
+        1e-3 * (double)ran, n->restarts, 1e-3 * (double)n->pause);
+    say_tail(s, n, 2);
+}
+
+static int count(const struct supervisor *s, enum sup_state state)
+{
+    int n = 0;
+    for (int i = 0; i < s->n; i++)
+        n += s->node[i].state == state;
+    return n;
+}
+
+int sup_run(struct supervisor *s)
+{
+    if (s->say != stdout)
+        say(s, "watching %d node%s of %s", s->n, s->n == 1 ? "" : "s", s->file);
+    while (count(s, SUP_OFF) < s->n) {
+        enum sup_state before[CFG_NODES_MAX];
+        for (int i = 0; i < s->n; i++)
+            before[i] = s->node[i].state;
+        int sig = turn(s, TURN_MS);
+        if (sig == SIGTERM || sig == SIGINT) {
+            say(s, "stopping: gateways first, for at most %.0f s each step; again: at once",
+                1e-6 * (double)s->c->limits.drain_us);
+            int r = stop(s);
+            say(s, "all nodes have ended");
+            return r;
+        }
+        for (int i = 0; i < s->n; i++) {
+            struct sup_node *n = &s->node[i];
+            if (sig == SIGHUP && n->fd >= 0)
+                pidfd_send_signal(n->fd, SIGHUP, NULL, 0);
+            if (n->state == SUP_ENDED)
+                decide(s, n);
+            else if (n->state == SUP_WAITING && sup_now_ms() >= n->again)
+                begin(s, n);
+            else if (n->state == SUP_RUNNING && before[i] == SUP_STARTING)
+                say(s, "node %s is back: %s", name_of(s, n), n->line);
+        }
+    }
+    say(s, "no node is left");
+    for (int i = 0; i < s->n; i++)
+        if (!WIFEXITED(s->node[i].end) || WEXITSTATUS(s->node[i].end))
+            return CLI_FAILED;
+    return CLI_OK;
+}

@@ -1,0 +1,325 @@
+/* weft up and weft down: a deployment under its supervisor, through the deaths of nodes and of the supervisor itself.
+ */
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/harness.h"
+#include "tests/support/cluster.h"
+#include "tests/support/process.h"
+
+enum { GATEWAY, P0, D0, NODES };
+
+static const struct ts_node nodes[NODES] = {
+    [GATEWAY] = {.name = "gateway", .roles = "\"gateway\""},
+    [P0] = {.name = "p0", .roles = "\"prefill\", \"expert\"", .group = "p0"},
+    [D0] = {.name = "d0", .roles = "\"decode\", \"expert\"", .group = "d0"},
+};
+
+static const char *in_dir(const char *name)
+{
+    static char path[8][4300];
+    static int next;
+    next = (next + 1) % 8;
+    snprintf(path[next], sizeof path[next], "%s/%s", ts_cluster.dir, name);
+    return path[next];
+}
+
+static void fini(void)
+{
+    if (ts_cluster.dir) {
+        struct ts_result r = ts_run(ts_weft(), "down", "--now", in_dir("weft.conf"));
+        ts_result_free(&r);
+    }
+    ts_cluster_end();
+}
+
+TestSuite(up, .fini = fini, .timeout = 300);
+
+static struct ts_result weft(const char *command, const char *option)
+{
+    return option ? ts_run(ts_weft(), command, option, in_dir("weft.conf"))
+                  : ts_run(ts_weft(), command, in_dir("weft.conf"));
+}
+
+/* Runs a command that has this exit status and says this; the rest of what it says is returned. */
+static void expect(const char *command, const char *option, int status, const char *want)
+{
+    struct ts_result r = weft(command, option);
+    cr_assert_eq(r.status, status, "weft %s: %d\n%s%s", command, r.status, r.out, r.err);
+    cr_assert(strstr(r.out, want) || strstr(r.err, want), "weft %s should say: %s\nsaid:\n%s%s", command, want, r.out,
+              r.err);
+    ts_result_free(&r);
+}
+
+static long number_of(int node, const char *what)
+{
+    struct ts_result r = weft("status", "--json");
+    json_t *j = json_loads(r.out, 0, NULL);
+    cr_assert_not_null(j, "%s%s", r.out, r.err);
+    long n = (long)json_integer_value(json_object_get(json_array_get(json_object_get(j, "nodes"), (size_t)node), what));
+    json_decref(j);
+    ts_result_free(&r);
+    return n;
+}
+
+static void wait_well(void)
+{
+    for (int i = 0; i < 300; i++) {
+        struct ts_result r = weft("status", NULL);
+        int status = r.status;
+        ts_result_free(&r);
+        if (!status)
+            return;
+        usleep(100000);
+    }
+    cr_assert_fail("the deployment does not become well");
+}
+
+/* Waits until the file has the text. */
+static void wait_text(const char *name, const char *want)
+{
+    char *text = NULL;
+    for (int i = 0; i < 300; i++) {
+        free(text);
+        text = ts_read_file(in_dir(name), NULL);
+        if (text && strstr(text, want)) {
+            free(text);
+            return;
+        }
+        usleep(100000);
+    }
+    cr_assert_fail("%s never says \"%s\":\n%s", name, want, text ? text : "");
+}
+
+static pid_t supervisor(void)
+{
+    char *text = ts_read_file(in_dir("state/up/_supervisor.pid"), NULL);
+    pid_t pid = text ? atoi(text) : 0;
+    free(text);
+    cr_assert_gt(pid, 0);
+    return pid;
+}
+
+/* An orphan may wait for its new parent to take its end. */
+static bool has_ended(long pid)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%ld/stat", pid);
+    char *text = ts_read_file(path, NULL), *at = text ? strrchr(text, ')') : NULL;
+    bool ended = !at || at[2] == 'Z';
+    free(text);
+    return ended;
+}
+
+static void expect_all_gone(const long pid[NODES])
+{
+    for (int i = 0; i < NODES; i++) {
+        char name[128];
+        snprintf(name, sizeof name, "state/up/%s.pid", nodes[i].name);
+        cr_expect_neq(access(in_dir(name), F_OK), 0, "%s is left", name);
+        cr_expect(has_ended(pid[i]), "node %s lives", nodes[i].name);
+    }
+}
+
+Test(up, a_deployment_comes_up_is_watched_and_goes_down)
+{
+    ts_cluster_write(nodes, NODES, "", "");
+    expect("up", "--detach", 0, "3 nodes are up");
+    const struct ts_server *s = &ts_cluster.node[GATEWAY].http;
+    free(ts_cluster_complete(s, ts_cluster_prompts[0])); /* at once: up has waited until the nodes found each other */
+    expect("up", "--detach", 1, "is up already (supervisor: pid");
+    long epoch = number_of(D0, "epoch"), pid = number_of(D0, "pid");
+    kill((pid_t)pid, SIGKILL);
+    wait_text("state/up/_supervisor.log", "node d0 is back");
+    wait_well();
+    cr_expect_gt(number_of(D0, "epoch"), epoch);
+    free(ts_cluster_complete(s, ts_cluster_prompts[1]));
+    long all[NODES];
+    for (int i = 0; i < NODES; i++)
+        all[i] = number_of(i, "pid");
+    expect("down", NULL, 0, "3 nodes have ended");
+    expect_all_gone(all);
+    expect("down", NULL, 0, "nothing of");
+    expect("up", "-d", 0, "3 nodes are up");
+    expect("down", "--now", 0, "3 nodes have ended");
+}
+
+/* Which one, why, and that the others do not stay. */
+Test(up, a_node_that_cannot_start_is_named_with_the_end_of_its_log)
+{
+    ts_cluster_write(nodes, NODES, "", "");
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), one = 1;
+    struct sockaddr_in a = {.sin_family = AF_INET,
+                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+                            .sin_port = htons((uint16_t)ts_cluster.node[P0].port)};
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    cr_assert(fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof a) == 0 && listen(fd, 1) == 0);
+    struct ts_result r = weft("up", NULL);
+    cr_expect_eq(r.status, 1);
+    cr_expect(strstr(r.out, "node p0 has ended instead of accepting (exit status 1)") &&
+                  strstr(r.out, "Address already in use"),
+              "%s%s", r.out, r.err);
+    ts_result_free(&r);
+    expect("down", NULL, 0, "nothing of");
+    close(fd);
+    expect("up", "-d", 0, "3 nodes are up");
+    expect("down", NULL, 0, "3 nodes have ended");
+}
+
+Test(up, a_configuration_that_does_not_fit_the_model_is_a_usage_error)
+{
+    ts_cluster_write(nodes, NODES, "decode_streams = 4;", "speculation = { draft_length = 10; };");
+    struct ts_result r = weft("up", "-d");
+    cr_expect_eq(r.status, 2, "%s%s", r.out, r.err);
+    cr_expect(strstr(r.out, "(exit status 2)") && strstr(r.out, "draft_length"), "%s%s", r.out, r.err);
+    ts_result_free(&r);
+    expect("down", NULL, 0, "nothing of");
+}
+
+/* A pid is no identity: this test's own pid in a file that is not about it survives weft down. */
+Test(up, stale_pid_files_harm_nobody)
+{
+    ts_cluster_write(nodes, NODES, "", "");
+    char text[128], path[4400];
+    expect("up", "-d", 0, "3 nodes are up");
+    expect("down", NULL, 0, "3 nodes have ended");
+    snprintf(text, sizeof text, "%d 1 00000000-0000-0000-0000-000000000000\n", (int)getpid());
+    snprintf(path, sizeof path, "%s/state/up", ts_cluster.dir);
+    free(ts_write_file(path, "d0.pid", text));
+    free(ts_write_file(path, "p0.pid", "what is this\n"));
+    free(ts_write_file(path, "_supervisor.pid", text));
+    expect("down", NULL, 0, "3 stale pid files removed");
+    free(ts_write_file(path, "d0.pid", text));
+    expect("up", "-d", 0, "3 nodes are up");
+    expect("down", NULL, 0, "3 nodes have ended");
+}
+
+Test(up, nodes_outlive_a_killed_supervisor_and_down_finds_them)
+{
+    ts_cluster_write(nodes, NODES, "", "");
+    expect("up", "-d", 0, "3 nodes are up");
+    long all[NODES];
+    for (int i = 0; i < NODES; i++)
+        all[i] = number_of(i, "pid");
+    kill(supervisor(), SIGKILL);
+    free(ts_cluster_complete(&ts_cluster.node[GATEWAY].http, ts_cluster_prompts[0]));
+    for (int i = 0; i < 300; i++) { /* until its lock is free */
+        struct ts_result r = weft("up", "-d");
+        bool seen = strstr(r.err, "runs already");
+        cr_expect_eq(r.status, 1);
+        ts_result_free(&r);
+        if (seen)
+            break;
+        cr_assert_lt(i, 299, "weft up does not see the nodes that are left");
+    }
+    expect("down", NULL, 0, "their supervisor is gone");
+    expect_all_gone(all);
+}
+
+Test(up, a_drained_node_stays_away)
+{
+    ts_cluster_write(nodes, NODES, "", "");
+    expect("up", "-d", 0, "3 nodes are up");
+    struct ts_result r = ts_run(ts_weft(), "drain", in_dir("weft.conf"), "p0");
+    cr_expect_eq(r.status, 0, "%s%s", r.out, r.err);
+    ts_result_free(&r);
+    wait_text("state/up/_supervisor.log", "node p0 has ended as it was asked to");
+    expect("status", NULL, 1, "gateway: takes no requests, as no prefill node is connected");
+    expect("down", NULL, 0, "2 nodes have ended");
+}
+
+/* Something keeps the node from starting: the pauses double, and it is back when that has gone. */
+Test(up, a_node_that_fails_again_begins_again_ever_later)
+{
+    ts_cluster_write(nodes, NODES, "", "");
+    expect("up", "-d", 0, "3 nodes are up");
+    pid_t s = supervisor();
+    kill(s, SIGSTOP);
+    kill((pid_t)number_of(D0, "pid"), SIGKILL);
+    int fd = open(in_dir("state/d0.lock"), O_RDWR | O_CLOEXEC);
+    cr_assert_geq(fd, 0);
+    cr_assert_eq(flock(fd, LOCK_EX), 0);
+    kill(s, SIGCONT);
+    wait_text("state/up/_supervisor.log", "restart 1 in 0.5 s");
+    wait_text("state/up/_supervisor.log", "restart 2 in 1.0 s");
+    wait_text("state/up/_supervisor.log", "another process runs node \"d0\" here");
+    close(fd);
+    wait_text("state/up/_supervisor.log", "node d0 is back");
+    wait_well();
+    expect("down", NULL, 0, "3 nodes have ended");
+}
+
+/* Without --detach it stays, and a signal ends it with its nodes. */
+Test(up, in_the_foreground_a_signal_drains_and_ends_it)
+{
+    int out[2], status;
+    char c, said[4096];
+    size_t n = 0;
+    ts_cluster_write(nodes, NODES, "", "");
+    char conf[4300];
+    snprintf(conf, sizeof conf, "%s", in_dir("weft.conf"));
+    cr_assert_eq(pipe2(out, O_CLOEXEC), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGTERM);
+        dup2(out[1], 1);
+        execl(ts_weft(), ts_weft(), "up", conf, NULL);
+        _exit(127);
+    }
+    close(out[1]);
+    struct pollfd p = {out[0], POLLIN, 0};
+    while (n < sizeof said - 1 && poll(&p, 1, 60000) > 0 && read(out[0], &c, 1) == 1) {
+        said[n++] = c;
+        said[n] = 0;
+        if (strstr(said, "so does Ctrl-C"))
+            break;
+    }
+    cr_expect(strstr(said, "so does Ctrl-C"), "%s", said);
+    int fd = ts_connect(ts_cluster.node[GATEWAY].http.port);
+    cr_assert(ts_send_request(fd, "POST", "/v1/completions",
+                              "{\"prompt\":\"Once\",\"max_tokens\":200,\"ignore_eos\":true,\"stream\":true,"
+                              "\"stream_options\":{\"include_usage\":true}}"));
+    cr_assert(ts_read_until(fd, "data: "));
+    kill(pid, SIGTERM);
+    cr_expect(ts_read_until(fd, "\"completion_tokens\":200"), "the stream was cut off");
+    close(fd);
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    cr_expect(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%x", status);
+    close(out[0]);
+    expect("down", NULL, 0, "nothing of");
+}
+
+Test(up, the_secret_of_a_deployment_on_one_machine_is_made)
+{
+    ts_cluster_write(nodes, NODES, "", "");
+    unlink(in_dir("secret"));
+    expect("up", "-d", 0, "the secret of this deployment");
+    expect("status", NULL, 0, "3 of 3 nodes well");
+    expect("down", NULL, 0, "3 nodes have ended");
+}
+
+/* As they are shipped, but for their ports and folders. */
+Test(up, the_sample_deployments_come_up_and_answer)
+{
+    static const char *const sample[][2] = {{"config/cluster-local.conf", "build/cluster-local"},
+                                            {"config/cluster-ep.conf", "build/cluster-ep"}};
+    for (int i = 0; i < 2; i++) {
+        ts_cluster_write_sample(sample[i][0], sample[i][1]);
+        expect("up", "-d", 0, "nodes are up");
+        expect("status", NULL, 0, " nodes well");
+        struct ts_reply r = ts_post(&ts_cluster.node[0].http, "/v1/completions",
+                                    "{\"prompt\":\"Once upon a time\",\"max_tokens\":8,\"temperature\":0}");
+        cr_expect_eq(r.status, 200, "%s: %s", sample[i][0], r.body ? r.body : "");
+        ts_reply_free(&r);
+        expect("down", NULL, 0, "nodes have ended");
+        ts_cluster_end();
+    }
+}
