@@ -115,6 +115,9 @@ OBJ := $(sort $(C_FILES:%.c=$(BUILD)/%.o) $(RDMA_OBJ))
 export WEFT_BIN := $(BUILD)/weft
 export WEFT_TOOLS := $(BUILD)/tools
 export WEFT_RDMA_SO := $(BUILD)/weft-rdma.so
+# Node 20 for the tests where the machine's is older (tools/deps.sh).
+export WEFT_NODE := $(firstword $(wildcard build/node/node_modules/node-linux-*/bin/node) node)
+export WITHOUT
 
 all: $(BUILD)/weft $(RDMA_SO)
 
@@ -124,14 +127,14 @@ help:
 	@echo
 	@echo 'make text     build and generate text from $(MODEL) (MODEL=DIR, PROMPT=TEXT)'
 	@echo 'make all      build/weft (the default; CC=clang, CFLAGS=..., BUILD=DIR, WERROR=1, JOBS=N, V=1)'
-	@echo 'make deps     install the Debian packages that are missing'
+	@echo 'make deps     install the Debian packages that are missing (WITHOUT="chromium prometheus gnuplot-nox node": go without)'
 	@echo 'make tools    build/tools/*'
 	@echo 'make test-golden GOLDEN=DIR   every check on a folder of golden cases'
 	@echo 'make test-shared  the shared tier on GlusterFS, with bricks and writers killed (needs root and glusterfs-server)'
 	@echo 'make test-rdma   the provider rdma in a virtual machine with soft-RoCE (needs qemu, 70 MB of kernel package)'
 	@echo 'make bench    build and run the benchmarks'
 	@echo 'make measure  print the figures of docs/MEASURING.md'
-	@echo 'make soak     10,000 clients that leave at any moment'
+	@echo 'make soak     100,000 clients that leave at any moment'
 	@echo 'make asan     every suite under AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make tsan     every suite under ThreadSanitizer'
 	@echo 'make fuzz     each fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS) seconds'
@@ -225,8 +228,12 @@ tools: $(TOOL_BIN)
 deps:
 	@sh tools/deps.sh
 
+# Without what only the tests need.
+deps-program:
+	@sh tools/deps.sh --program
+
 # Each step is its own make: what deps installs must be there before the next one reads pkg-config.
-run: deps
+run: deps-program
 	@$(MAKE) --no-print-directory all
 	$(BUILD)/weft serve --hint -m '$(MODEL)' --listen '$(LISTEN)' '$(CONFIG)'
 
@@ -265,7 +272,7 @@ test-rdma: deps
 
 # Many more random cancels than make test has time for.
 soak: all $(BUILD)/tests/server/test_crowd
-	WEFT_SOAK=10000 $(BUILD)/tests/server/test_crowd --filter 'crowd/clients*'
+	WEFT_SOAK=100000 $(BUILD)/tests/server/test_crowd --filter 'crowd/clients*'
 
 asan:
 	@$(MAKE) --no-print-directory BUILD='$(BUILD)/asan' SANITIZE=address test-programs planted-programs
@@ -328,7 +335,7 @@ clean:
 
 FORCE:
 
-.PHONY: all help tools deps run text test test-programs run-suites test-golden test-rdma test-shared soak asan tsan planted-programs fuzz \
+.PHONY: all help tools deps deps-program run text test test-programs run-suites test-golden test-rdma test-shared soak asan tsan planted-programs fuzz \
 	fuzz-programs bench measure docs tidy format install clean FORCE
 .SECONDARY: $(OBJ)
 .DELETE_ON_ERROR:

@@ -72,7 +72,7 @@ static void check_line(struct state *s, const char *line)
 
 Test(tokenizer_js, same_ids_as_other_implementations)
 {
-    FILE *in = popen("node " SCRIPT, "r");
+    FILE *in = popen("exec \"${WEFT_NODE:-node}\" " SCRIPT, "r");
     struct state s = {0};
     struct cfg_error err = {0};
     char *line = NULL;
@@ -94,7 +94,7 @@ Test(tokenizer_js, same_ids_as_other_implementations)
     mdl_text_free(&s.back);
     mdl_ids_free(&s.ids);
     if (code == 127)
-        cr_skip_test("needs Node 20 or newer on PATH, and npm ci --prefix tests/js");
+        cr_skip_test("needs Node 20 or newer and packages: make deps");
     if (code == 77)
         cr_skip_test("see above for what is missing");
     cr_assert(code == 0, "%s ended with %d", SCRIPT, code);

@@ -29,11 +29,11 @@ static void run_clients(const char *script, const char *calls)
 {
     char base[64];
     snprintf(base, sizeof base, "http://127.0.0.1:%d", server.port);
-    struct ts_result r = ts_run("node", "tests/js/clients.mjs", base, script, calls);
+    const char *node = getenv("WEFT_NODE");
+    struct ts_result r = ts_run(node ? node : "node", "tests/js/clients.mjs", base, script, calls);
     if (r.status == 127 || r.status == 77) {
         static char why[512]; /* a skipped test does not come back here */
-        snprintf(why, sizeof why, "%s",
-                 r.status == 77 ? r.err : "needs Node 20 or newer on PATH, and npm ci --prefix tests/js");
+        snprintf(why, sizeof why, "%s", r.status == 77 ? r.err : "needs Node 20 or newer and packages: make deps");
         ts_result_free(&r);
         cr_skip_test("%s", why);
     }

@@ -288,7 +288,7 @@ Test(operate, promtool_accepts_the_metrics)
     bool there = t.status == 0;
     ts_result_free(&t);
     if (!there)
-        cr_skip_test("needs promtool (Debian package prometheus)");
+        cr_skip_test("needs promtool: make deps");
     ts_server_start(&server, NULL, "model = { path = \"samples/tiny\"; name = \"a \\\"quoted\\\" \\\\ name\"; };");
     cr_expect_eq(status_of("POST", "/v1/chat/completions", "", short_chat), 200);
     struct ts_reply r = ts_get(&server, "/metrics");

@@ -51,7 +51,7 @@ Test(page, shows_what_the_server_does)
     bool there = r.status == 0;
     ts_result_free(&r);
     if (!there)
-        cr_skip_test("needs Chromium on PATH (Debian: apt-get install chromium)");
+        cr_skip_test("needs Chromium: make deps");
     struct ts_answer a = ts_ask(&server, TS_CHAT, "In the beginning", 40, false, "");
     ts_answer_free(&a);
     for (int i = 0; i < 3; i++) {
