@@ -322,7 +322,9 @@ install: all
 	install -d '$(DESTDIR)$(PREFIX)/bin' '$(DESTDIR)$(PREFIX)/share/weft/config' '$(DESTDIR)$(PREFIX)/share/doc/weft'
 	install -m 755 $(BUILD)/weft '$(DESTDIR)$(PREFIX)/bin/weft'
 	$(if $(RDMA_SO),install -d '$(DESTDIR)$(PREFIX)/lib/weft' && install -m 755 $(RDMA_SO) '$(DESTDIR)$(PREFIX)/lib/weft')
-	install -m 644 config/*.conf '$(DESTDIR)$(PREFIX)/share/weft/config'
+	for f in config/*.conf; do \
+		sed 's|"samples/|"$(PREFIX)/share/weft/samples/|' "$$f" > '$(DESTDIR)$(PREFIX)/share/weft/'"$$f" || exit 1; done
+	chmod 644 '$(DESTDIR)$(PREFIX)/share/weft/config/'*.conf
 	install -m 644 README.md LICENSE docs/*.md '$(DESTDIR)$(PREFIX)/share/doc/weft'
 	install -d '$(DESTDIR)$(PREFIX)/share/weft/grafana' '$(DESTDIR)$(PREFIX)/lib/systemd/system'
 	install -m 644 contrib/grafana-weft.json '$(DESTDIR)$(PREFIX)/share/weft/grafana'

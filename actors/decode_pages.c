@@ -97,7 +97,7 @@ void dec_pages_end(struct decode *d, struct dec_stream *s)
         act_history_publish(d->self, d->e, &s->recipe, s->ids, s->seq, s->pages, s->n_pages, (enum kv_taint)s->taint,
                             s->hit);
         if (s->taint == KV_CLEAN)
-            act_history_snapshot(d->self, d->e, &s->recipe, s->ids, s->seq);
+            act_history_snapshot(d->self, d->e, &s->recipe, s->ids, s->seq, s->seq->encoded);
     }
     if (!s->aside)
         dec_pages_return(d, s->pages, s->n_pages);

@@ -39,10 +39,11 @@ void act_history_publish(struct act_self *self, const struct act_engine *e, cons
 }
 
 void act_history_snapshot(struct act_self *self, const struct act_engine *e, const struct act_recipe *r,
-                          const int32_t *ids, const struct mdl_seq *seq)
+                          const int32_t *ids, const struct mdl_seq *seq, int most)
 {
-    int per = e->layout.block_tokens, pos = seq->encoded & ~1, blocks = pos / per, rest = pos - blocks * per;
+    int per = e->layout.block_tokens, pos = (most < seq->encoded ? most : seq->encoded) & ~1;
     size_t bytes = r->n_chain && e->snapshots ? mdl_seq_snapshot_bytes(seq, pos) : 0, room;
+    int blocks = pos / per, rest = pos - blocks * per;
     struct act_msg m;
     if (!bytes || act_msg_new(ACT_SNAPSHOT, e->tier, sizeof(struct act_key) + (size_t)rest * sizeof *ids + bytes, &m))
         return;

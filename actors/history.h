@@ -13,8 +13,9 @@ void act_history_chain(const struct act_engine *e, const struct act_recipe *r, c
 void act_history_publish(struct act_self *self, const struct act_engine *e, const struct act_recipe *r,
                          const int32_t *ids, const struct mdl_seq *seq, const uint32_t *pages, int n_pages,
                          enum kv_taint taint, int32_t hit);
-/* Keeps a snapshot at the last even position of a clean sequence, if its rows are still there. */
+/* Keeps a snapshot at the last even position of a clean sequence up to `most`, if its rows are still there. A prompt
+ * must go on behind the position at which it restarts: where the same prompt may come again, most is below its end. */
 void act_history_snapshot(struct act_self *self, const struct act_engine *e, const struct act_recipe *r,
-                          const int32_t *ids, const struct mdl_seq *seq);
+                          const int32_t *ids, const struct mdl_seq *seq, int most);
 
 #endif

@@ -585,7 +585,7 @@ static void keep_point(struct prefill *p, const struct job *j, const struct mdl_
     int every = p->e->snapshots ? p->e->snapshot_blocks * p->e->layout.block_tokens : 0, end = seg->start + seg->n;
     if (every && seg->layer_begin == 0 && end % every == 0 && end > j->plan.hit && end < j->plan.n &&
         (j->plan.continued || !j->plan.hit))
-        act_history_snapshot(p->self, p->e, &j->recipe, j->recipe.ids, j->seq);
+        act_history_snapshot(p->self, p->e, &j->recipe, j->recipe.ids, j->seq, end);
 }
 
 static void end_step(struct prefill *p, int status)

@@ -100,7 +100,7 @@ void pre_hand_off(struct prefill *p, struct job *j, const float *logits)
     if (!j->replay)
         report_prefilled(p, j);
     if (!replayed && !j->replay)
-        act_history_snapshot(p->self, p->e, &j->recipe, j->recipe.ids, j->seq);
+        act_history_snapshot(p->self, p->e, &j->recipe, j->recipe.ids, j->seq, j->recipe.n_ids - 1);
     act_history_publish(p->self, p->e, &j->recipe, j->recipe.ids, j->seq, j->pages, j->n_pages,
                         replayed ? KV_TAINTED : KV_CLEAN, replayed ? j->plan.hit : 0);
     j->seq = NULL;
@@ -135,7 +135,7 @@ void pre_send_rest(struct prefill *p, struct job *j, const float *logits)
     report_prefilled(p, j);
     act_history_publish(p->self, p->e, &j->recipe, j->recipe.ids, j->seq, j->pages, j->n_pages, known.taint, known.hit);
     if (!replayed)
-        act_history_snapshot(p->self, p->e, &j->recipe, j->recipe.ids, j->seq);
+        act_history_snapshot(p->self, p->e, &j->recipe, j->recipe.ids, j->seq, j->recipe.n_ids - 1);
     pre_pages_return(p, j);
     mdl_seq_free(j->seq);
     j->seq = NULL;

@@ -184,6 +184,15 @@ void act_server_drain(struct act_server *s)
     tell_to_drain(s, s->engine.landing);
 }
 
+void act_server_cut(struct act_server *s)
+{
+    if (!server_has(s, CFG_ROLE_GATEWAY))
+        return;
+    struct act_msg m = act_msg_make(ACT_DRAIN, s->gateway_addr);
+    act_p_drain(&m)->flags = GW_DRAIN_CUT;
+    act_runtime_post(s->rt, &m);
+}
+
 bool act_server_drain_asked(struct act_server *s)
 {
     pthread_mutex_lock(&s->lock);

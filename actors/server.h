@@ -33,6 +33,8 @@ void act_server_reload(struct act_server *s);
 bool act_server_drain_asked(struct act_server *s);
 /* Refuses new requests from now on. */
 void act_server_drain(struct act_server *s);
+/* Ends the requests that still run, each with an error for its client. */
+void act_server_cut(struct act_server *s);
 /* Whether the last request has ended after act_server_drain. wait_ms: how long to wait for it. */
 int act_server_drained(struct act_server *s, int wait_ms);
 void act_server_free(struct act_server *s);

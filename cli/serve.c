@@ -40,6 +40,9 @@ static void raise_files(const struct cfg_config *c)
                 c->limits.connections, (unsigned long long)need, (unsigned long long)limit.rlim_cur);
 }
 
+/* Clients whose requests are cut off have this long to be told so. */
+enum { CUT_MS = 1000 };
+
 /* Waits for the next signal, at most until `ms` have passed (-1: for ever). 0: none came. */
 static int next_signal(const sigset_t *set, int ms)
 {
@@ -148,8 +151,11 @@ static int serve(const struct cfg_config *c, const struct arguments *a, struct c
         } else {
             act_log_event(log, ACT_LOG_INFO, "serve", 0, "draining", "signal=%d limit_ms=%lld", sig,
                           (long long)(c->limits.drain_us / 1000));
-            if (drain(s, &set, c->limits.drain_us / 1000))
+            if (drain(s, &set, c->limits.drain_us / 1000)) {
                 r = cfg_error_set(err, EINTR, "requests were cut off");
+                act_server_cut(s);
+                act_server_drained(s, CUT_MS);
+            }
         }
     }
     act_server_free(s);

@@ -579,6 +579,15 @@ static void go_on_draining(struct act_self *self, struct gateway *s)
         g->drained(g->ready_ctx);
 }
 
+static void drain(struct gw_context *g, uint32_t flags)
+{
+    g->draining = true;
+    for (struct gw_job *job = g->jobs; job && flags & GW_DRAIN_CUT; job = job->next) {
+        job->cut = true;
+        act_yield(job->self);
+    }
+}
+
 static int gateway_receive(struct act_self *self, void *state, struct act_msg *m, int count)
 {
     struct gateway *s = state;
@@ -605,7 +614,8 @@ static int gateway_receive(struct act_self *self, void *state, struct act_msg *m
             read_keys(g);
             read_certificate(g);
         }
-        g->draining |= m[i].type == ACT_DRAIN;
+        if (m[i].type == ACT_DRAIN)
+            drain(g, act_p_drain(&m[i])->flags);
     }
     go_on_draining(self, s);
     return 0;

@@ -18,7 +18,7 @@
 #include "model/sampler.h"
 #include "model/tokenizer.h"
 
-enum { GW_HISTOGRAM_BUCKETS = 20 };
+enum { GW_HISTOGRAM_BUCKETS = 20, GW_DRAIN_CUT = 1 /* of DRAIN.flags */ };
 
 /* Cumulative counts per upper bound, as Prometheus wants them. */
 struct gw_histogram {
@@ -102,7 +102,8 @@ struct gw_context {
     struct gw_decode_part *decode_part; /* [n_decode_parts], freed by the gateway actor */
     int n_decode_parts;
     bool draining;
-    int requests; /* Request actors alive */
+    int requests;        /* Request actors alive */
+    struct gw_job *jobs; /* of those that generate; owned by the actors */
     int bound_port;
     void (*ready)(void *ctx, int port); /* called once it accepts; thread of the io worker */
     void (*drained)(void *ctx);         /* DRAIN was asked for, the last request has ended and its answer has left */
@@ -128,6 +129,8 @@ struct gw_job {
     struct gw_key *key;            /* NULL: none was asked for */
     bool trace;                    /* time stamps in the stream */
     bool gone;                     /* the client went away: the exchange is dead */
+    bool cut;                      /* the server ends: nothing more is waited for */
+    struct gw_job *prev, *next;    /* in g->jobs */
     struct act_self *self;
 };
 

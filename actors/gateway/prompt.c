@@ -9,11 +9,15 @@
 #include "actors/gateway/bytes.h"
 #include "model/chat.h"
 
-static bool prompt_failed(const struct cfg_error *e, struct gw_error *err)
+/* What is wrong is the client's, except for memory. */
+static bool prompt_failed(const struct gw_request *r, int status, const struct cfg_error *e, struct gw_error *err)
 {
-    *err = (struct gw_error){.status = 400};
-    snprintf(err->type, sizeof err->type, "invalid_request_error");
-    snprintf(err->message, sizeof err->message, "%.500s", e->msg);
+    if (status == -ENOMEM) {
+        gw_error_set(err, r->protocol, 503, NULL, "the server is out of memory");
+        snprintf(err->code, sizeof err->code, "out_of_memory");
+    } else {
+        gw_error_set(err, r->protocol, 400, NULL, "%.500s", e->msg);
+    }
     return false;
 }
 
@@ -87,33 +91,43 @@ static int echo_text(const struct gw_prompts *with, struct gw_request *r)
     return status;
 }
 
-bool gw_prompt_ids(const struct gw_prompts *with, struct gw_request *r, struct mdl_ids *out, struct gw_error *err)
+static int encode_completion(const struct gw_prompts *with, struct gw_request *r, struct mdl_ids *out,
+                             struct cfg_error *e)
 {
-    struct cfg_error e;
-    if (r->protocol == GW_COMPLETIONS && r->prompt_ids) {
-        for (int i = 0; i < r->n_prompt_ids; i++)
-            if (mdl_ids_add(out, r->prompt_ids[i]))
-                return prompt_failed(&(struct cfg_error){"out of memory"}, err);
-        return !r->echo || !echo_text(with, r) || prompt_failed(&(struct cfg_error){"out of memory"}, err);
-    }
-    if (r->protocol == GW_COMPLETIONS) {
-        bool ok = (with->bos_id < 0 || !mdl_ids_add(out, with->bos_id)) &&
-                  !mdl_tok_encode(with->enc, r->prompt, r->prompt_len, 0, out, &e);
-        return ok || prompt_failed(&e, err);
-    }
+    int status = 0;
+    for (int i = 0; r->prompt_ids && !status && i < r->n_prompt_ids; i++)
+        status = mdl_ids_add(out, r->prompt_ids[i]);
+    if (r->prompt_ids)
+        return status || !r->echo ? status : echo_text(with, r);
+    if (with->bos_id >= 0)
+        status = mdl_ids_add(out, with->bos_id);
+    return status ? status : mdl_tok_encode(with->enc, r->prompt, r->prompt_len, 0, out, e);
+}
+
+static int encode_conversation(const struct gw_prompts *with, struct gw_request *r, struct mdl_ids *out,
+                               struct cfg_error *e)
+{
     struct mdl_chat_prompt p = {0};
     const struct mdl_chat_options options = {.chat_mode = true};
-    int status = mdl_chat_render(r->conversation, &options, &p, &e);
+    int status = mdl_chat_render(r->conversation, &options, &p, e);
     if (!status)
-        status = mdl_chat_encode(with->tok, with->enc, &p, out, &e);
+        status = mdl_chat_encode(with->tok, with->enc, &p, out, e);
     r->thinking = p.thinking;
     r->open_text = p.open_text;
     mdl_chat_prompt_free(&p);
     if (!status && r->has_tools && (r->tool_choice == GW_TOOLS_REQUIRED || r->tool_choice == GW_TOOLS_NAMED))
-        status = force_call(with, r, out, &e);
+        status = force_call(with, r, out, e);
     if (!status && r->has_tools && r->tool_choice == GW_TOOLS_NONE)
-        status = forbid_calls(with, r, &e);
-    return !status || prompt_failed(&e, err);
+        status = forbid_calls(with, r, e);
+    return status;
+}
+
+bool gw_prompt_ids(const struct gw_prompts *with, struct gw_request *r, struct mdl_ids *out, struct gw_error *err)
+{
+    struct cfg_error e = {0};
+    int status =
+        r->protocol == GW_COMPLETIONS ? encode_completion(with, r, out, &e) : encode_conversation(with, r, out, &e);
+    return !status || prompt_failed(r, status, &e, err);
 }
 
 /* ---- the chain ---- */
@@ -141,7 +155,8 @@ bool gw_prompt_make(const struct gw_prompts *with, struct gw_request *r, struct 
 {
     if (!gw_prompt_ids(with, r, &out->ids, err))
         return false;
-    return !gw_prompt_chain(with, r->cache_salt, out) || prompt_failed(&(struct cfg_error){"out of memory"}, err);
+    int status = gw_prompt_chain(with, r->cache_salt, out);
+    return !status || prompt_failed(r, status, &(struct cfg_error){0}, err);
 }
 
 void gw_prompt_free(struct gw_prompt *p)

@@ -608,6 +608,8 @@ static int request_receive(struct act_self *self, void *state, struct act_msg *m
     if (r->job->gone && !r->ended) {
         give_up(r, -ECONNRESET);
         finish_actor(r, GW_OUT_CANCELLED);
+    } else if (r->job->cut) {
+        fail_text(r, 503, "shutting_down", "the server is stopping");
     } else if (first) {
         prepare(r);
     }
@@ -640,6 +642,10 @@ static int request_start(struct act_self *self, void *state, const void *arg)
     r->self = self;
     r->job->self = self;
     r->g->requests++;
+    r->job->next = r->g->jobs;
+    if (r->job->next)
+        r->job->next->prev = r->job;
+    r->g->jobs = r->job;
     act_yield(self);
     return 0;
 }
@@ -672,6 +678,9 @@ static void request_stop(struct act_self *self, void *state, int reason)
     gw_request_free(&r->job->request);
     if (r->job->key)
         gw_key_leave(&r->g->keys, r->job->key);
+    *(r->job->prev ? &r->job->prev->next : &r->g->jobs) = r->job->next;
+    if (r->job->next)
+        r->job->next->prev = r->job->prev;
     if (--r->g->requests == 0 && r->g->draining && r->g->self)
         act_yield(r->g->self);
     free(r->job);

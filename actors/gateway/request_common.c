@@ -96,13 +96,21 @@ bool gw_want_bool(struct gw_parse *p, const char *path, const json_t *v, bool *o
     return json_is_boolean(v) || gw_fail(p, path, "must be true or false, not %s", gw_json_kind(v));
 }
 
+/* A number as the client may have meant it: beyond a double's range there is only a largest one (gw_json_load). */
+static const char *number_text(double x, char out[24])
+{
+    snprintf(out, 24, fabs(x) < 1e308 ? "%g" : x < 0 ? "below -1e308" : "beyond 1e308", x);
+    return out;
+}
+
 bool gw_want_real(struct gw_parse *p, const char *path, const json_t *v, double low, double high, double *out)
 {
     if (!json_is_number(v))
         return gw_fail(p, path, "must be a number, not %s", gw_json_kind(v));
+    char text[24];
     double x = json_number_value(v);
     if (!(x >= low && x <= high))
-        return gw_fail(p, path, "is %g; allowed are %g to %g", x, low, high);
+        return gw_fail(p, path, "is %s; allowed are %g to %g", number_text(x, text), low, high);
     *out = x;
     return true;
 }
@@ -113,11 +121,13 @@ bool gw_want_int(struct gw_parse *p, const char *path, const json_t *v, int64_t 
     if (!json_is_number(v))
         return gw_fail(p, path, "must be a whole number, not %s", gw_json_kind(v));
     if (json_is_real(v)) {
+        char text[24];
         double x = json_real_value(v);
         if (x != floor(x))
             return gw_fail(p, path, "must be a whole number, not %g", x);
         if (!(x >= -9007199254740992.0 && x <= 9007199254740992.0))
-            return gw_fail(p, path, "is %g; allowed are %lld to %lld", x, (long long)low, (long long)high);
+            return gw_fail(p, path, "is %s; allowed are %lld to %lld", number_text(x, text), (long long)low,
+                           (long long)high);
         *out = (int64_t)x;
     } else {
         *out = json_integer_value(v);
@@ -174,9 +184,10 @@ bool gw_read_max_tokens(struct gw_parse *p, const char *name, const json_t *v)
 {
     if (!json_is_number(v))
         return gw_fail(p, name, "must be a whole number, not %s", gw_json_kind(v));
+    char text[24];
     double x = json_number_value(v);
     if (!(x >= 1) || x != floor(x))
-        return gw_fail(p, name, "must be a whole number of 1 or more, not %g", x);
+        return gw_fail(p, name, "must be a whole number of 1 or more, not %s", number_text(x, text));
     int n = x >= INT_MAX ? INT_MAX : (int)x;
     if (p->out->max_tokens == 0 || n < p->out->max_tokens) /* two names for it: the smaller counts */
         p->out->max_tokens = n;

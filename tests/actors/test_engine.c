@@ -119,6 +119,27 @@ Test(engine, a_later_turn_goes_on_exactly_from_a_snapshot)
     }
 }
 
+/* The same prompt once more, of even and of odd length: all but its end is there. */
+Test(engine, a_repeated_prompt_goes_on_exactly_from_a_snapshot)
+{
+    for (int n = 5; n <= 105; n += 25) {
+        struct ts_world w;
+        ts_world_open(&w, 64, 2);
+        w.e.snapshots = true;
+        ts_world_requests(&w, 2, (unsigned)n);
+        w.wanted[0].n_prompt = w.wanted[1].n_prompt = n;
+        w.wanted[0].start = 0;
+        w.wanted[1].start = INT64_C(2000000000);
+        memcpy(w.wanted[1].prompt, w.wanted[0].prompt, sizeof w.wanted[0].prompt);
+        ts_world_run(&w, (uint64_t)n);
+        cr_assert_eq(w.got[1].cached, (n - 1) / 2 * 2, "%d of %d tokens cached", w.got[1].cached, n);
+        for (int i = 0; i < w.n; i++)
+            ts_world_check_same(&w, i);
+        ts_world_check_baseline(&w);
+        ts_world_close(&w);
+    }
+}
+
 /* A prompt that leaves an earlier one in the middle goes on from the last point before that, as if it were cold. */
 Test(engine, a_prompt_that_branches_off_goes_on_from_a_snapshot_point)
 {

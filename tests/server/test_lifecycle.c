@@ -200,11 +200,38 @@ static void check_cut_off(int fd)
     close(fd);
 }
 
+/* A server that ends says so to its clients, in the form of their protocol, and not as if the answer had ended. */
+static void check_told(enum ts_protocol p, bool stream, int fd)
+{
+    struct ts_reply r = ts_read_reply(fd);
+    cr_expect(r.whole, "%s", r.body);
+    cr_expect_eq(r.status, stream ? 200 : 503);
+    cr_expect(strstr(r.body, p == TS_RESPONSES && stream ? "response.failed" : "\"error\""), "%s", r.body);
+    cr_expect(strstr(r.body, "the server is stopping"), "%s", r.body);
+    cr_expect_null(strstr(r.body, "[DONE]"));
+    cr_expect_null(strstr(r.body, "\"finish_reason\":\""));
+    cr_expect_null(strstr(r.body, "message_stop"));
+    ts_reply_free(&r);
+    close(fd);
+}
+
+static int open_endless(enum ts_protocol p, bool stream)
+{
+    int fd = ts_connect(server.port);
+    char *body = ts_body(p, PROMPT, 10000, stream, "");
+    cr_assert(ts_send_request(fd, "POST", ts_path(p), body));
+    free(body);
+    return fd;
+}
+
 Test(lifecycle, a_second_sigterm_ends_at_once)
 {
+    int fds[TS_PROTOCOLS][2];
     ts_server_start(&server, NULL, SLOW);
-    int fd = open_request(true, 0, PROMPT);
-    cr_assert(ts_read_until(fd, "data: "));
+    for (int p = 0; p < TS_PROTOCOLS; p++)
+        for (int stream = 0; stream < 2; stream++)
+            fds[p][stream] = open_endless(p, stream);
+    ts_until_metric(&server, "weft_num_requests_running", 2 * TS_PROTOCOLS);
     kill(server.pid, SIGTERM);
     struct ts_reply r = {0};
     do {
@@ -214,20 +241,22 @@ Test(lifecycle, a_second_sigterm_ends_at_once)
     ts_reply_free(&r);
     kill(server.pid, SIGTERM);
     cr_expect_eq(ts_server_wait(&server), 1);
-    check_cut_off(fd);
+    for (int p = 0; p < TS_PROTOCOLS; p++)
+        for (int stream = 0; stream < 2; stream++)
+            check_told(p, stream, fds[p][stream]);
 }
 
 Test(lifecycle, the_drain_limit_ends_it)
 {
     ts_server_start(&server, NULL, SLOW "limits = { drain = \"100ms\"; };\n");
-    int fd = open_request(true, 0, PROMPT);
-    cr_assert(ts_read_until(fd, "data: "));
+    int fd = open_endless(TS_CHAT, true);
+    ts_until_metric(&server, RUNNING, 1);
     kill(server.pid, SIGTERM);
     cr_expect_eq(ts_server_wait(&server), 1);
     char *log = ts_server_log(&server);
     cr_expect(strstr(log, "cut off"), "%s", log);
     free(log);
-    check_cut_off(fd);
+    check_told(TS_CHAT, true, fd);
 }
 
 Test(lifecycle, killed_and_started_again_on_the_same_port)

@@ -685,3 +685,23 @@ Test(request, errors_in_each_shape)
         free(event);
     }
 }
+
+/* There is no double for such a number, so it is not given back as another one. */
+Test(request, numbers_beyond_every_range_are_called_that)
+{
+    static const struct {
+        const char *body, *says;
+    } rows[] = {
+        {"{" MSG ",\"temperature\":1e999}", "temperature: is beyond 1e308; allowed are 0 to 2"},
+        {"{" MSG ",\"temperature\":-1e999}", "temperature: is below -1e308; allowed are 0 to 2"},
+        {"{" MSG ",\"temperature\":3}", "temperature: is 3; allowed are 0 to 2"},
+        {"{" MSG ",\"seed\":1e999}", "seed: is beyond 1e308; allowed are"},
+        {"{" MSG ",\"max_tokens\":-1e999}", "max_tokens: must be a whole number of 1 or more, not below -1e308"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct gw_request r;
+        struct gw_error e;
+        cr_assert_not(gw_request_parse(GW_CHAT, rows[i].body, strlen(rows[i].body), &r, &e));
+        cr_expect(strstr(e.message, rows[i].says), "%s: %s", rows[i].body, e.message);
+    }
+}
