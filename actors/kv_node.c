@@ -66,6 +66,7 @@ struct node {
     size_t keeping_bytes;
     int *free_place, n_free;
     struct act_timer tick;
+    uint64_t given_up;
     bool draining;
 };
 
@@ -181,6 +182,7 @@ static void end_if_over(struct node *k, struct reading *x)
 
 static void give_up(struct node *k, struct reading *x, int status)
 {
+    k->given_up += !x->given_up;
     x->given_up = true;
     x->status = status;
     end_if_over(k, x);
@@ -602,6 +604,28 @@ static void take(struct node *k, struct act_msg *m)
     }
 }
 
+static int length(const struct reading *x)
+{
+    int n = 0;
+    for (; x; x = x->next)
+        n++;
+    return n;
+}
+
+static void tell_stats(const struct node *k)
+{
+    int keepings = 0;
+    for (const struct keeping *x = k->keepings; x; x = x->next)
+        keepings++;
+    *k->arg->stats = (struct act_kv_node_stats){.findings = k->n_findings,
+                                                .readings = length(k->readings),
+                                                .waiting = k->n_waiting,
+                                                .keepings = keepings,
+                                                .free = k->n_free,
+                                                .keeping_bytes = k->keeping_bytes,
+                                                .given_up = k->given_up};
+}
+
 static int node_receive(struct act_self *self, void *state, struct act_msg *m, int count)
 {
     struct node *k = state;
@@ -610,6 +634,8 @@ static int node_receive(struct act_self *self, void *state, struct act_msg *m, i
     act_working(self, k->findings || k->readings || k->keepings);
     if (count)
         act_progress(self);
+    if (k->arg->stats)
+        tell_stats(k);
     return 0;
 }
 

@@ -28,6 +28,14 @@ struct act_remote_block {
     int32_t hit;
 };
 
+/* What is under way, after each turn of the actor. */
+struct act_kv_node_stats {
+    int findings, readings, waiting, keepings;
+    int free; /* places of the pool */
+    size_t keeping_bytes;
+    uint64_t given_up; /* reads that their reader did not want, or did not take, any more */
+};
+
 /* What the actor starts with; outlives it. */
 struct act_kv_node_arg {
     struct kv_layout layout;
@@ -37,6 +45,7 @@ struct act_kv_node_arg {
     size_t store_bytes; /* of blocks that wait to be kept, at most */
     int64_t patience;   /* ns */
     struct act_log *log;
+    struct act_kv_node_stats *stats; /* on the actor's worker; NULL: nobody wants to know */
 };
 
 extern const struct act_behaviour act_kv_node_behaviour;

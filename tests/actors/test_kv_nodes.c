@@ -1,0 +1,562 @@
+/* Two kv nodes and a process that computes, with the real actors in the simulation, over links that may lose, double
+ * and delay everything. In exact mode every request must have the tokens of a plain run, wherever its rows came from
+ * and whatever became of the nodes. */
+#include "tests/harness.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "actors/kv_node.h"
+#include "actors/link.h"
+#include "actors/tier_nodes.h"
+#include "kvtiers/host.h"
+#include "tests/support/less.h"
+#include "tests/support/tier_world.h"
+
+enum { NODES = 2, POOL = ACT_REMOTE_READ_MAX };
+
+/* A kv_node actor to which something may happen at one of its messages. */
+struct fate {
+    int at, count;      /* messages; at < 0: never */
+    bool silent;        /* it stands still from then on, instead of ending */
+    enum act_type lose; /* or just this one is lost; ACT_NONE: none */
+    bool over;
+};
+
+struct keeper {
+    struct kv_tier *host;
+    struct act_store store;
+    struct act_addr store_addr, addr;
+    struct act_kv_node_arg arg;
+    struct act_kv_node_stats stats;
+    uint8_t *buffer;
+    struct fate fate;
+    bool lies; /* in its place is an actor that says what is not so */
+    int lie;
+};
+
+struct rig {
+    struct ts_tiers t;
+    struct keeper node[NODES];
+    struct act_sim_fault link;
+    bool scripted; /* node 0 has the script below its host tier */
+    int64_t down;  /* when node 0 is told to be lost; 0: never */
+};
+
+static struct rig rig;
+
+/* ---- an actor with a fate ---- */
+
+struct outer {
+    struct keeper *k;
+    _Alignas(64) uint8_t state[];
+};
+
+static int outer_start(struct act_self *self, void *state, const void *arg)
+{
+    struct outer *o = state;
+    o->k = (struct keeper *)(uintptr_t)arg;
+    return act_kv_node_behaviour.start(self, o->state, &o->k->arg);
+}
+
+static int outer_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    struct outer *o = state;
+    struct fate *f = &o->k->fate;
+    for (int i = 0; i < count; i++) {
+        bool there = m[i].type >= ACT_REMOTE_ROWS && m[i].type <= ACT_REMOTE_STORED; /* from another node */
+        bool counts = f->lose ? there : m[i].type != ACT_TIMER;
+        if (counts && f->count++ == f->at) {
+            f->over = true;
+            if (f->lose) {
+                m[i].type = ACT_NONE;
+                continue;
+            }
+            if (!f->silent)
+                return -EIO;
+        }
+        if (f->over && f->silent)
+            m[i].type = ACT_NONE;
+    }
+    return act_kv_node_behaviour.receive(self, o->state, m, count);
+}
+
+static void outer_stop(struct act_self *self, void *state, int reason)
+{
+    act_kv_node_behaviour.stop(self, ((struct outer *)state)->state, reason);
+}
+
+static const struct act_behaviour liar_behaviour;
+
+/* ---- the world ---- */
+
+static void spawn_keeper(struct ts_world *w, struct keeper *k)
+{
+    static struct act_behaviour outer;
+    struct cfg_error err;
+    outer = (struct act_behaviour){.name = "kv-node",
+                                   .state_size = sizeof(struct outer) + act_kv_node_behaviour.state_size,
+                                   .start = outer_start,
+                                   .receive = outer_receive,
+                                   .stop = outer_stop};
+    struct act_spawn spec = {
+        .behaviour = &act_tier_store_behaviour, .worker = TS_WORLD_FAR, .arg = &k->store, .outbox = 256};
+    cr_assert_eq(act_runtime_spawn(w->rt, &spec, &k->store_addr, &err), 0, "%s", err.msg);
+    spec.behaviour = k->lies ? &liar_behaviour : &outer;
+    spec.arg = k;
+    cr_assert_eq(act_runtime_spawn(w->rt, &spec, &k->addr, &err), 0, "%s", err.msg);
+}
+
+static void say_up(struct ts_world *w, int i)
+{
+    struct act_msg m;
+    size_t bytes;
+    cr_assert_eq(act_msg_new(ACT_NODE_UP, w->e.store, sizeof(struct act_node_actor), &m), 0);
+    *act_p_node_up(&m) = (struct act_p_node_up){.node = (uint16_t)(10 + i), .peer = (uint16_t)(1 + i), .actors = 1};
+    *(struct act_node_actor *)act_msg_tail(&m, &bytes) =
+        (struct act_node_actor){.kind = ACT_NODE_KV, .addr = rig.node[i].addr};
+    cr_assert_eq(act_runtime_post(w->rt, &m), 0);
+}
+
+static void say_down(void *ctx)
+{
+    struct ts_world *w = ctx;
+    struct act_msg m = act_msg_make(ACT_NODE_DOWN, w->e.store);
+    *act_p_node_down(&m) = (struct act_p_node_down){.node = 10, .peer = 1, .reason = -ETIMEDOUT};
+    cr_assert_eq(act_runtime_post(w->rt, &m), 0);
+}
+
+static void spawn_nodes(struct ts_world *w)
+{
+    for (int i = 0; i < NODES; i++) {
+        spawn_keeper(w, &rig.node[i]);
+        say_up(w, i);
+    }
+    if (rig.link.lose || rig.link.copy || rig.link.delay_max) {
+        act_sim_link(w->sim, w->rt, TS_WORLD_CLIENT, TS_WORLD_FAR, &rig.link);
+        act_sim_link(w->sim, w->rt, TS_WORLD_FAR, TS_WORLD_CLIENT, &rig.link);
+    }
+    if (rig.down)
+        cr_assert_eq(act_sim_at(w->sim, rig.down, say_down, w), 0);
+}
+
+static struct kv_tier *new_host(const struct kv_layout *l, const struct kv_clock *clock, int blocks)
+{
+    struct cfg_error err;
+    struct kv_tier *t;
+    const struct kv_host_params p = {
+        .layout = *l, .bytes = blocks * (int64_t)l->block_bytes, .clock = *clock, .verify = true};
+    cr_assert_eq(kv_host_new(&p, &t, &err), 0, "%s", err.msg);
+    return t;
+}
+
+/* A process with an empty device and a small host tier; the nodes keep what they had from the process before. */
+static void open_process(int pages)
+{
+    struct ts_tiers *t = &rig.t;
+    struct cfg_error err;
+    ts_tiers_open(t, pages, true);
+    ts_tiers_host(t, 8);
+    struct act_nodes_arg a = {.layout = t->layout,
+                              .n = NODES,
+                              .find_ns = 50 * MS,
+                              .quiet_ns = 200 * MS,
+                              .store_bytes = 64 * t->layout.block_bytes};
+    for (int i = 0; i < NODES; i++) {
+        struct keeper *k = &rig.node[i];
+        a.node[i].number = (uint16_t)(10 + i);
+        snprintf(a.node[i].name, sizeof a.node[i].name, "kv-%d", i);
+        if (!k->host)
+            k->host = new_host(&t->layout, &t->store.clock, 64);
+        if (!k->buffer)
+            k->buffer = aligned_alloc(KV_PAGE, POOL * t->layout.block_bytes);
+        k->store = (struct act_store){.layout = t->layout, .tier = {k->host}, .n_tiers = 1, .clock = t->store.clock};
+        k->fate = (struct fate){.at = -1};
+        k->lies = false;
+        k->arg = (struct act_kv_node_arg){.layout = t->layout,
+                                          .store = &k->store_addr,
+                                          .buffer = k->buffer,
+                                          .buffers = POOL,
+                                          .store_bytes = POOL * t->layout.block_bytes,
+                                          .patience = 200 * MS,
+                                          .stats = &k->stats};
+    }
+    cr_assert_eq(act_nodes_new(&a, &t->store.nodes, &err), 0);
+    t->store.tier[t->store.n_tiers++] = t->store.nodes;
+    t->w.before_sources = spawn_nodes;
+    if (rig.scripted) {
+        ts_tiers_script(t); /* of node 0, not of this process */
+        rig.node[0].store.tier[rig.node[0].store.n_tiers++] = t->store.tier[--t->store.n_tiers];
+    }
+}
+
+/* Nothing is left under way at a node that lives. */
+static void close_process(void)
+{
+    for (int i = 0; i < NODES; i++) {
+        const struct act_kv_node_stats *s = &rig.node[i].stats;
+        if (rig.node[i].fate.over && !rig.node[i].fate.lose)
+            continue;
+        cr_assert_eq(s->readings + s->waiting + s->keepings + s->findings, 0, "node %d: %d %d %d %d", i, s->readings,
+                     s->waiting, s->keepings, s->findings);
+        cr_assert_eq(s->free, POOL, "node %d: %d places of %d", i, s->free, POOL);
+        cr_assert_eq(s->keeping_bytes, 0u);
+    }
+    ts_tiers_close(&rig.t, true);
+}
+
+static void forget_nodes(void)
+{
+    for (int i = 0; i < NODES; i++) {
+        rig.node[i].host->ops->free(rig.node[i].host);
+        free(rig.node[i].buffer);
+    }
+    if (rig.scripted)
+        ts_tiers_forget(&rig.t);
+}
+
+static uint64_t blocks_at(int i)
+{
+    struct kv_tier_stats s;
+    rig.node[i].host->ops->stat(rig.node[i].host, &s);
+    return s.blocks;
+}
+
+/* A first process computes a prompt; its blocks go to the nodes. */
+static void prepare(bool scripted)
+{
+    memset(&rig, 0, sizeof rig);
+    rig.t.script.ok = -1;
+    rig.scripted = scripted;
+    open_process(64);
+    ts_tiers_prompts(&rig.t, 1);
+    ts_world_run(&rig.t.w, 1);
+    ts_world_check_same(&rig.t.w, 0);
+    close_process();
+    cr_assert_geq(blocks_at(0) + blocks_at(1), 9u);
+    cr_assert(blocks_at(0) && blocks_at(1), "one node has them all");
+}
+
+/* A second process that never saw the prompt. */
+static void second(void)
+{
+    open_process(64);
+    ts_tiers_prompts(&rig.t, 1);
+}
+
+static void check(const char *when, int n)
+{
+    for (int i = 0; i < n; i++) {
+        cr_assert_eq(rig.t.w.got[i].terminal, 1, "%s: request %d has no end", when, i);
+        ts_world_check_same(&rig.t.w, i);
+    }
+    close_process();
+}
+
+/* ---- without faults ---- */
+
+Test(kv_nodes, what_one_process_computed_another_reads)
+{
+    prepare(false);
+    second();
+    ts_world_run(&rig.t.w, 2);
+    cr_assert_eq(rig.t.w.got[0].cached, 144, "%d", rig.t.w.got[0].cached);
+    struct kv_tier_stats s;
+    rig.t.store.nodes->ops->stat(rig.t.store.nodes, &s);
+    cr_assert_eq(s.read, 9u);
+    cr_assert_eq(s.read_bytes, 9 * rig.t.layout.block_bytes);
+    cr_assert_eq(s.errors + s.bad, 0u);
+    check("undisturbed", 1);
+    forget_nodes();
+}
+
+struct trace {
+    int64_t first[MDL_MAX_LAYERS]; /* virtual time of a layer's first dispatch */
+};
+
+static bool note_layers(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m,
+                        int *fail)
+{
+    struct trace *t = w->before_ctx;
+    (void)fail;
+    if (who->part == TS_PART_EXPERT && m->type == ACT_EXPERT_DISPATCH) {
+        int layer = act_p_expert_dispatch(m)->layer;
+        if (layer < MDL_MAX_LAYERS && !t->first[layer])
+            t->first[layer] = act_now(self);
+    }
+    return false;
+}
+
+/* Rows of a source that the node's own tier holds back: the layers before it have run by then, as with local tiers. */
+Test(kv_nodes, layers_run_while_rows_of_later_ones_are_held_back)
+{
+    prepare(true);
+    const int sources = rig.t.layout.n_sources;
+    for (int held = 0; held < sources; held++) {
+        static struct trace t;
+        memset(&t, 0, sizeof t);
+        rig.node[0].host->ops->free(rig.node[0].host);
+        rig.node[0].host = NULL; /* only the script has them */
+        second();
+        rig.t.w.before = note_layers;
+        rig.t.w.before_ctx = &t;
+        for (int s = 0; s < sources; s++)
+            rig.t.script.at[s] = s >= held ? 150 * MS : 0;
+        ts_world_run(&rig.t.w, 3);
+        cr_assert_eq(rig.t.w.got[0].cached, 144);
+        int layer = rig.t.w.m->cfg->kv_sources[held];
+        for (int l = 0; l < layer; l++)
+            cr_assert_lt(t.first[l], 100 * MS, "layer %d waited for the rows of layer %d", l, layer);
+        cr_assert_geq(t.first[layer], 150 * MS, "layer %d ran without its rows", layer);
+        check("held back", 1);
+        memset(rig.t.script.at, 0, sizeof rig.t.script.at);
+    }
+    forget_nodes();
+}
+
+/* ---- fates ---- */
+
+/* Whatever happens to node 0 at its k-th message, for every k: while a process reads, and while one stores. */
+static void every_message(bool storing, bool silent, enum act_type lose)
+{
+    prepare(false);
+    for (int k = 0, more = 1; more; k += storing ? 2 * TS_LESS : TS_LESS) {
+        char when[96];
+        if (storing)
+            for (int i = 0; i < NODES; i++) { /* nobody has anything */
+                rig.node[i].host->ops->free(rig.node[i].host);
+                rig.node[i].host = NULL;
+            }
+        second();
+        ts_tiers_prompts(&rig.t, 2);
+        ts_tiers_other(&rig.t, 1); /* a second later */
+        rig.node[0].fate = (struct fate){.at = k, .silent = silent, .lose = lose};
+        rig.down = silent ? 700 * MS : 0;
+        ts_world_run(&rig.t.w, (uint64_t)k + 1);
+        snprintf(when, sizeof when, "%s, message %d", storing ? "storing" : "reading", k);
+        more = rig.node[0].fate.over;
+        cr_assert_lt(k, 400);
+        check(when, 2);
+    }
+    rig.down = 0;
+    forget_nodes();
+}
+
+Test(kv_nodes, a_node_that_dies_at_any_message_is_a_miss)
+{
+    every_message(false, false, ACT_NONE);
+    every_message(true, false, ACT_NONE);
+}
+
+Test(kv_nodes, a_node_that_stands_still_at_any_message_is_a_miss)
+{
+    every_message(false, true, ACT_NONE);
+    every_message(true, true, ACT_NONE);
+}
+
+Test(kv_nodes, any_message_to_a_node_may_be_lost)
+{
+    every_message(false, false, ACT_PING);
+    every_message(true, false, ACT_PING);
+}
+
+/* A link that loses one in thirty, doubles one in thirty and delays all, for many seeds. */
+Test(kv_nodes, a_bad_link_costs_time_and_nothing_else)
+{
+    int cached = 0, seeds = 16 / TS_LESS;
+    prepare(false);
+    for (int seed = 1; seed <= seeds; seed++) {
+        char when[64];
+        second();
+        ts_tiers_prompts(&rig.t, 6);
+        for (int i = 2; i < 6; i++)
+            ts_tiers_other(&rig.t, i / 2);
+        rig.link = (struct act_sim_fault){.lose = 33000, .copy = 33000, .delay_min = 1000, .delay_max = 30 * MS};
+        ts_world_run(&rig.t.w, (uint64_t)seed);
+        snprintf(when, sizeof when, "seed %d", seed);
+        cached += rig.t.w.got[0].cached > 0;
+        check(when, 6);
+    }
+    cr_assert_gt(cached, seeds / 4, "%d hits of %d", cached, seeds);
+    rig.link = (struct act_sim_fault){0};
+    forget_nodes();
+}
+
+/* An answer that comes long after its deadline touches nobody's pages and confuses no later read. */
+Test(kv_nodes, late_rows_touch_nothing)
+{
+    prepare(false);
+    for (int seed = 1; seed <= 3; seed++) {
+        second();
+        ts_tiers_prompts(&rig.t, 4);
+        for (int i = 1; i < 4; i++)
+            rig.t.w.wanted[i].start = (60 + 90 * i) * MS;
+        ts_tiers_other(&rig.t, 2);
+        rig.link = (struct act_sim_fault){.delay_min = 20 * MS, .delay_max = (100 + 100 * seed) * MS};
+        ts_world_run(&rig.t.w, (uint64_t)seed);
+        check("late", 4);
+    }
+    rig.link = (struct act_sim_fault){0};
+    forget_nodes();
+}
+
+/* ---- nodes that are not to be believed ---- */
+
+enum lie { GARBAGE, SHORT_TAIL, NO_SUCH_SOURCE, A_GAP, TOO_MANY, DONE_AT_ONCE, FOUND_MORE, SILENCE, OTHER_LOAD, LIES };
+
+struct liar {
+    const struct keeper *k;
+};
+
+static int liar_start(struct act_self *self, void *state, const void *arg)
+{
+    (void)self;
+    ((struct liar *)state)->k = arg;
+    return 0;
+}
+
+static void tell_lie(struct act_self *self, struct act_addr to, uint32_t load, enum lie lie, uint32_t blocks)
+{
+    const struct kv_layout *l = &rig.t.layout;
+    struct act_msg m;
+    size_t each = sizeof(uint64_t) + l->bytes[0], tail;
+    uint16_t n = (uint16_t)(lie == TOO_MANY ? blocks + 1 : blocks);
+    cr_assert_eq(act_msg_new(ACT_REMOTE_ROWS, to, lie == SHORT_TAIL ? each * n - 1 : each * n, &m), 0);
+    memset(act_msg_tail(&m, &tail), 0xab, lie == SHORT_TAIL ? each * n - 1 : each * n);
+    *act_p_remote_rows(&m) = (struct act_p_remote_rows){.load = lie == OTHER_LOAD ? load + 1000 : load,
+                                                        .source = lie == NO_SUCH_SOURCE ? 99 : 0,
+                                                        .first = lie == A_GAP ? 1 : 0,
+                                                        .blocks = lie == A_GAP ? (uint16_t)(n - 1) : n};
+    if (act_request(self, &m))
+        act_msg_drop(&m);
+}
+
+static int liar_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    enum lie lie = (enum lie)((struct liar *)state)->k->lie;
+    for (int i = 0; i < count; i++) {
+        struct act_promise p = act_promise_of(&m[i]);
+        struct act_msg r;
+        if (m[i].type == ACT_REMOTE_FIND) {
+            r = act_msg_make(ACT_REMOTE_FOUND, ACT_NOBODY);
+            act_p_remote_found(&r)->blocks = lie == FOUND_MORE ? UINT32_MAX : act_p_remote_find(&m[i])->blocks;
+            act_reply(self, &p, &r);
+        } else if (m[i].type == ACT_REMOTE_READ && lie != SILENCE) {
+            uint32_t load = act_p_remote_read(&m[i])->load, blocks = act_p_remote_read(&m[i])->blocks;
+            if (lie != DONE_AT_ONCE && lie != FOUND_MORE)
+                tell_lie(self, m[i].src, load, lie, blocks);
+            r = act_msg_make(ACT_REMOTE_DONE, ACT_NOBODY);
+            *act_p_remote_done(&r) = (struct act_p_remote_done){.load = load, .blocks = blocks};
+            act_reply(self, &p, &r);
+        }
+    }
+    return 0;
+}
+
+static const struct act_behaviour liar_behaviour = {
+    .name = "liar", .state_size = sizeof(struct liar), .start = liar_start, .receive = liar_receive};
+
+/* Bytes that do not fit their sums, and everything that is malformed: the request is served all the same. */
+Test(kv_nodes, what_a_node_says_is_checked)
+{
+    prepare(false);
+    for (int lie = 0; lie < LIES; lie++) {
+        char when[32];
+        second();
+        rig.node[0].lies = true;
+        rig.node[0].lie = lie;
+        ts_world_run(&rig.t.w, (uint64_t)lie + 1);
+        snprintf(when, sizeof when, "lie %d", lie);
+        struct kv_tier_stats s;
+        rig.t.store.nodes->ops->stat(rig.t.store.nodes, &s);
+        cr_assert_eq(s.bad > 0, lie == GARBAGE, "%s: %d bad extents", when, (int)s.bad);
+        cr_assert_eq(s.queue, 0, "%s", when);
+        cr_assert_lt(rig.t.w.got[0].cached, 144, "%s", when);
+        check(when, 1);
+    }
+    forget_nodes();
+}
+
+/* Messages that a kv_node refuses, each with its answer. */
+struct asker {
+    struct act_addr node;
+    int answers, status[8];
+};
+
+static void ask_badly(struct act_self *self, struct act_addr node, int which)
+{
+    const struct kv_layout *l = &rig.t.layout;
+    static const enum act_type types[] = {ACT_REMOTE_FIND, ACT_REMOTE_FIND,  ACT_REMOTE_READ,
+                                          ACT_REMOTE_READ, ACT_REMOTE_STORE, ACT_REMOTE_STORE};
+    struct act_msg m;
+    size_t bytes, one = sizeof(struct act_remote_block) + (size_t)l->n_sources * 8 + l->block_bytes;
+    cr_assert_eq(act_msg_new(types[which], node, one, &m), 0);
+    memset(act_msg_tail(&m, &bytes), 0x5a, one);
+    m.request = (uint64_t)which + 1;
+    *(uint32_t *)(void *)m.data = 1;                                        /* blocks */
+    *(uint64_t *)(void *)m.buf->data = which % 2 ? kv_layout_id(l) : 12345; /* layout */
+    if (which == 5)                                                         /* clean, but its sums are wrong */
+        memset((uint8_t *)act_msg_tail(&m, &bytes) + sizeof(struct act_key), 0, 8);
+    cr_assert_eq(act_request(self, &m), 0);
+}
+
+static int asker_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    struct asker *a = *(struct asker **)state;
+    for (int i = 0; i < count; i++) {
+        if (m[i].type == ACT_RELOAD)
+            for (int k = 0; k < 6; k++)
+                ask_badly(self, a->node, k);
+        int status = m[i].type == ACT_REMOTE_FOUND    ? act_p_remote_found(&m[i])->status
+                     : m[i].type == ACT_REMOTE_DONE   ? act_p_remote_done(&m[i])->status
+                     : m[i].type == ACT_REMOTE_STORED ? act_p_remote_stored(&m[i])->status
+                                                      : 0;
+        if (!status)
+            continue;
+        a->answers++;
+        a->status[m[i].request - 1] = status;
+    }
+    return 0;
+}
+
+static int asker_start(struct act_self *self, void *state, const void *arg)
+{
+    (void)self;
+    *(const void **)state = arg;
+    return 0;
+}
+
+static const struct act_behaviour asker_behaviour = {
+    .name = "asker", .state_size = sizeof(struct asker *), .start = asker_start, .receive = asker_receive};
+
+static struct asker asker;
+
+static void spawn_asker(struct ts_world *w)
+{
+    struct cfg_error err;
+    struct act_addr who;
+    spawn_nodes(w);
+    asker.node = rig.node[0].addr;
+    const struct act_spawn spec = {.behaviour = &asker_behaviour, .worker = TS_WORLD_CLIENT, .arg = &asker};
+    cr_assert_eq(act_runtime_spawn(w->rt, &spec, &who, &err), 0);
+    struct act_msg m = act_msg_make(ACT_RELOAD, who);
+    cr_assert_eq(act_runtime_post(w->rt, &m), 0);
+}
+
+Test(kv_nodes, a_node_checks_what_it_is_asked)
+{
+    static const int want[] = {-EPROTO, -EPROTO, -EPROTO, -EPROTO, -EPROTO, -EBADMSG};
+    prepare(false);
+    second();
+    memset(&asker, 0, sizeof asker);
+    rig.t.w.before_sources = spawn_asker;
+    uint64_t before = blocks_at(0);
+    ts_world_run(&rig.t.w, 1);
+    cr_assert_eq(asker.answers, 6, "%d answers", asker.answers);
+    for (int i = 0; i < 6; i++)
+        cr_assert_eq(asker.status[i], want[i], "question %d: %d", i, asker.status[i]);
+    cr_assert_eq(blocks_at(0), before, "something was kept");
+    check("asked badly", 1);
+    forget_nodes();
+}
