@@ -269,6 +269,12 @@ static int dispatch(void *ctx, struct mdl_step *step, struct mdl_exchange *x)
     return push(e);
 }
 
+/* mdl_providers.engram */
+static int ask_engram(void *ctx, struct mdl_step *step, struct mdl_engram_fetch *f)
+{
+    return act_engram_ask(&((struct act_exchange *)ctx)->engram, step, f);
+}
+
 void act_exchange_abandon(struct act_exchange *e)
 {
     e->current = NULL;
@@ -369,6 +375,7 @@ static void tell_map(struct act_exchange *e, struct act_msg *m)
 void act_exchange_begin(struct act_exchange *e)
 {
     act_exchange_abandon(e);
+    act_engram_abandon(&e->engram);
     apply_switch(e);
     e->in_step = true;
 }
@@ -376,6 +383,7 @@ void act_exchange_begin(struct act_exchange *e)
 void act_exchange_end(struct act_exchange *e)
 {
     act_exchange_abandon(e);
+    act_engram_abandon(&e->engram);
     e->in_step = false;
     e->losses = 0;
     e->stalled_since = 0;
@@ -496,10 +504,15 @@ bool act_exchange_message(struct act_exchange *e, struct act_msg *m)
         if (e->current && !e->lost && !e->stalled && push(e))
             lose(e);
         return e->lost;
+    case ACT_ENGRAM_ROWS:
+        return act_engram_message(&e->engram, m);
     case ACT_TIMER:
         return act_p_timer(m)->tag == ACT_COMPUTED_TAG ||
-               (act_p_timer(m)->tag == (ACT_EXCHANGE_TAG | e->stream) && take_timer(e));
+               (act_p_timer(m)->tag == (ACT_EXCHANGE_TAG | e->stream) && take_timer(e)) ||
+               act_engram_message(&e->engram, m);
     case ACT_UNDELIVERABLE:
+        if (act_msg_returned_type(m) == ACT_ENGRAM_READ)
+            return act_engram_message(&e->engram, m);
         if (act_msg_returned_type(m) != ACT_EXPERT_DISPATCH)
             return false;
         if (!(m->flags & ACT_MSG_ABANDONED) && act_p_expert_dispatch(m)->stream != e->stream)
@@ -523,7 +536,8 @@ int act_exchange_init(struct act_exchange *e, struct act_self *self, struct mdl_
                       const struct act_experts *experts)
 {
     *e = (struct act_exchange){.self = self, .m = m, .stream = stream, .experts = experts, .map = experts->map};
-    e->providers = (struct mdl_providers){e, dispatch, mdl_providers_local.engram, mdl_providers_local.kv};
+    e->providers = (struct mdl_providers){e, dispatch, ask_engram, mdl_providers_local.kv};
+    act_engram_init(&e->engram, self, m, stream, experts->engram, experts->log);
     for (int s = 0; s < experts->n; s++)
         e->peer[s].addr = experts->shard[s];
     e->balancer = experts->balancer;

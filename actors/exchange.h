@@ -19,6 +19,7 @@
 #ifndef WEFT_ACTORS_EXCHANGE_H
 #define WEFT_ACTORS_EXCHANGE_H
 
+#include "actors/engram_fetch.h"
 #include "actors/expert_map.h"
 #include "actors/runtime/log.h"
 #include "actors/runtime/runtime.h"
@@ -61,6 +62,7 @@ struct act_experts {
     struct act_addr balancer; /* gets EXPERT_COUNTS; nobody: not known yet */
     int64_t report_ns;        /* between two of them */
     struct act_log *log;      /* NULL: none */
+    struct act_addr engram;   /* the row store of Engram tables (engram_store.h); nobody: they are mapped */
     struct act_addr finder;   /* knows the shards of other nodes; nobody: there are none */
 };
 
@@ -113,6 +115,7 @@ struct act_exchange {
     uint32_t *counts; /* [layers][experts] pairs since the last report; NULL without a balancer */
     int64_t reported;
     struct act_exchange_counters counters;
+    struct act_engram_fetch engram;
     struct mdl_providers providers; /* to hand to the step */
 };
 

@@ -299,6 +299,9 @@ static void take_found(struct prefill *p, struct job *j, struct act_msg *m)
         j->snapshot = act_msg_take(m);
         j->snapshot_at = (size_t)((const uint8_t *)(b + n) - j->snapshot->data);
     }
+    int replayed = j->snapshot ? 0 : p->e->limits.replay;
+    act_engram_ahead(&p->exchange.engram, j->recipe.ids, j->recipe.n_ids, j->hit > replayed ? j->hit - replayed : 0,
+                     p->step->capacity);
     uint32_t loading = act_p_kv_found(m)->loading;
     if (loading && n == (uint32_t)j->n_pages)
         expect_rows(p, j, (int)(n - loading), (int)loading);
@@ -489,6 +492,8 @@ static int add_segments(struct prefill *p, bool late, bool soon, int rows)
         }
         j->segment = p->step->n_segments - 1;
         added += seg.n;
+        if (!seg.layer_begin)
+            act_engram_ahead(&p->exchange.engram, j->recipe.ids, j->recipe.n_ids, seg.start + seg.n, p->step->capacity);
     }
     return added;
 }

@@ -75,10 +75,11 @@ int act_server_new(const struct cfg_config *config, const char *node_name, struc
     if (!r)
         r = server_plan_link(s, rc.epoch, err);
     memcpy(s->tier_source.storage, s->store.storage, sizeof s->store.storage);
-    s->tier_source.storage[ACT_STORAGES_MAX - 1] = s->kv.store.storage[0]; /* the store itself has fewer */
+    s->tier_source.storage[ACT_SOURCE_KV] = s->kv.store.storage[0];
+    s->tier_source.storage[ACT_SOURCE_ENGRAM] = s->engram.storage;
     rc.worker[SERVER_WORKER_TIER] = (struct act_worker_config){
         .name = "tier", .kind = ACT_WORKER_TIER, .cpu = -1, .source = &act_source_tier, .source_arg = &s->tier_source};
-    if (!s->store.n_tiers && !s->kv.store.n_tiers)
+    if (!s->store.n_tiers && !s->kv.store.n_tiers && !s->engram.rows)
         rc.workers = SERVER_WORKER_TIER;
     if (!r)
         r = act_runtime_new(&rc, &s->rt, err);
@@ -249,6 +250,7 @@ void act_server_free(struct act_server *s)
     act_map_free(s->map);
     server_tiers_close(s);
     server_kv_close(s);
+    server_engram_close(s);
     kv_device_free(s->engine.device);
     mdl_tok_encoder_free(s->enc[0]);
     mdl_tok_encoder_free(s->enc[1]);

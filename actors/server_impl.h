@@ -18,6 +18,7 @@
 #include "actors/runtime/runtime.h"
 #include "actors/server.h"
 #include "actors/tier_source.h"
+#include "actors/engram_store.h"
 #include "actors/tier_store.h"
 #include "actors/tier_watch.h"
 #include "config/config.h"
@@ -59,12 +60,13 @@ struct act_server {
     struct act_store store;    /* n_tiers 0: nothing below the device */
     struct server_kv kv;
     struct act_tier_watch watch;
+    struct act_engram_store engram; /* rows NULL: mapped tables */
     struct act_tier_source_arg tier_source;
     struct act_gauge_arg gauge;
     struct act_link_arg *link; /* NULL: one node alone */
     struct act_link_peer *link_peers;
     struct tp_provider provider; /* of the link */
-    int lock_file;              /* held while the node lives; -1: none */
+    int lock_file;               /* held while the node lives; -1: none */
     struct gw_context gateway;
     struct act_addr gateway_addr; /* nobody: the node has no such role */
     /* What the workers tell the main thread. */
@@ -91,8 +93,8 @@ int server_plan(struct act_server *s, struct cfg_error *err);
 /* server_tiers.c: opens the tiers below the device, as configured, when the device tier exists; and closes them. */
 int server_tiers_open(struct act_server *s, struct cfg_error *err);
 void server_tiers_close(struct act_server *s);
-/* server_kv.c: whether this node keeps blocks for others; its tiers and pool; its actors, before those that compute; the
- * tier through which a node that computes uses kv nodes, into store.nodes. */
+/* server_kv.c: whether this node keeps blocks for others; its tiers and pool; its actors, before those that compute;
+ * the tier through which a node that computes uses kv nodes, into store.nodes. */
 bool server_keeps_blocks(const struct act_server *s);
 int server_layout(const struct act_server *s, struct kv_layout *out, struct cfg_error *err);
 int server_kv_open(struct act_server *s, struct cfg_error *err);
@@ -101,6 +103,11 @@ int server_spawn_kv(struct act_server *s, struct cfg_error *err);
 /* Whoever keeps what tiers say of themselves; before those that have tiers. */
 int server_spawn_watch(struct act_server *s, struct cfg_error *err);
 int server_nodes_open(struct act_server *s, struct cfg_error *err);
+/* server_engram.c: opens the row store, as configured, after the tiers; its actor, before those that ask it; closes it.
+ */
+int server_engram_open(struct act_server *s, struct cfg_error *err);
+int server_spawn_engram(struct act_server *s, struct cfg_error *err);
+void server_engram_close(struct act_server *s);
 /* server_experts.c: the node's group of expert shards, those of this process, and the balancer where this is the
  * group's first expert node. Shards of other nodes are nobody until they are found. */
 int server_spawn_experts(struct act_server *s, struct cfg_error *err);
@@ -114,8 +121,8 @@ int server_incarnation(struct act_server *s, uint64_t *epoch, struct cfg_error *
 int server_plan_link(struct act_server *s, uint64_t epoch, struct cfg_error *err);
 int server_spawn_link(struct act_server *s, struct cfg_error *err);
 void server_list_actors(struct act_server *s);
-/* server_tools.c: what the node answers to weft status and weft drain, freed by the caller. ctx is the server; thread of
- * the io worker. */
+/* server_tools.c: what the node answers to weft status and weft drain, freed by the caller. ctx is the server; thread
+ * of the io worker. */
 char *server_answer_tool(void *ctx, const char *question);
 /* Makes the actors of the node's roles; the runtime exists and does not run yet. */
 int server_spawn(struct act_server *s, struct cfg_error *err);

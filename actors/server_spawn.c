@@ -124,6 +124,7 @@ int server_spawn(struct act_server *s, struct cfg_error *err)
     } parts[] = {
         {CFG_ROLE_KV, server_spawn_kv},
         {CFG_ROLE_PREFILL | CFG_ROLE_DECODE, spawn_store},
+        {CFG_ROLE_PREFILL | CFG_ROLE_DECODE, server_spawn_engram},
         {CFG_ROLE_PREFILL | CFG_ROLE_DECODE, spawn_tier},
         {CFG_ROLE_PREFILL | CFG_ROLE_DECODE | CFG_ROLE_EXPERT, server_spawn_experts},
         {CFG_ROLE_DECODE, spawn_decode},

@@ -6,7 +6,11 @@
 #include "actors/runtime/world.h"
 #include "kvtiers/storage.h"
 
-enum { ACT_STORAGES_MAX = 3 };
+enum {
+    ACT_STORAGES_MAX = 4,
+    ACT_SOURCE_KV = 2,
+    ACT_SOURCE_ENGRAM = 3
+}; /* the store of a node that computes has the first ones */
 
 /* arg: struct act_tier_source_arg *, which outlives the worker. */
 struct act_tier_source_arg {

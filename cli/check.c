@@ -13,6 +13,7 @@
 
 #include "actors/gateway/http.h"
 #include "actors/gateway/keys.h"
+#include "actors/server_engram.h"
 #include "cli/check_rdma.h"
 #include "cli/cli.h"
 #include "cli/options.h"
@@ -153,14 +154,17 @@ static void check_memory(struct check *k, const struct mdl_config *m)
             weights = n.memory - states - n.global_kv;
     bool below = c->kv.ssd.path[0] || c->kv.shared.path[0];
     int64_t host = below && c->kv.write_behind > c->kv.host ? c->kv.write_behind : c->kv.host;
-    int64_t need = weights + states + c->kv.memory + host, have = memory_available();
+    int64_t rows = n.tables && c->engram.store == CFG_ENGRAM_HOST ? c->engram.cache : 0;
+    int64_t need = weights + states + c->kv.memory + host + rows, have = memory_available();
     memory_line(k, "weights (mapped from their files)", weights);
     memory_line(k, "pages of key-value rows (kv.memory)", c->kv.memory);
     if (host)
         memory_line(k, "host tier (kv.host, at least kv.write_behind)", host);
     memory_line(k, "windows and rings of all sequences (streams of all decode and prefill actors)", states);
-    if (n.tables)
+    if (n.tables && c->engram.store == CFG_ENGRAM_MAPPED)
         memory_line(k, "Engram tables, read row by row from mapped files; not counted as needed", n.tables);
+    if (rows)
+        memory_line(k, "rows of Engram tables (engram.cache)", rows);
     if (have < 0)
         say(k, WARNING, "memory", "how much is available cannot be told here; %.1f MiB are needed",
             (double)need / (1 << 20));
@@ -179,6 +183,39 @@ static void check_fit(struct check *k, const struct mdl_config *m)
         say(k, PROBLEM, "config", "%s:%d: %s. %s", report.problems[i].file, report.problems[i].line,
             report.problems[i].message, report.problems[i].remedy);
     cfg_report_free(&report);
+}
+
+/* Where Engram rows will come from: the files are opened as the server opens them. */
+static void check_engram(struct check *k, const struct mdl_checkpoint *ck)
+{
+    struct kv_storage *storage;
+    struct kv_rows *rows;
+    struct kv_rows_stats s;
+    struct cfg_error err;
+    int64_t all = 0;
+    for (int e = 0; e < ck->config.n_engram; e++)
+        all += ck->config.engram_rows[e];
+    if (!all)
+        return;
+    int r = act_server_engram_rows(k->c, ck, &storage, &rows, &err);
+    if (r)
+        say(k, PROBLEM, "engram", "%s", err.msg);
+    else if (!rows)
+        say(k, FINE, "engram",
+            "%lld rows of %d tables are taken from the mapped checkpoint; a step waits for the disk where memory does "
+            "not hold them",
+            (long long)all, ck->config.n_engram);
+    if (!r && rows) {
+        kv_rows_stat(rows, &s);
+        say(k, FINE, "engram",
+            "%lld rows of %d tables, %zu bytes each, are read ahead from the checkpoint's files%s; %llu of them (%.1f "
+            "%%) fit in memory",
+            (long long)all, ck->config.n_engram, kv_rows_bytes(rows),
+            k->c->engram.store == CFG_ENGRAM_SSD ? " past the page cache" : "", (unsigned long long)s.slots,
+            (double)s.slots < (double)all ? 100.0 * (double)s.slots / (double)all : 100.0);
+    }
+    kv_rows_free(rows);
+    kv_storage_free(storage);
 }
 
 static void check_model(struct check *k)
@@ -203,6 +240,7 @@ static void check_model(struct check *k)
     }
     check_fit(k, &ck->config);
     check_memory(k, &ck->config);
+    check_engram(k, ck);
     mdl_checkpoint_close(ck);
 }
 

@@ -30,6 +30,7 @@ enum cfg_handoff { CFG_HANDOFF_FULL, CFG_HANDOFF_ENCODER, CFG_HANDOFF_GLOBAL };
 enum cfg_routing { CFG_ROUTING_AUTO, CFG_ROUTING_LOAD, CFG_ROUTING_PREFIX };
 enum cfg_speculation { CFG_SPECULATION_OFF, CFG_SPECULATION_FIXED, CFG_SPECULATION_DYNAMIC };
 enum cfg_acceptance { CFG_ACCEPTANCE_MATCH, CFG_ACCEPTANCE_REJECTION };
+enum cfg_engram { CFG_ENGRAM_MAPPED, CFG_ENGRAM_HOST, CFG_ENGRAM_SSD };
 enum cfg_budget { CFG_BUDGET_LAGGED, CFG_BUDGET_EARLY_STOP };
 enum cfg_lost { CFG_LOST_TAKEOVER, CFG_LOST_WAIT };
 enum cfg_provider { CFG_PROVIDER_TCP, CFG_PROVIDER_RDMA };
@@ -73,6 +74,10 @@ struct cfg_config {
         int threads; /* 0: one per core */
         int max_batch_rows, prefill_chunk;
     } compute;
+    struct {
+        int store;     /* enum cfg_engram */
+        int64_t cache; /* bytes of rows in memory */
+    } engram;
     struct {
         bool exact;
         int rows; /* 0: window of the model + rollback; cfg_replay_rows says how many */

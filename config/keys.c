@@ -18,6 +18,7 @@ static const char *const handoff_values[] = {"full", "encoder", "global", NULL};
 static const char *const routing_values[] = {"auto", "load", "prefix", NULL};
 static const char *const speculation_values[] = {"off", "fixed", "dynamic", NULL};
 static const char *const acceptance_values[] = {"match", "rejection", NULL};
+static const char *const engram_values[] = {"mapped", "host", "ssd", NULL};
 static const char *const budget_values[] = {"lagged", "early_stop", NULL};
 static const char *const provider_values[] = {"tcp", "rdma", NULL};
 static const char *const level_values[] = {"error", "warning", "info", "debug", NULL};
@@ -48,6 +49,17 @@ const struct cfg_key cfg_keys[] = {
      .help = "Most rows (tokens of all sequences together) in one forward pass."},
     {"compute.prefill_chunk", CFG_INT, "tokens", 1, 65536, AT(compute.prefill_chunk), .fallback = "256",
      .help = "Most tokens of one prompt in one forward pass. Results do not depend on it."},
+
+    {"engram", CFG_GROUP, .help = "The tables of rows that the model looks up by its last tokens, where it has any."},
+    {"engram.store", CFG_ENUM, .values = engram_values, AT(engram.store), .fallback = "mapped",
+     .help =
+         "mapped: rows are taken from the mapped checkpoint, and a step waits for the disk where memory does not hold "
+         "them. host: rows are read from the checkpoint's files as soon as token ids are known, and engram.cache of "
+         "them "
+         "are kept in memory. ssd: the same past the system's page cache, keeping only what was read ahead. Results "
+         "do not depend on it."},
+    {"engram.cache", CFG_SIZE, "B", 1 << 12, INT64_C(1) << 44, AT(engram.cache), .fallback = "1GiB",
+     .help = "With engram.store = \"host\": memory for rows."},
 
     {"replay", CFG_GROUP,
      .help = "Bounded replay: after the encoder layers have seen the whole prompt, the decoder layers run on its tail "

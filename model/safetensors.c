@@ -60,7 +60,7 @@ struct mdl_st {
 struct parse {
     struct mdl_st *st;
     const uint8_t *data; /* first byte after the header */
-    uint64_t data_len;
+    uint64_t data_at, data_len; /* data_at: in the file */
     char *next; /* free part of st->strings */
     struct cfg_error *err;
 };
@@ -130,6 +130,7 @@ static int parse_tensor(struct parse *p, const char *name, const json_t *v, stru
     t->dtype_name = t->dtype == MDL_DTYPE_OTHER ? keep(p, json_string_value(dtype)) : dtypes[t->dtype].name;
     t->data = p->data + b;
     t->bytes = (size_t)(e - b);
+    t->offset = p->data_at + (uint64_t)b;
     t->file = p->st->path;
     return 0;
 }
@@ -218,7 +219,7 @@ static int parse_image(struct mdl_st *st, const void *image, size_t len, struct 
     if (!root)
         return cfg_error_set(err, EINVAL, "%s: the header is not valid JSON at byte %d: %s", st->path, je.position,
                              je.text);
-    struct parse p = {st, bytes + 8 + header, len - 8 - header, NULL, err};
+    struct parse p = {st, bytes + 8 + header, 8 + header, len - 8 - header, NULL, err};
     int rc = parse_tensors(&p, root);
     json_decref(root);
     return rc;

@@ -38,6 +38,7 @@ struct mdl_tensor {
     int64_t shape[MDL_ST_MAX_DIMS]; /* a dimension may be 0: then there are no bytes */
     const void *data;               /* inside the mapping; alignment is only what the file gives */
     size_t bytes;
+    uint64_t offset;  /* of data in the file */
     const char *file; /* path, owned by the file object */
 };
 

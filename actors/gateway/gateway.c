@@ -604,6 +604,8 @@ static int gateway_receive(struct act_self *self, void *state, struct act_msg *m
             g->metrics.kv.cached = b->cached;
             g->metrics.kv.evicted = b->evicted;
         }
+        if (m[i].type == ACT_ENGRAM_STATS)
+            gw_take_engram(g, &m[i]);
         if (m[i].type == ACT_TIER_TIMES)
             gw_take_tier_times(g, &m[i]);
         if (m[i].type == ACT_DECODE_STATS)

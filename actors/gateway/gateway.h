@@ -55,6 +55,8 @@ struct gw_metrics {
     } kv;
     struct act_b_kv_stats tier[GW_TIERS]; /* by enum act_tier_kind */
     struct act_times tier_times[GW_TIERS][ACT_TIER_VERBS];
+    struct act_b_engram_stats engram;
+    struct act_times engram_times;
     uint64_t replaced;                                                           /* attempts after the first */
     uint64_t moved;                                                              /* planned moves of sequences */
     struct gw_decode_figures decoder;                                            /* of all Decode actors together */
@@ -137,11 +139,14 @@ struct gw_job {
 /* DECODE_STATS of one of the Decode actors; the sum is in g->metrics.decoder. */
 void gw_take_figures(struct gw_context *g, struct act_msg *m);
 
+struct gw_bytes;
 /* TIER_TIMES. */
 void gw_take_tier_times(struct gw_context *g, struct act_msg *m);
+/* ENGRAM_STATS (metrics_engram.c), and that part of /metrics. */
+void gw_take_engram(struct gw_context *g, struct act_msg *m);
+void gw_metrics_engram(const struct gw_context *g, struct gw_bytes *b);
 
 void gw_observe(struct gw_histogram *h, double seconds);
-struct gw_bytes;
 /* The part of /metrics about the tiers that keep blocks (metrics_tiers.c). */
 void gw_metrics_tiers(const struct gw_context *g, struct gw_bytes *b);
 /* The text of /metrics, appended. 0 or -ENOMEM. */

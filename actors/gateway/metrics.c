@@ -246,6 +246,7 @@ int gw_metrics_text(const struct gw_context *g, struct gw_bytes *b)
     draft_metrics(&m->decoder, b);
     kv_metrics(g, b);
     gw_metrics_tiers(g, b);
+    gw_metrics_engram(g, b);
     labelled(b, "request_success_total", "Requests by how they ended.", "finished_reason", outcomes, m->outcome,
              GW_OUTCOMES);
     single(b, "requests_replaced_total", "counter",

@@ -52,6 +52,23 @@ Test(check, a_configuration_that_can_be_served)
     ts_result_free(&r);
 }
 
+Test(check, where_engram_rows_will_come_from)
+{
+    need_model();
+    static const char *const store[] = {"mapped", "host", "ssd"}, *const said[] = {
+                                                                      "from the mapped checkpoint",
+                                                                      "are read ahead from the checkpoint's files;",
+                                                                      "past the page cache"};
+    for (int i = 0; i < 3; i++) {
+        char text[512];
+        snprintf(text, sizeof text, NODE("127.0.0.1:0") "engram = { store = \"%s\"; cache = \"1MiB\"; };", store[i]);
+        struct ts_result r = check(text, NULL);
+        bool cannot = strstr(r.out, "io_uring") || strstr(r.out, "no direct I/O");
+        cr_expect(cannot || strstr(r.out, said[i]), "%s: %s\n%s", store[i], r.out, r.err);
+        ts_result_free(&r);
+    }
+}
+
 Test(check, what_is_wrong_with_the_file)
 {
     expect("kv = { memory = 1; };", 2, "kv.memory");

@@ -192,6 +192,8 @@ void ts_world_start(struct ts_world *w, uint64_t seed)
         w->e.store_layout = w->store->layout;
         spawn_at_client(w, &act_tier_store_behaviour, w->store, &w->e.store);
     }
+    if (w->engram)
+        spawn_at_client(w, &act_engram_store_behaviour, w->engram, &w->e.experts.engram);
     spawn(w, TS_PART_TIER, 0, &w->e, &w->e.tier);
     for (int i = 0; i < w->e.experts.n; i++) {
         w->expert[i] = (struct act_expert_arg){.m = w->m, .map = w->map, .index = i};
@@ -227,6 +229,8 @@ void ts_world_start(struct ts_world *w, uint64_t seed)
 uint64_t ts_world_run(struct ts_world *w, uint64_t seed)
 {
     ts_world_start(w, seed);
+    if (w->at)
+        cr_assert_eq(act_sim_at(w->sim, w->at_ns, w->at, w->before_ctx), 0);
     act_sim_run(w->sim, INT64_C(60000000000), 20000000);
     return act_sim_trace(w->sim);
 }

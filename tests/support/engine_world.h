@@ -5,6 +5,7 @@
 
 #include "actors/balancer.h"
 #include "actors/engine.h"
+#include "actors/engram_store.h"
 #include "actors/expert.h"
 #include "actors/landing.h"
 #include "actors/placement.h"
@@ -106,6 +107,7 @@ struct ts_world {
     int n;
     struct act_router_arg router;
     const struct act_store *store;              /* tiers below the device, on the client's worker; NULL: none */
+    const struct act_engram_store *engram;      /* on the client's worker; NULL: mapped tables */
     void (*before_sources)(struct ts_world *w); /* called when the shards are there; NULL: nothing */
     bool balance;                               /* with a balancer; what it does not say of `balancer` is filled in */
     struct act_balancer_arg balancer;
@@ -125,6 +127,9 @@ struct ts_world {
      * actor. */
     bool (*before)(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m, int *fail);
     void *before_ctx;
+    /* Called once at a virtual time, with before_ctx; NULL: not. */
+    void (*at)(void *ctx);
+    int64_t at_ns;
     /* Each shard on a worker of its own, behind a link with these faults, as in a process of its own. */
     bool apart;
     bool mortal; /* shards that fail stay dead */
