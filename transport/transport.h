@@ -121,8 +121,8 @@ struct tp_endpoint_config {
     /* A channel over which nothing was heard for this long, although something was under way, ends with -ETIMEDOUT;
      * 0: 10 s. Silence without anything under way is net.h's to notice. */
     int64_t silence_ns;
-    /* Of this provider: NULL, or what its header says (struct tp_inproc_hub, struct tp_sim_net, struct
-     * tp_fault_config, device names of rdma). */
+    /* Of this provider: NULL, or what its header says (struct tp_inproc_hub, struct tp_sim_end, struct
+     * tp_fault, device names of rdma). */
     const void *provider;
 };
 
@@ -188,7 +188,8 @@ const char *tp_class_name(enum tp_class class);
 /* Sum of the parts' lengths. */
 size_t tp_iov_size(const struct iovec *part, int n);
 
-/* ---- providers of this program; rdma is loaded at run time (rdma.h) ---------------------------- */
+/* ---- providers of this program; tcp.h, sim.h and the decorator fault.h have their own headers, rdma is loaded at run
+ * time (rdma.h) ---------------------------- */
 
 extern const struct tp_ops tp_inproc; /* inproc.h */
 
