@@ -178,6 +178,132 @@ Test(lossless, changing_plans_through_the_death_of_a_decoder)
     }
 }
 
+/* Everything that is said about a token is the target's: the same log-probabilities as without a draft, bit for bit,
+ * under any plan, beside cancels in the middle of blocks and through parking. */
+Test(lossless, changing_plans_change_no_log_probability)
+{
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        struct ts_world w;
+        ts_world_open(&w, seed % 2 ? 64 : 14, 2);
+        plan_dynamically(&w, seed);
+        w.e.limits.lease = seed % 2 ? 2 : 1;
+        ts_world_requests(&w, 10, (unsigned)seed);
+        for (int i = 0; i < w.n; i++) {
+            w.wanted[i].logprobs = i % 3 < 2;
+            w.wanted[i].cancel = i % 5 ? 0 : w.wanted[i].start + rand() % 4000000;
+        }
+        ts_world_run(&w, seed);
+        for (int i = 0; i < w.n; i++)
+            if (!w.wanted[i].cancel)
+                ts_world_check_same(&w, i);
+        ts_world_check_baseline(&w);
+        ts_world_close(&w);
+    }
+}
+
+/* ---- across processes ---- */
+
+/* Prompts that arrive while blocks of others are being verified, places and pages that run short, cancels. */
+Test(lossless, changing_plans_behind_a_hand_off)
+{
+    static const enum mdl_handoff_form forms[] = {MDL_HANDOFF_FULL, MDL_HANDOFF_ENCODER};
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        struct ts_world w;
+        ts_world_open(&w, 64, 2);
+        plan_dynamically(&w, seed);
+        w.e.limits.lease = 1;
+        ts_world_split(&w, seed > 2 ? 14 : 64, forms[seed % 2]);
+        ts_world_requests(&w, 10, (unsigned)seed);
+        for (int i = 0; i < w.n; i++) {
+            w.wanted[i].logprobs = i % 2;
+            w.wanted[i].cancel = i % 5 ? 0 : w.wanted[i].start + rand() % 4000000;
+        }
+        ts_world_run(&w, seed);
+        for (int i = 0; i < w.n; i++)
+            if (!w.wanted[i].cancel)
+                ts_world_check_same(&w, i);
+        ts_world_check_baseline(&w);
+        ts_world_close(&w);
+    }
+}
+
+/* Sequences that move to another process in the middle of their blocks, into other company and another plan. */
+Test(lossless, changing_plans_while_sequences_move)
+{
+    int moved = 0;
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        struct ts_world w;
+        ts_world_open(&w, 64, 2);
+        plan_dynamically(&w, seed);
+        w.e.limits.streams = 8;
+        w.cost[TS_PART_DECODE] = 100000;
+        ts_world_split(&w, 64, MDL_HANDOFF_FULL);
+        ts_world_add_other(&w, 64);
+        ts_world_requests(&w, 8, (unsigned)seed);
+        for (int i = 0; i < w.n; i++) {
+            w.wanted[i].max_new = 2 * TS_WORLD_NEW;
+            w.wanted[i].start += 1000000;
+            w.wanted[i].logprobs = i % 2;
+        }
+        w.kill[w.n_kills++] = (struct ts_kill){
+            .at = 60000000 + (int64_t)seed * 10000000, .role = CFG_ROLE_KV, .drain = true, .other = seed % 2};
+        ts_world_run(&w, seed);
+        for (int i = 0; i < w.n; i++) {
+            ts_world_check_same(&w, i);
+            moved += w.got[i].place.moved;
+        }
+        ts_world_check_baseline(&w);
+        ts_world_close(&w);
+    }
+    cr_expect_gt(moved, 0);
+}
+
+/* Draft state travels: with a fixed plan every request has as many drafts made and kept as in one process, behind a
+ * hand-off and through a move. */
+Test(lossless, acceptance_is_the_same_with_and_without_disaggregation)
+{
+    enum { N = 8 };
+    static const enum mdl_handoff_form forms[] = {MDL_HANDOFF_FULL, MDL_HANDOFF_ENCODER};
+    int drafted[N], accepted[N], moved = 0, sum = 0;
+    for (int kind = 0; kind < 4; kind++) { /* one process; two, in each form; moved */
+        struct ts_world w;
+        ts_world_open(&w, 96, 2);
+        w.e.limits.streams = N;
+        w.e.limits.lease = 24; /* a page that comes late costs a draft */
+        w.cost[TS_PART_DECODE] = 100000;
+        if (kind)
+            ts_world_split(&w, 96, forms[kind == 2]);
+        if (kind == 3) {
+            ts_world_add_other(&w, 96);
+            w.kill[w.n_kills++] = (struct ts_kill){.at = 60000000, .role = CFG_ROLE_KV, .drain = true};
+        }
+        ts_world_requests(&w, N, 3);
+        for (int i = 0; i < N; i++) {
+            w.wanted[i].max_new = 40;
+            w.wanted[i].start += 1000000;
+        }
+        ts_world_run(&w, 4);
+        for (int i = 0; i < N; i++) {
+            ts_world_check_same(&w, i);
+            if (!kind) {
+                drafted[i] = w.got[i].drafted;
+                accepted[i] = w.got[i].accepted;
+                sum += accepted[i];
+            }
+            cr_expect_eq(w.got[i].drafted, drafted[i], "kind %d, request %d: %d drafts, %d in one process", kind, i,
+                         w.got[i].drafted, drafted[i]);
+            cr_expect_eq(w.got[i].accepted, accepted[i], "kind %d, request %d: %d kept, %d in one process", kind, i,
+                         w.got[i].accepted, accepted[i]);
+            moved += w.got[i].place.moved;
+        }
+        ts_world_close(&w);
+    }
+    cr_expect_gt(moved, 0);
+    cr_expect_gt(sum, 0, "no draft was ever kept");
+}
+
+/* ---- rejection ---- */
+
 /* By rejection a seed's text depends on the plan; greedy requests beside it do not, and everyone gets all his tokens.
  */
 Test(lossless, rejection_beside_greedy)

@@ -243,6 +243,107 @@ Test(handoff, rings_of_other_lengths)
     }
 }
 
+/* ---- in the middle of an output ---- */
+
+/* Whatever the model says, its tokens are these; of the drafts every fourth is wrong. */
+struct teller {
+    int vocab;
+};
+
+static int32_t told(int vocab, int pos)
+{
+    return (int32_t)(((unsigned)pos * 2654435761u >> 7) % (unsigned)vocab);
+}
+
+static int32_t tell(void *ctx, int pos, float *logits, bool draft)
+{
+    const struct teller *t = ctx;
+    (void)logits;
+    bool wrong = draft && ((unsigned)pos * 40503u >> 5) % 4 == 0;
+    return (told(t->vocab, pos) + wrong) % t->vocab;
+}
+
+static struct mdl_seq *move(struct mdl_model *m, const struct mdl_seq *s)
+{
+    struct mail mail = {0};
+    struct mdl_seq *to = ts_seq(m, s->params);
+    send_rows(&mail, s, 0, s->len);
+    mail.len = mdl_handoff_state_bytes(s, MDL_HANDOFF_FULL);
+    mail.state = malloc(mail.len);
+    mdl_handoff_state_save(s, MDL_HANDOFF_FULL, mail.state);
+    receive(NULL, &mail, to, s->ids, s->len, NULL, MDL_HANDOFF_FULL, NULL);
+    mail_free(&mail);
+    return to;
+}
+
+static void one_round(struct mdl_decoder *d, struct mdl_stream *s, int draft)
+{
+    struct cfg_error err;
+    s->draft = draft;
+    s->limit = MDL_ROUND_MAX;
+    cr_assert_eq(mdl_decoder_round(d, &s, 1, &err), 0, "%s", err.msg);
+}
+
+/* Between any two rounds, behind kept and rejected drafts, at every phase of a compressor's group and around the turns
+ * of the rings: what has moved is what stayed, is what a twin has that never drafted, and drafts the same with the same
+ * confidence. */
+Test(handoff, a_sequence_moves_between_any_two_rounds)
+{
+    for (size_t f = 0; f < 2; f++) {
+        struct mdl_model *m = ts_model(folders[f], 1);
+        struct mdl_step *step = ts_step(m, LONGEST, LONGEST + OUTPUT + 1);
+        struct mdl_decoder *d;
+        struct cfg_error err;
+        int block = m->cfg->draft_block;
+        struct teller teller = {m->cfg->vocab_size};
+        cr_assert_eq(mdl_decoder_new(m, 1, block, LONGEST + OUTPUT + 1, &d, &err), 0, "%s", err.msg);
+        for (int n = 20; n < 24; n++) {
+            int32_t *ids = ts_ids(m, (uint64_t)n, n);
+            struct mdl_seq *a = ts_seq(m, params_of(24, 8, 4, false));
+            float *logits = malloc((size_t)m->cfg->vocab_size * sizeof *logits);
+            struct mail none =
+                send(step, a, ids, n, 16, &(struct mdl_prefill_params){.replay = 24}, MDL_HANDOFF_FULL, logits);
+            mail_free(&none);
+            struct mdl_stream stays = {.seq = a, .next = told(teller.vocab, n), .pick = tell, .pick_ctx = &teller},
+                              plain = stays;
+            plain.seq = ts_seq_clone(a);
+            int64_t accepted = 0;
+            for (int k = 0; stays.seq->len + block + 2 < LONGEST; k++) {
+                char what[96];
+                snprintf(what, sizeof what, "%s, prompt of %d, round %d, %d tokens", folders[f], n, k, stays.seq->len);
+                while (plain.seq->len < stays.seq->len)
+                    one_round(d, &plain, 0);
+                struct mdl_stream moved = stays;
+                moved.seq = move(m, stays.seq);
+                ts_same_state(stays.seq, moved.seq, (struct ts_scope){0}, what);
+                ts_same_state(plain.seq, moved.seq, (struct ts_scope){0}, what);
+                one_round(d, &stays, (k * 3 + 2) % (block + 1));
+                one_round(d, &moved, (k * 3 + 2) % (block + 1));
+                cr_assert_eq(stays.n_emitted, moved.n_emitted, "%s", what);
+                cr_assert_arr_eq(stays.emitted, moved.emitted, (size_t)stays.n_emitted * sizeof *stays.emitted, "%s",
+                                 what);
+                cr_assert_eq(stays.guess.n, moved.guess.n, "%s", what);
+                cr_assert_arr_eq(stays.guess.ids, moved.guess.ids, (size_t)stays.guess.n * sizeof *stays.guess.ids,
+                                 "%s: drafts", what);
+                cr_assert_arr_eq(stays.guess.confidence, moved.guess.confidence,
+                                 (size_t)stays.guess.n * sizeof *stays.guess.confidence, "%s: confidences", what);
+                ts_same_state(stays.seq, moved.seq, (struct ts_scope){0}, what);
+                mdl_seq_free(stays.seq);
+                stays = moved; /* and on from there, so that it moves every time */
+                accepted = stays.counters.accepted;
+            }
+            cr_expect_gt(accepted, 5);
+            mdl_seq_free(stays.seq);
+            mdl_seq_free(plain.seq);
+            free(logits);
+            free(ids);
+        }
+        mdl_decoder_free(d);
+        mdl_step_free(step);
+        mdl_model_close(m);
+    }
+}
+
 /* Every cut, every wrong number and every other prompt is refused with a reason, and leaves an empty sequence. */
 Test(handoff, what_does_not_fit_is_refused)
 {

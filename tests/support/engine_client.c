@@ -56,15 +56,17 @@ static void send_prompt(struct act_self *self, struct ts_world *w, int i)
     m.attempt = o->place.attempt;
     *act_p_prefill(&m) =
         (struct act_p_prefill){.ids = (uint32_t)n, .blocks = (uint32_t)chain, .decode = o->place.decode};
-    *act_b_prefill(&m) = (struct act_b_prefill){.requester = act_self_addr(self),
-                                                .seed = q->seed,
-                                                .max_tokens = (uint32_t)(q->max_new - o->n),
-                                                .committed = (uint32_t)o->n,
-                                                .temperature = q->temperature,
-                                                .top_p = 1,
-                                                .repetition = 1,
-                                                .chain = (uint32_t)chain,
-                                                .flags = ACT_RECIPE_IGNORE_EOS};
+    *act_b_prefill(&m) =
+        (struct act_b_prefill){.requester = act_self_addr(self),
+                               .seed = q->seed,
+                               .max_tokens = (uint32_t)(q->max_new - o->n),
+                               .committed = (uint32_t)o->n,
+                               .temperature = q->temperature,
+                               .top_p = 1,
+                               .repetition = 1,
+                               .chain = (uint32_t)chain,
+                               .top_logprobs = q->logprobs ? 2 : 0,
+                               .flags = ACT_RECIPE_IGNORE_EOS | (q->logprobs ? ACT_RECIPE_LOGPROBS : 0u)};
     uint8_t *at = act_msg_tail(&m, &bytes);
     memcpy(at, ids, (size_t)n * sizeof(int32_t));
     make_chain(ids, chain, (struct kv_key *)(void *)(at + (size_t)n * sizeof(int32_t)));
@@ -78,12 +80,28 @@ static void end(struct act_self *self, struct ts_outcome *o)
     act_place_end(&o->place);
 }
 
+static void take_logprobs(struct ts_outcome *o, const struct act_p_tokens *p, const uint8_t *at, size_t bytes)
+{
+    for (int i = 0; i < p->count && p->flags & ACT_TOKENS_LOGPROBS; i++) {
+        uint32_t n;
+        cr_assert_ge(bytes, 8);
+        memcpy(&o->logprob[o->n + i], at, sizeof(float));
+        memcpy(&n, at + 4, sizeof n);
+        cr_assert_ge(bytes, 8 + 8 * n);
+        at += 8 + 8 * n;
+        bytes -= 8 + 8 * n;
+    }
+}
+
 static void take_tokens(struct act_self *self, struct ts_outcome *o, struct act_msg *m)
 {
     const struct act_p_tokens *p = act_p_tokens(m);
     size_t bytes;
     const int32_t *ids = act_msg_tail(m, &bytes);
     cr_assert_eq((int)p->first, o->n, "tokens out of order: %d instead of %d", (int)p->first, o->n);
+    take_logprobs(o, p, (const uint8_t *)(ids + p->count), bytes - (size_t)p->count * sizeof *ids);
+    o->drafted = o->drafted_before + (int)p->drafted;
+    o->accepted = o->accepted_before + (int)p->accepted;
     for (int i = 0; i < p->count; i++)
         o->ids[o->n++] = ids[i];
     if (p->first && act_now(self) - o->last > o->gap)
@@ -139,7 +157,10 @@ static void take_message(struct act_self *self, struct ts_world *w, struct act_m
     case ACT_PLACE_NONE:
         break;
     case ACT_PLACE_STALE:
+        return;
     case ACT_PLACE_MOVED:
+        o->drafted_before = o->drafted;
+        o->accepted_before = o->accepted;
         return;
     case ACT_PLACE_ASK:
         ask(w, (int)m->request - 1);

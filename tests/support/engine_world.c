@@ -289,17 +289,21 @@ struct plain {
     struct mdl_sampling recipe;
     int32_t ids[512];
     int n, n_prompt, vocab;
+    float *logprob; /* [output] */
 };
 
 static int32_t plain_pick(void *ctx, int pos, float *logits, bool draft)
 {
     struct plain *p = ctx;
     struct cfg_error err;
+    struct mdl_logprobs lp;
     int32_t id;
-    if (mdl_sampler_sample(p->sampler, &p->recipe, logits, p->vocab, p->ids, p->n, p->n_prompt, pos, &id, NULL, &err))
+    if (mdl_sampler_sample(p->sampler, &p->recipe, logits, p->vocab, p->ids, p->n, p->n_prompt, pos, &id, &lp, &err))
         return -1;
-    if (!draft)
-        p->ids[p->n++] = id;
+    if (draft)
+        return id;
+    p->logprob[p->n - p->n_prompt] = (float)lp.logprob;
+    p->ids[p->n++] = id;
     return id;
 }
 
@@ -339,8 +343,11 @@ void ts_world_plain(struct ts_world *w, const struct ts_wanted *q, const struct 
     struct mdl_decoder *d;
     const struct act_engine_limits *l = &w->e.limits;
     const struct mdl_seq_params params = {.max_tokens = l->context, .rollback = l->rollback, .replay = l->replay};
-    struct plain p = {
-        .sampler = mdl_sampler_new(w->e.vocab), .n = q->n_prompt, .n_prompt = q->n_prompt, .vocab = w->e.vocab};
+    struct plain p = {.sampler = mdl_sampler_new(w->e.vocab),
+                      .n = q->n_prompt,
+                      .n_prompt = q->n_prompt,
+                      .vocab = w->e.vocab,
+                      .logprob = w->plain_logprob};
     mdl_sampling_init(&p.recipe);
     p.recipe.temperature = (double)q->temperature;
     p.recipe.seed = q->seed;
@@ -388,4 +395,8 @@ void ts_world_check_same(struct ts_world *w, int i)
     for (int k = 0; k < w->got[i].n; k++)
         cr_assert_eq(w->got[i].ids[k], want[k], "request %d, token %d: %d instead of %d", i, k, w->got[i].ids[k],
                      want[k]);
+    for (int k = 0; k < w->got[i].n && w->wanted[i].logprobs; k++)
+        cr_assert_eq(memcmp(&w->got[i].logprob[k], &w->plain_logprob[k], sizeof(float)), 0,
+                     "request %d, token %d: log-probability %a instead of %a", i, k, (double)w->got[i].logprob[k],
+                     (double)w->plain_logprob[k]);
 }

@@ -34,6 +34,7 @@ struct ts_wanted {
     int n_prompt, max_new;
     int32_t prompt[256];
     float temperature;
+    bool logprobs; /* of its tokens, compared too */
     uint64_t seed;
     int64_t start, cancel; /* virtual ns; cancel 0: never */
 };
@@ -42,6 +43,8 @@ struct ts_outcome {
     struct act_place place;
     int32_t ids[256];
     int n, terminal; /* terminal events seen */
+    float logprob[256];
+    int drafted, accepted, drafted_before, accepted_before; /* as TOKENS say; of earlier attempts */
     int finish, cached, status;
     bool cancelled;    /* by the client, before any end; what comes afterwards is not looked at */
     int64_t last, gap; /* virtual time of the newest tokens; the longest time without any between two of them */
@@ -143,6 +146,7 @@ struct ts_world {
     struct ts_far far, other;
     struct act_engine members; /* as the Router knows them */
     int64_t cost[TS_PARTS];    /* virtual ns that a call of such an actor takes */
+    float plain_logprob[256];  /* of the last ts_world_plain */
 
     struct ts_inner inner[TS_PARTS][TS_WORLD_ACTORS];
     struct act_behaviour outer[TS_PARTS];
