@@ -11,7 +11,7 @@
 #include "cli/simulate.h"
 #include "kvtiers/key.h"
 
-enum { TAG_NEXT = 1, TAG_AGAIN = 2, TAG_END = 3, SLOT_BITS = 24, RETRY_NS = 20000000 };
+enum { TAG_NEXT = 1, TAG_AGAIN = 2, TAG_END = 3, SLOT_BITS = 24, RETRY_NS = 20000000, MIN_STEP_NS = 1000000 };
 
 /* Members have reported by then. */
 static const int64_t BEGIN_NS = 250000000;
@@ -39,6 +39,7 @@ struct load {
     int64_t from, until; /* ns: what happens between them is counted */
     int64_t next_at;     /* ns, open loop: of the next request */
     struct sim_arrival next;
+    int begun; /* closed loop: of the first requests */
     int again; /* closed loop: requests that were refused and are to be made once more */
     struct act_timer timer, retry, end;
 };
@@ -384,15 +385,27 @@ static void take_message(struct load *l, struct request *r, struct act_msg *m)
     }
 }
 
+/* Of a closed loop. Where a time is counted the first requests come one after the other during half of the time before
+ * it: a crowd at the beginning would queue as nothing does later. */
+static void begin_closed(struct load *l)
+{
+    int64_t spread = l->until == INT64_MAX ? 0 : (l->from - BEGIN_NS) / 2, step = MIN_STEP_NS;
+    int64_t due = spread ? 1 + l->l->concurrency * (act_now(l->self) - BEGIN_NS) / spread : l->l->concurrency;
+    for (; l->begun < due && l->begun < l->l->concurrency && !enough(l); l->begun++)
+        begin_made_up(l);
+    step = spread && spread / l->l->concurrency > step ? spread / l->l->concurrency : step;
+    if (l->begun < l->l->concurrency && !enough(l))
+        act_timer_after(l->self, &l->timer, step, TAG_NEXT);
+}
+
 static void take_timer(struct load *l, uint64_t tag)
 {
-    if (tag == TAG_NEXT && !l->l->concurrency && !enough(l)) {
+    if (tag == TAG_NEXT && l->l->concurrency) {
+        begin_closed(l);
+    } else if (tag == TAG_NEXT && !enough(l)) {
         begin(l, &l->next);
         if (!enough(l))
             set_next(l);
-    } else if (tag == TAG_NEXT) {
-        for (int i = 0; i < l->l->concurrency && !enough(l); i++)
-            begin_made_up(l);
     } else if (tag == TAG_AGAIN) {
         int n = l->again;
         l->again = 0;
