@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "actors/decode_impl.h"
+#include "actors/figures.h"
 #include "actors/handoff.h"
 #include "actors/router.h"
 
@@ -191,6 +192,8 @@ static void report(struct decode *d)
     if (act_addr_is_nobody(d->e->observer))
         return;
     act_timer_after(d->self, &d->report, REPORT_NS, TAG_REPORT);
+    act_figures_send(d->self, d->e->observer, ACT_FIGURES_DECODE_EXCHANGE, (const uint64_t *)&d->exchange.counters,
+                     ACT_EXCHANGE_COUNTERS);
     dec_stats_send(d);
 }
 

@@ -79,6 +79,8 @@ struct act_exchange_counters {
     uint64_t switches;          /* maps taken */
 };
 
+enum { ACT_EXCHANGE_COUNTERS = sizeof(struct act_exchange_counters) / sizeof(uint64_t) };
+
 /* A shard, as one stream sees it. */
 struct act_exchange_peer {
     struct act_addr addr;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "actors/figures.h"
 #include "actors/handoff.h"
 #include "actors/recipe.h"
 #include "actors/router.h"
@@ -740,6 +741,13 @@ static void report_load(struct landing *l)
     sum.draining = l->draining;
     for (int i = 0; i < l->routers.n; i++)
         act_load_report(l->self, l->routers.addr[i], CFG_ROLE_DECODE, &l->load_sequence, &sum);
+    const uint64_t figures[ACT_LANDING_FIGURES] = {
+        [ACT_LANDING_GRANTED] = l->stats->granted, [ACT_LANDING_REFUSED] = l->stats->refused,
+        [ACT_LANDING_TAKEN] = l->stats->taken,     [ACT_LANDING_FAILED] = l->stats->failed,
+        [ACT_LANDING_REVOKED] = l->stats->revoked, [ACT_LANDING_FENCED] = l->stats->fenced,
+        [ACT_LANDING_STALE] = l->stats->stale,     [ACT_LANDING_OPEN] = (uint64_t)l->stats->open,
+    };
+    act_figures_send(l->self, l->e->observer, ACT_FIGURES_LANDING, figures, ACT_LANDING_FIGURES);
     act_timer_after(l->self, &l->load, ACT_LOAD_REPORT_NS, TAG_LOAD);
 }
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "actors/figures.h"
 #include "actors/history.h"
 #include "actors/router.h"
 
@@ -673,6 +674,8 @@ static void report_load(struct prefill *p)
 {
     struct act_b_load load = {0};
     act_timer_after(p->self, &p->report, ACT_LOAD_REPORT_NS, TAG_REPORT);
+    act_figures_send(p->self, p->e->observer, ACT_FIGURES_PREFILL_EXCHANGE, (const uint64_t *)&p->exchange.counters,
+                     ACT_EXCHANGE_COUNTERS);
     for (const struct job *j = p->first; j; j = j->next) {
         load.running += j->state == JOB_RUNNING;
         load.waiting += j->state != JOB_RUNNING;

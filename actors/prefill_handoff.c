@@ -66,12 +66,13 @@ void pre_send_rows(struct prefill *p, struct job *j)
 static void report_prefilled(struct prefill *p, const struct job *j)
 {
     struct act_msg m = act_msg_make(ACT_PREFILLED, j->requester);
+    uint32_t below = (uint32_t)(j->load.n * p->e->layout.block_tokens), hit = (uint32_t)j->plan.hit;
     m.request = j->request;
     m.attempt = j->attempt;
     *act_p_prefilled(&m) = (struct act_p_prefilled){.ids = (uint32_t)j->recipe.n_ids,
-                                                    .cached = (uint32_t)j->plan.hit,
-                                                    .replayed = (uint32_t)(j->plan.hit - j->plan.encoder_start),
-                                                    .provenance = j->plan.continued ? 0 : (uint32_t)j->plan.hit};
+                                                    .cached = hit,
+                                                    .below = below < hit ? below : hit,
+                                                    .provenance = j->plan.continued ? 0 : hit};
     if (act_send(p->self, &m))
         act_msg_drop(&m);
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "actors/figures.h"
 #include "actors/tier_below.h"
 #include "actors/tier_store.h"
 
@@ -502,11 +503,14 @@ static void send_report(struct act_self *self, struct tier *t)
     act_timer_after(self, &t->report, REPORT_NS, TAG_REPORT);
     if (make_report(t, t->e->observer, &r) == 0 && act_send(self, &r))
         act_msg_drop(&r);
+    act_figures_send(self, t->e->observer, ACT_FIGURES_BLOCKS, (const uint64_t *)kv_device_lives(t->device),
+                     (int)(KV_LIVES * sizeof(struct kv_life_times) / sizeof(uint64_t)));
 }
 
 static int tier_receive(struct act_self *self, void *state, struct act_msg *m, int count)
 {
     struct tier *t = state;
+    kv_device_clock(t->device, act_now(self));
     for (int i = 0; i < count; i++) {
         switch (m[i].type) {
         case ACT_PAGES_ASK:

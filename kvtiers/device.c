@@ -13,8 +13,9 @@ struct page {
     bool published;
     struct kv_key key;
     struct kv_block_info info;
-    int chain;      /* next page of the same hash bucket */
-    int prev, next; /* free list or list of cached pages, by state */
+    int64_t born, used; /* when it was published, when last used */
+    int chain;          /* next page of the same hash bucket */
+    int prev, next;     /* free list or list of cached pages, by state */
 };
 
 struct snapshot {
@@ -39,7 +40,28 @@ struct kv_device {
     uint64_t clock; /* counts uses of snapshots */
     uint64_t *sum;  /* [n_pages] of finished blocks; NULL: no canary */
     struct kv_device_stats stats;
+    int64_t now;
+    struct kv_life_times life[KV_LIVES];
 };
+
+#define S INT64_C(1000000000)
+
+const int64_t kv_life_bound[KV_LIFE_BOUNDS] = {S / 10,    S,         5 * S,     15 * S,    60 * S,
+                                               300 * S,   900 * S,   1800 * S,  3600 * S,  7200 * S,
+                                               14400 * S, 28800 * S, 86400 * S, 604800 * S};
+
+static void lived(struct kv_device *d, enum kv_life which, int64_t since)
+{
+    struct kv_life_times *t = &d->life[which];
+    int64_t ns = d->now > since ? d->now - since : 0;
+    t->count++;
+    t->sum_ns += (uint64_t)ns;
+    for (int i = 0; i < KV_LIFE_BOUNDS; i++)
+        if (ns <= kv_life_bound[i]) {
+            t->bucket[i]++;
+            return;
+        }
+}
 
 int kv_device_new(int pages, size_t page_bytes, size_t snapshot_limit, struct kv_device **out, struct cfg_error *err)
 {
@@ -183,6 +205,8 @@ static int take_one(struct kv_device *d)
     } else {
         page = d->old;
         page_changed(d, page);
+        lived(d, KV_LIFE_WHOLE, d->page[page].born);
+        lived(d, KV_LIFE_IDLE, d->page[page].used);
         cached_remove(d, page);
         table_remove(d, page);
         d->stats.evicted++;
@@ -216,6 +240,7 @@ void kv_device_release(struct kv_device *d, int page)
     if (--p->count)
         return;
     d->stats.held--;
+    p->used = d->now;
     if (p->published)
         cached_add(d, page);
     else
@@ -239,6 +264,7 @@ bool kv_device_publish(struct kv_device *d, int page, const struct kv_key *key, 
     p->key = *key;
     p->info = *info;
     p->published = true;
+    p->born = p->used = d->now;
     p->chain = *head;
     *head = page;
     d->stats.published++;
@@ -260,6 +286,8 @@ int kv_device_find(struct kv_device *d, const struct kv_key *key, struct kv_bloc
     }
     d->stats.found++;
     *info = d->page[page].info;
+    lived(d, KV_LIFE_GAP, d->page[page].used);
+    d->page[page].used = d->now;
     kv_device_hold(d, page);
     return page;
 }
@@ -383,4 +411,14 @@ const void *kv_device_snapshot_get(struct kv_device *d, const struct kv_key *tai
 void kv_device_stat(const struct kv_device *d, struct kv_device_stats *out)
 {
     *out = d->stats;
+}
+
+void kv_device_clock(struct kv_device *d, int64_t now)
+{
+    d->now = now;
+}
+
+const struct kv_life_times *kv_device_lives(const struct kv_device *d)
+{
+    return d->life;
 }

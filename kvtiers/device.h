@@ -26,6 +26,24 @@ struct kv_device_stats {
     uint64_t changed; /* canary: finished blocks and snapshots whose bytes were not what they had been */
 };
 
+/* How finished blocks fared, as histograms of seconds. */
+enum kv_life {
+    KV_LIFE_WHOLE, /* from its finishing until its room was taken */
+    KV_LIFE_IDLE,  /* from its last use until then */
+    KV_LIFE_GAP,   /* from a use to the next one */
+    KV_LIVES,
+};
+
+enum { KV_LIFE_BOUNDS = 14 };
+
+/* Upper bounds in nanoseconds, ascending. */
+extern const int64_t kv_life_bound[KV_LIFE_BOUNDS];
+
+struct kv_life_times {
+    uint64_t bucket[KV_LIFE_BOUNDS]; /* not more than the bound and more than the one before */
+    uint64_t count, sum_ns;
+};
+
 struct kv_device;
 
 /* pages of page_bytes each (multiple of 4096), mapped at once; snapshot_limit in bytes. */
@@ -66,6 +84,10 @@ const void *kv_device_snapshot_get(struct kv_device *d, const struct kv_key *tai
                                    size_t *len);
 
 void kv_device_stat(const struct kv_device *d, struct kv_device_stats *out);
+/* The owner's clock for what follows, in nanoseconds; only figures depend on it. */
+void kv_device_clock(struct kv_device *d, int64_t now);
+/* [KV_LIVES], valid as long as d. */
+const struct kv_life_times *kv_device_lives(const struct kv_device *d);
 
 /* The same pages behind the table of tiers: a read copies out of them, a store takes a page and copies into it. d is
  * borrowed; its page size is the layout's block. For who has no pages of his own here: other nodes, tools, tests. The

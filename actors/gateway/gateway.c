@@ -608,6 +608,8 @@ static int gateway_receive(struct act_self *self, void *state, struct act_msg *m
             gw_take_engram(g, &m[i]);
         if (m[i].type == ACT_TIER_TIMES)
             gw_take_tier_times(g, &m[i]);
+        if (m[i].type == ACT_FIGURES)
+            gw_take_engine_figures(g, &m[i]);
         if (m[i].type == ACT_DECODE_STATS)
             gw_take_figures(g, &m[i]);
         if (m[i].type == ACT_DOWN)
@@ -630,6 +632,7 @@ static void gateway_stop(struct act_self *self, void *state, int reason)
     gw_http_free(g->http);
     g->http = NULL;
     g->self = NULL;
+    gw_free_engine_figures(g);
     free(g->decode_part);
     g->decode_part = NULL;
     if (reason != -ESHUTDOWN && g->failed)

@@ -49,6 +49,7 @@ struct gw_decode_part {
 struct gw_metrics {
     int running, waiting; /* requests with a first token, and before it */
     uint64_t prompt_tokens, cached_tokens, generated_tokens;
+    uint64_t below_tokens; /* of the cached ones, from the tiers below the device */
     uint64_t outcome[GW_OUTCOMES], refused[GW_REFUSALS];
     struct {
         uint64_t capacity, held, cached, evicted; /* bytes; pages; pages; pages */
@@ -101,6 +102,7 @@ struct gw_context {
     struct gw_http *http;
     struct act_self *self; /* of the gateway actor; NULL once it has stopped */
     struct gw_metrics metrics;
+    struct gw_figures *figures;         /* FIGURES by sender and kind, freed by the gateway actor */
     struct gw_decode_part *decode_part; /* [n_decode_parts], freed by the gateway actor */
     int n_decode_parts;
     bool draining;
@@ -146,9 +148,15 @@ void gw_take_tier_times(struct gw_context *g, struct act_msg *m);
 void gw_take_engram(struct gw_context *g, struct act_msg *m);
 void gw_metrics_engram(const struct gw_context *g, struct gw_bytes *b);
 
+/* FIGURES of any actor. */
+void gw_take_engine_figures(struct gw_context *g, struct act_msg *m);
+void gw_free_engine_figures(struct gw_context *g);
+
 void gw_observe(struct gw_histogram *h, double seconds);
 /* The part of /metrics about the tiers that keep blocks (metrics_tiers.c). */
 void gw_metrics_tiers(const struct gw_context *g, struct gw_bytes *b);
+/* About prompts' tokens, blocks of the device, the hand-off and the expert exchange (metrics_engine.c). */
+void gw_metrics_engine(const struct gw_context *g, struct gw_bytes *b);
 /* The text of /metrics, appended. 0 or -ENOMEM. */
 int gw_metrics_text(const struct gw_context *g, struct gw_bytes *out);
 /* The id of a request for X-Request-Id and the log: the client's own when it is one (up to 64 of letters, digits and

@@ -245,6 +245,7 @@ int gw_metrics_text(const struct gw_context *g, struct gw_bytes *b)
     step_metrics(&m->decoder, b);
     draft_metrics(&m->decoder, b);
     kv_metrics(g, b);
+    gw_metrics_engine(g, b);
     gw_metrics_tiers(g, b);
     gw_metrics_engram(g, b);
     labelled(b, "request_success_total", "Requests by how they ended.", "finished_reason", outcomes, m->outcome,

@@ -533,6 +533,7 @@ static void take_prefilled(struct request *r, struct act_msg *m)
     r->usage.cached_tokens = (int)p->cached;
     r->g->metrics.prompt_tokens += p->ids;
     r->g->metrics.cached_tokens += p->cached;
+    r->g->metrics.below_tokens += p->below < p->cached ? p->below : p->cached;
     gw_observe(&r->g->metrics.prefill, between(r->computing, r->prefilled));
 }
 

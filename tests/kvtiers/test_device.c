@@ -124,6 +124,35 @@ Test(device, the_oldest_unused_block_is_evicted)
     kv_device_free(d);
 }
 
+Test(device, how_long_blocks_live_is_counted)
+{
+    static const int64_t second = 1000000000;
+    struct kv_device *d = new_device(2, 0);
+    struct kv_block_info info = {0}, got;
+    struct kv_key key = key_of(0);
+    const struct kv_life_times *t = kv_device_lives(d);
+    int p[2];
+    kv_device_clock(d, 10 * second);
+    kv_device_take(d, 2, p);
+    kv_device_publish(d, p[0], &key, &info);
+    kv_device_release(d, p[0]);
+    kv_device_release(d, p[1]);
+    kv_device_clock(d, 13 * second);
+    cr_assert_eq(kv_device_find(d, &key, &got), p[0]); /* 3 s behind its last use */
+    kv_device_clock(d, 14 * second);
+    kv_device_release(d, p[0]);
+    kv_device_clock(d, 34 * second);
+    kv_device_take(d, 2, p); /* 24 s old, idle for 20 */
+    cr_assert_eq(t[KV_LIFE_GAP].count, 1);
+    cr_assert_eq(t[KV_LIFE_GAP].sum_ns, 3 * second);
+    cr_assert_eq(t[KV_LIFE_GAP].bucket[2], 1, "more than 1 s and at most 5");
+    cr_assert_eq(t[KV_LIFE_WHOLE].count, 1);
+    cr_assert_eq(t[KV_LIFE_WHOLE].sum_ns, 24 * second);
+    cr_assert_eq(t[KV_LIFE_IDLE].count, 1);
+    cr_assert_eq(t[KV_LIFE_IDLE].sum_ns, 20 * second);
+    kv_device_free(d);
+}
+
 /* Random operations; a table beside the tier says what each key and page must be. */
 Test(device, agrees_with_a_model)
 {

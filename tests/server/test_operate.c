@@ -265,6 +265,14 @@ Test(operate, every_series_is_there_from_the_start)
                                          "weft_spec_decode_num_accepted_tokens_per_pos_total{position=\"0\"}",
                                          "weft_request_success_total{finished_reason=\"error\"}",
                                          "weft_worker_progress_age_seconds{worker=\"engine\"}",
+                                         "weft_prompt_tokens_by_source_total{source=\"below\"}",
+                                         "weft_kv_block_lifetime_seconds_bucket{le=\"+Inf\"}",
+                                         "weft_kv_block_idle_before_evict_seconds_count",
+                                         "weft_kv_block_reuse_gap_seconds_sum",
+                                         "weft_landing_sequences_total",
+                                         "weft_landing_tickets_open",
+                                         "weft_expert_dispatches_total{source=\"prefill\"}",
+                                         "weft_expert_deadlines_passed_total{source=\"decode\"}",
                                          "weft_build_info{version=",
                                          "process_open_fds"};
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
@@ -280,6 +288,38 @@ Test(operate, every_series_is_there_from_the_start)
     cr_expect_str_eq(before, after, "series came or went with the first requests");
     free(before);
     free(after);
+}
+
+static void until_more(const char *name, double than)
+{
+    for (int i = 0; i < 20000 && !(ts_metric(&server, name) > than); i++)
+        ;
+    cr_expect_gt(ts_metric(&server, name), than, "%s", name);
+}
+
+/* What the engine's actors report: sources of prompts' tokens, lives of blocks, the exchange. */
+Test(operate, figures_of_the_engine_follow_the_requests)
+{
+    char body[1200], prompt[900];
+    memset(prompt, 'a', sizeof prompt);
+    for (size_t i = 0; i < sizeof prompt; i++)
+        prompt[i] = (char)("abc defgh "[i * i % 10]);
+    prompt[sizeof prompt - 1] = 0;
+    snprintf(body, sizeof body, "{\"prompt\":\"%s\",\"max_tokens\":4}", prompt);
+    ts_server_start(&server, NULL, "kv = { block_tokens = 32; snapshots = \"0B\"; };");
+    cr_expect_eq(status_of("POST", "/v1/completions", "", body), 200);
+    double prompt_tokens = ts_metric(&server, "weft_prompt_tokens_total");
+    cr_expect_eq(ts_metric(&server, "weft_prompt_tokens_by_source_total{source=\"computed\"}"), prompt_tokens);
+    cr_expect_eq(ts_metric(&server, "weft_prompt_tokens_by_source_total{source=\"device\"}"), 0);
+    cr_expect_eq(status_of("POST", "/v1/completions", "", body), 200);
+    double hits = ts_metric(&server, "weft_prefix_cache_hits_total");
+    cr_expect_gt(hits, 32);
+    cr_expect_eq(ts_metric(&server, "weft_prompt_tokens_by_source_total{source=\"device\"}"), hits);
+    cr_expect_eq(ts_metric(&server, "weft_prompt_tokens_by_source_total{source=\"below\"}"), 0);
+    until_more("weft_kv_block_reuse_gap_seconds_count", 0);
+    until_more("weft_expert_exchanges_total{source=\"prefill\"}", 0);
+    until_more("weft_expert_results_total{source=\"decode\"}", 0);
+    cr_expect_eq(ts_metric(&server, "weft_expert_deadlines_passed_total{source=\"decode\"}"), 0);
 }
 
 Test(operate, promtool_accepts_the_metrics)
