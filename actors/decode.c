@@ -441,7 +441,7 @@ static int decode_start(struct act_self *self, void *state, const void *arg)
     const struct act_engine_limits *l = &e->limits;
     d->self = self;
     d->e = e;
-    d->lease_cap = l->lease + l->context / e->layout.block_tokens + 2;
+    d->lease_cap = l->lease + l->context / e->layout.block_tokens + 2 + l->streams;
     d->stream = calloc((size_t)l->streams, sizeof *d->stream);
     d->round = calloc((size_t)l->streams, sizeof(struct mdl_stream *));
     d->lease = calloc((size_t)d->lease_cap, sizeof *d->lease);

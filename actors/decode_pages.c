@@ -36,11 +36,25 @@ static struct dec_stream *oldest_parked(struct decode *d)
     return old;
 }
 
-/* Asks for enough to fill the lease, and for what the next parked sequence needs. */
-void dec_pages_ask(struct decode *d)
+/* Pages that are to be at hand: the lease, one for each sequence that waits for one (many sequences of one age come to
+ * the end of their pages together), and what the next parked sequence needs. */
+static int wanted(struct decode *d)
 {
     const struct dec_stream *parked = oldest_parked(d);
-    int want = d->e->limits.lease + (parked ? parked->n_pages : 0) - d->n_lease;
+    int n = d->e->limits.lease + (parked ? parked->n_pages : 0);
+    for (int i = 0; i < d->e->limits.streams; i++)
+        n += d->stream[i].state == DEC_RUNNING && d->stream[i].waits_for_page;
+    return n;
+}
+
+/* Asks for what is missing of them; what is too many goes back. */
+void dec_pages_ask(struct decode *d)
+{
+    int want = wanted(d) - d->n_lease;
+    if (!d->asked && want < 0) {
+        dec_pages_return(d, d->lease + d->n_lease + want, -want);
+        d->n_lease += want;
+    }
     if (d->asked || want <= 0)
         return;
     struct act_msg m = act_msg_make(ACT_PAGES_ASK, d->e->tier);

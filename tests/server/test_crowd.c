@@ -72,6 +72,48 @@ Test(crowd, a_thousand_streams_stay_alive)
     ts_until_fds(&server, fds);
 }
 
+/* Not queued: all of them decode, each goes on, and all leave at once. */
+Test(crowd, a_thousand_streams_decode_together)
+{
+    enum { N = 1000 / TS_LESS };
+    static struct ts_flow f[N];
+    static size_t seen[N];
+    char config[400];
+    snprintf(config, sizeof config,
+             "limits = { requests = 1024; };\nengine = { decode_streams = %d; prefill_streams = 64; };\n"
+             "kv = { memory = \"64MiB\"; block_tokens = 32; snapshots = \"0B\"; };\n"
+             "speculation = { mode = \"off\"; };\nlog = { level = \"warning\"; };\n",
+             N);
+    ts_server_start(&server, NULL, config);
+    int fds = ts_server_fds(&server);
+    for (int i = 0; i < N; i++) {
+        char *body = ts_body(TS_COMPLETIONS, "In", 1000, true, "\"ignore_eos\":true");
+        cr_assert(ts_flow_open(&f[i], server.port, ts_path(TS_COMPLETIONS), body), "stream %d", i);
+        free(body);
+        if (i % 50 == 0)
+            ts_flows_turn(f, i + 1, 0);
+    }
+    do
+        if (ts_flows_turn(f, N, 100) < N)
+            for (int i = 0; i < N; i++)
+                cr_assert_not(f[i].ended, "stream %d has ended: %s", i, f[i].data);
+    while (ts_metric(&server, "weft_num_sequences_decoding") < N);
+    for (int i = 0; i < N; i++)
+        seen[i] = f[i].len;
+    for (int behind = N; behind;) {
+        cr_assert_eq(ts_flows_turn(f, N, 1000), N, "a stream has ended");
+        behind = 0;
+        for (int i = 0; i < N; i++)
+            behind += f[i].len < seen[i] + 400;
+    }
+    for (int i = 0; i < N; i++)
+        ts_flow_close(&f[i]);
+    ts_until_metric(&server, RUNNING, 0);
+    ts_until_metric(&server, "weft_num_sequences_decoding", 0);
+    ts_until_metric(&server, "weft_kv_pages_held", LEASE);
+    ts_until_fds(&server, fds);
+}
+
 /* ---- cancels ---- */
 
 static unsigned next_random(unsigned *x)
