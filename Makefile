@@ -328,8 +328,11 @@ install: all
 	install -m 644 README.md LICENSE docs/*.md '$(DESTDIR)$(PREFIX)/share/doc/weft'
 	install -d '$(DESTDIR)$(PREFIX)/share/weft/grafana' '$(DESTDIR)$(PREFIX)/lib/systemd/system'
 	install -m 644 contrib/grafana-weft.json '$(DESTDIR)$(PREFIX)/share/weft/grafana'
-	sed 's|@PREFIX@|$(PREFIX)|g' contrib/weft.service > '$(DESTDIR)$(PREFIX)/lib/systemd/system/weft.service'
-	chmod 644 '$(DESTDIR)$(PREFIX)/lib/systemd/system/weft.service'
+	for unit in weft.service weft@.service weft.target; do \
+		sed 's|@PREFIX@|$(PREFIX)|g' "contrib/$$unit" > "$(DESTDIR)$(PREFIX)/lib/systemd/system/$$unit" && \
+		chmod 644 "$(DESTDIR)$(PREFIX)/lib/systemd/system/$$unit" || exit 1; done
+	install -d '$(DESTDIR)$(PREFIX)/lib/sysusers.d'
+	install -m 644 contrib/weft.sysusers '$(DESTDIR)$(PREFIX)/lib/sysusers.d/weft.conf'
 	if [ -d samples ]; then cp -R samples '$(DESTDIR)$(PREFIX)/share/weft/'; fi
 
 clean:

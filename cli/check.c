@@ -14,6 +14,7 @@
 #include "actors/gateway/http.h"
 #include "actors/gateway/keys.h"
 #include "actors/server_engram.h"
+#include "cli/check_cluster.h"
 #include "cli/check_rdma.h"
 #include "cli/cli.h"
 #include "cli/options.h"
@@ -31,8 +32,13 @@ struct check {
     const struct cfg_node *node;
     int problems, warnings;
     bool config_wrong, rdma;
+    const char *file;
+    int timeout_s;       /* for other nodes to answer */
+    uint64_t revision;   /* of the model; 0: not known */
+    const char *backend; /* name of the CPU path; NULL: none */
 };
 
+enum { PEER_TIMEOUT_S = 2 };
 enum finding { FINE, WARNING, PROBLEM };
 
 static void say(struct check *k, enum finding how, const char *part, const char *fmt, ...)
@@ -87,7 +93,11 @@ static void check_cpu(struct check *k)
     const char *name = getenv("WEFT_CPU") ? getenv("WEFT_CPU") : paths[c->compute.cpu];
     if (mdl_backend_select(name, &be, &err))
         say(k, PROBLEM, "cpu", "%s", err.msg);
-    else if (threads > cpus)
+    else
+        k->backend = be->name;
+    if (!k->backend)
+        return;
+    if (threads > cpus)
         say(k, WARNING, "cpu", "%s path, %d threads on %d usable CPUs; set compute.threads to 0 or %d", be->name,
             threads, cpus, cpus);
     else
@@ -238,6 +248,7 @@ static void check_model(struct check *k)
                 mdl_tokenizer_vocab_size(tok), ck->config.vocab_size);
         mdl_tokenizer_free(tok);
     }
+    k->revision = ck->revision;
     check_fit(k, &ck->config);
     check_memory(k, &ck->config);
     check_engram(k, ck);
@@ -356,6 +367,43 @@ static void say_rdma(void *ctx, enum tp_rdma_finding how, const char *text)
     say(ctx, how == TP_RDMA_PROBLEM ? PROBLEM : how == TP_RDMA_WARNING ? WARNING : FINE, "rdma", "%s", text);
 }
 
+static void say_cluster(void *ctx, enum cli_finding how, const char *part, const char *text)
+{
+    say(ctx, how == CLI_PROBLEM ? PROBLEM : how == CLI_WARNING ? WARNING : FINE, part, "%s", text);
+}
+
+static void check_cluster(struct check *k)
+{
+    char numerics[64];
+    snprintf(numerics, sizeof numerics, "cpu/%s", k->backend ? k->backend : "");
+    cli_check_cluster(&(struct cli_check_cluster){.c = k->c,
+                                                  .node = k->node,
+                                                  .file = k->file,
+                                                  .timeout_s = k->timeout_s,
+                                                  .revision = k->revision,
+                                                  .numerics = k->backend ? numerics : NULL,
+                                                  .say = say_cluster,
+                                                  .ctx = k});
+}
+
+/* Tiers on disk read and write pages and the host tier's memory in place, where the kernel may lock them. */
+static void check_locked(struct check *k)
+{
+    const struct cfg_config *c = k->c;
+    struct rlimit limit;
+    int64_t need = c->kv.memory + (c->kv.write_behind > c->kv.host ? c->kv.write_behind : c->kv.host);
+    if (!c->kv.ssd.path[0] || getrlimit(RLIMIT_MEMLOCK, &limit))
+        return;
+    if (limit.rlim_cur == RLIM_INFINITY || (int64_t)limit.rlim_cur >= need || geteuid() == 0)
+        say(k, FINE, "memlock", "%.1f MiB for io_uring may be locked", (double)need / (1 << 20));
+    else
+        say(k, WARNING, "memlock",
+            "%.1f MiB are registered with io_uring, %.1f MiB may be locked; without, every transfer costs a little "
+            "more: "
+            "raise the limit (ulimit -l, LimitMEMLOCK= of a systemd unit)",
+            (double)need / (1 << 20), (double)limit.rlim_cur / (1 << 20));
+}
+
 /* ---- the command ---- */
 
 static int check_node(struct check *k)
@@ -371,6 +419,8 @@ static int check_node(struct check *k)
     check_log(k);
     check_tier(k, "kv.ssd.path", k->c->kv.ssd.path);
     check_tier(k, "kv.shared.path", k->c->kv.shared.path);
+    check_locked(k);
+    check_cluster(k);
     if (k->rdma || k->c->transport.provider == CFG_PROVIDER_RDMA)
         cli_check_rdma(k->c, k->node, say_rdma, k);
     printf("%d problem%s, %d warning%s\n", k->problems, k->problems == 1 ? "" : "s", k->warnings,
@@ -383,14 +433,16 @@ int cli_check_run(int argc, char **argv)
     static struct cfg_config config;
     const char *name = NULL;
     bool rdma = false;
+    int timeout_s = PEER_TIMEOUT_S;
     struct cfg_report report = {0};
     const struct cli_option options[] = {
         {CLI_TEXT, "node", 0, &name, "NAME", "which node of the configuration"},
+        {CLI_INT, "timeout", 0, &timeout_s, "SECONDS", "how long the other nodes may take to answer (2)", 1, 600},
         {CLI_FLAG, "rdma", 0, &rdma, NULL, "look at RDMA devices, ports, GIDs and limits too"},
         {.kind = CLI_END},
     };
     const struct cli_usage usage = {
-        .synopsis = "check [--node NAME] [--rdma] FILE.conf",
+        .synopsis = "check [--node NAME] [--rdma] [--timeout SECONDS] FILE.conf",
         .intro = "Looks whether `weft serve` could run with this file on this machine: configuration, model, memory, "
                  "limits,\n"
                  "CPU, port, keys, certificate, log. Exit status 0: yes; 1: a problem with model or machine; 2: the "
@@ -410,6 +462,8 @@ int cli_check_run(int argc, char **argv)
         return CLI_USAGE;
     struct check k = {.c = &config,
                       .rdma = rdma,
+                      .file = argv[first],
+                      .timeout_s = timeout_s,
                       .node = name                  ? cfg_config_node(&config, name)
                               : config.n_nodes == 1 ? &config.nodes[0]
                                                     : NULL};

@@ -85,6 +85,7 @@ static void ask_one(const struct cli_nodes *nodes, int i, const char *tool, cons
     out->status = tp_net_ask(&ask, &answer, &err);
     out->hello = answer.node;
     out->connect_ns = answer.connect_ns;
+    out->answer_ns = answer.answer_ns;
     if (out->status) {
         int len = snprintf(prefix, sizeof prefix, "node %s at %s: ", n->name, out->address);
         bool named = !strncmp(err.msg, prefix, (size_t)len);

@@ -22,9 +22,9 @@ struct cli_answer {
     int status;                    /* 0, or a negative errno */
     char why[CFG_ERROR_MAX + 128]; /* of status: what is wrong, and what to do about it */
     char address[CFG_ADDRESS_TEXT + 16];
-    struct tp_hello hello; /* what the node says about itself in the handshake */
-    int64_t connect_ns;
-    json_t *json; /* NULL: none was asked for, or status is not 0 */
+    struct tp_hello hello;         /* what the node says about itself in the handshake */
+    int64_t connect_ns, answer_ns; /* until the handshake was done; from then to the answer */
+    json_t *json;                  /* NULL: none was asked for, or status is not 0 */
 };
 
 /* file: as given on the command line. c outlives *out, which does not move. -EINVAL: the file itself is at fault;

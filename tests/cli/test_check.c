@@ -128,3 +128,99 @@ Test(check, secrets_that_others_can_read)
     ts_remove_dir(dir);
     free(dir);
 }
+
+/* ---- a deployment ---- */
+
+static int listen_somewhere(int *port)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t len = sizeof a;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    cr_assert(fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof a) == 0 && listen(fd, 4) == 0);
+    getsockname(fd, (struct sockaddr *)&a, &len);
+    *port = ntohs(a.sin_port);
+    return fd;
+}
+
+/* Secret, state folder, own port; peers that are absent or mute are warnings within a bounded time. */
+Test(check, a_node_of_a_deployment_whose_peers_are_not_there)
+{
+    need_model();
+    int mute, own, fd = listen_somewhere(&mute), other = listen_somewhere(&own);
+    char *dir = ts_temp_dir(), *secret = ts_write_file(dir, "secret", "0123456789abcdef0123456789abcdef"), *text = NULL;
+    cr_assert_gt(
+        asprintf(&text,
+                 "cluster = { secret_file = \"%s\"; state = \"%s/a/b\"; };\nkv = { memory = \"4MiB\"; "
+                 "block_tokens = 16; };\nnodes = (\n"
+                 "{ name = \"me\"; roles = [\"gateway\", \"prefill\"]; port = %d; listen = \"127.0.0.1:0\"; },\n"
+                 "{ name = \"mute\"; roles = [\"decode\", \"expert\"]; port = %d; },\n"
+                 "{ name = \"absent\"; roles = [\"decode\"]; port = 1; });\n",
+                 secret, dir, own, mute),
+        0);
+    chmod(secret, 0644);
+    struct ts_result r = check(text, "me");
+    cr_expect_eq(r.status, 1, "its own port is taken");
+    cr_expect(strstr(r.out, "problem  link") && strstr(r.out, "Address already in use"), "%s", r.out);
+    cr_expect(strstr(r.out, "warning  secret") && strstr(r.out, "chmod 600"), "%s", r.out);
+    ts_result_free(&r);
+    close(other);
+    chmod(secret, 0600);
+    r = check(text, "me");
+    cr_expect_eq(r.status, 0, "%s%s", r.out, r.err);
+    static const char *const parts[] = {
+        "ok       secret",    "ok       state",
+        "ok       link",      "warning  peer      mute at 127.0.0.1:",
+        "its machine is off", "warning  peer      absent at 127.0.0.1:1: Connection refused"};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        cr_expect(strstr(r.out, parts[i]), "%s is missing in\n%s", parts[i], r.out);
+    ts_result_free(&r);
+    unlink(secret);
+    r = check(text, "me");
+    cr_expect_eq(r.status, 1);
+    cr_expect(strstr(r.out, "problem  secret") && strstr(r.out, "openssl rand"), "%s", r.out);
+    ts_result_free(&r);
+    close(fd);
+    free(text);
+    free(secret);
+    ts_remove_dir(dir);
+    free(dir);
+}
+
+/* As make install writes them. */
+Test(check, the_systemd_units_are_well_formed)
+{
+    struct ts_result r = ts_run("systemd-analyze", "--version");
+    bool there = r.status == 0;
+    ts_result_free(&r);
+    if (!there)
+        cr_skip_test("needs systemd-analyze");
+    static const char *const units[][2] = {
+        {"weft.service", "weft.service"}, {"weft@.service", "weft@node-1.service"}, {"weft.target", "weft.target"}};
+    char *dir = ts_temp_dir(), path[4300], *weft = realpath(ts_weft(), NULL);
+    cr_assert(dir && weft);
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
+        snprintf(path, sizeof path, "contrib/%s", units[i][0]);
+        char *text = ts_read_file(path, NULL), *at = text, *next;
+        cr_assert_not_null(text, "%s", path);
+        snprintf(path, sizeof path, "%s/%s", dir, units[i][1]);
+        FILE *f = fopen(path, "w");
+        for (; (next = strstr(at, "@PREFIX@")); at = next + strlen("@PREFIX@")) {
+            bool program = !strncmp(next, "@PREFIX@/bin/weft", strlen("@PREFIX@/bin/weft"));
+            fprintf(f, "%.*s%s", (int)(next - at), at, program ? weft : "/usr/local");
+            next += program ? strlen("/bin/weft") : 0;
+        }
+        fputs(at, f);
+        fclose(f);
+        free(text);
+    }
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
+        snprintf(path, sizeof path, "%s/%s", dir, units[i][1]);
+        r = ts_run("systemd-analyze", "verify", "--man=no", path);
+        cr_expect_eq(r.status, 0, "%s: %s%s", units[i][1], r.out, r.err);
+        cr_expect_not(strstr(r.err, "weft"), "%s: %s", units[i][1], r.err);
+        ts_result_free(&r);
+    }
+    free(weft);
+    ts_remove_dir(dir);
+    free(dir);
+}

@@ -158,3 +158,32 @@ Test(deployment, a_drained_gateway_refuses_new_requests_and_ends)
     n->pid = 0;
     cr_expect(WIFEXITED(end) && WEXITSTATUS(end) == 0, "it ended with %x", end);
 }
+
+/* weft check beside a deployment that runs: peers that fit, one with another secret, one with another model's blocks.
+ */
+Test(deployment, check_asks_the_other_nodes)
+{
+    ts_cluster_start(nodes, NODES, "", "");
+    struct ts_result r = ts_run(ts_weft(), "check", "--node", "d1", conf());
+    cr_expect_eq(r.status, 0, "%s%s", r.out, r.err);
+    cr_expect(strstr(r.out, "ok       peer      gateway at") && strstr(r.out, ": connected in "), "%s", r.out);
+    cr_expect(strstr(r.out, "node \"d1\" runs here already"), "%s", r.out);
+    ts_result_free(&r);
+    char *text = ts_read_file(conf(), NULL), *kv = strstr(text, "kv = { memory"), *changed = NULL;
+    cr_assert(kv && asprintf(&changed, "%.*skv = { block_tokens = 32; memory%s", (int)(kv - text), text,
+                             kv + strlen("kv = { memory")) > 0);
+    free(ts_write_file(ts_cluster.dir, "other.conf", changed));
+    char other[4300];
+    snprintf(other, sizeof other, "%s/other.conf", ts_cluster.dir);
+    r = ts_run(ts_weft(), "check", "--node", "d1", other);
+    cr_expect_eq(r.status, 1, "%s%s", r.out, r.err);
+    cr_expect(strstr(r.out, "problem  peer      p0 at") && strstr(r.out, "here it is 32"), "%s", r.out);
+    ts_result_free(&r);
+    free(ts_write_file(ts_cluster.dir, "secret", "another secret of enough bytes"));
+    r = ts_run(ts_weft(), "check", "--node", "d1", conf());
+    cr_expect_eq(r.status, 1, "%s%s", r.out, r.err);
+    cr_expect(strstr(r.out, "problem  peer      p0 at") && strstr(r.out, "the secrets differ"), "%s", r.out);
+    ts_result_free(&r);
+    free(changed);
+    free(text);
+}

@@ -1,0 +1,27 @@
+/* The part of `weft check` that is about a deployment: what a node shares with the others, and whether these can be
+ * reached. Main thread. */
+#ifndef WEFT_CLI_CHECK_CLUSTER_H
+#define WEFT_CLI_CHECK_CLUSTER_H
+
+#include <stdint.h>
+
+#include "config/config.h"
+
+enum cli_finding { CLI_FINE, CLI_WARNING, CLI_PROBLEM };
+
+struct cli_check_cluster {
+    const struct cfg_config *c;
+    const struct cfg_node *node;
+    const char *file;
+    int timeout_s;        /* for all other nodes together; they are asked at a time */
+    uint64_t revision;    /* of the model; 0: it could not be read */
+    const char *numerics; /* "cpu/avx2"; NULL: not known */
+    void (*say)(void *ctx, enum cli_finding how, const char *part, const char *text);
+    void *ctx;
+};
+
+/* Nothing is said about a file with one node. A node that does not answer is a warning, since it may be started later;
+ * one that answers and does not fit is a problem. */
+void cli_check_cluster(const struct cli_check_cluster *k);
+
+#endif
