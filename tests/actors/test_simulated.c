@@ -96,13 +96,15 @@ static void draw_world(struct run *r)
     w->restart = !one_in(r, 4);
     w->prefills = 1 + draw(r, 2);
     w->decodes = 1 + draw(r, 2);
-    w->client_delay = one_in(r, 2) ? draw(r, 2000000) : 0;
     w->apart = one_in(r, 2);
     /* The later of a shard's answers come behind the deadline, messages of a ticket behind its lease. */
     w->link = draw_link(r, 4000, 18 * MS);
     w->balance = one_in(r, 4);
     w->balancer = (struct act_balancer_arg){.interval_ns = 20 * MS, .deadline_ns = 100 * MS, .least_pairs = 1};
-    if (!w->apart || draw(r, 3)) {
+    const int64_t delay = one_in(r, 2) ? draw(r, 2000000) : 0;
+    if (w->apart && one_in(r, 3)) {
+        w->client_delay = delay;
+    } else {
         ts_world_split(w, AT_LEAST_PAGES + draw(r, 40), (enum mdl_handoff_form)draw(r, MDL_HANDOFF_FORMS));
         const int64_t lease = w->link.delay_max > MS ? 600 * MS : 100 * MS; /* more than a step with slow shards */
         const struct act_ticket_times t = {
