@@ -1,5 +1,6 @@
 #include "actors/gateway/gateway.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -142,12 +143,46 @@ static void read_certificate(struct gw_context *g)
 
 /* ---- endpoints ---- */
 
-static void list_models(struct gw_context *g, struct gw_exchange *x)
+#define MODELS_PATH "/v1/models"
+
+static json_t *describe_model(const struct gw_context *g)
 {
-    json_t *model =
-        json_pack("{s:s,s:s,s:I,s:s,s:i}", "id", g->settings.model_name, "object", "model", "created",
-                  (json_int_t)g->settings.started_at, "owned_by", "weft", "context_length", g->settings.context);
-    answer_json(g, x, 200, json_pack("{s:s,s:[o]}", "object", "list", "data", model));
+    return json_pack("{s:s,s:s,s:I,s:s,s:i}", "id", g->settings.model_name, "object", "model", "created",
+                     (json_int_t)g->settings.started_at, "owned_by", "weft", "context_length", g->settings.context);
+}
+
+/* `text` as it stands in a path, its %XX included, names the model. */
+static bool names_model(const struct gw_context *g, const char *text)
+{
+    const char *name = g->settings.model_name;
+    for (; *text && *name; name++) {
+        char hex[3] = {0}, c = *text;
+        if (c == '%' && isxdigit((unsigned char)text[1]) && isxdigit((unsigned char)text[2])) {
+            memcpy(hex, text + 1, 2);
+            c = (char)strtol(hex, NULL, 16);
+            text += 2;
+        }
+        if (c != *name)
+            return false;
+        text++;
+    }
+    return !*text && !*name;
+}
+
+/* The list, or the one that the path names. */
+static void show_models(struct gw_context *g, struct gw_exchange *x)
+{
+    const char *name = gw_exchange_request(x)->path + strlen(MODELS_PATH);
+    char message[256];
+    if (!*name) {
+        answer_json(g, x, 200, json_pack("{s:s,s:[o]}", "object", "list", "data", describe_model(g)));
+    } else if (names_model(g, name + 1)) {
+        answer_json(g, x, 200, describe_model(g));
+    } else {
+        snprintf(message, sizeof message, "there is no model %.90s; this server has %.90s", name + 1,
+                 g->settings.model_name);
+        refuse(g, x, GW_CHAT, GW_REF_BAD_REQUEST, 404, "invalid_request_error", "model_not_found", message);
+    }
 }
 
 static void show_version(struct gw_context *g, struct gw_exchange *x)
@@ -372,7 +407,7 @@ static const struct {
     {"POST", "/v1/messages/count_tokens", ROUTE_COUNT},
     {"POST", "/tokenize", ROUTE_TOKENIZE},
     {"POST", "/detokenize", ROUTE_DETOKENIZE},
-    {"GET", "/v1/models", ROUTE_MODELS},
+    {"GET", MODELS_PATH, ROUTE_MODELS},
     {"GET", "/health/live", ROUTE_LIVE},
     {"GET", "/health/ready", ROUTE_READY},
     {"GET", "/metrics", ROUTE_METRICS},
@@ -380,6 +415,14 @@ static const struct {
     {"GET", "/", ROUTE_PAGE},
     {"GET", "/debug/actors", ROUTE_DEBUG_ACTORS},
 };
+
+/* Under the list of models is each of them. */
+static bool leads_to(size_t i, const char *path)
+{
+    size_t len = strlen(routes[i].path);
+    return !strcmp(routes[i].path, path) ||
+           (routes[i].route == ROUTE_MODELS && !strncmp(routes[i].path, path, len) && path[len] == '/');
+}
 
 static enum gw_protocol protocol_of(const char *path)
 {
@@ -440,7 +483,7 @@ static void answer(struct gw_context *g, struct gw_exchange *x, enum route route
         start_text(g, x, GW_TEXT_DETOKENIZE);
         break;
     case ROUTE_MODELS:
-        list_models(g, x);
+        show_models(g, x);
         break;
     case ROUTE_LIVE:
     case ROUTE_READY:
@@ -467,7 +510,7 @@ static void on_request(void *ctx, struct gw_exchange *x)
     const struct gw_http_request *h = gw_exchange_request(x);
     bool path = false;
     for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
-        if (strcmp(routes[i].path, h->path))
+        if (!leads_to(i, h->path))
             continue;
         path = true;
         if (!strcmp(routes[i].method, h->method) || (!strcmp(h->method, "HEAD") && !strcmp(routes[i].method, "GET"))) {

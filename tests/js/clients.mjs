@@ -62,6 +62,8 @@ const talk = async () => {
     await run('openai: models', async () => {
         const list = await openai.models.list();
         assert.equal(list.data[0].id, model);
+        assert.equal((await openai.models.retrieve(model)).id, model);
+        await assert.rejects(openai.models.retrieve('another'), e => e.status === 404 && e.code === 'model_not_found');
     });
     await run('openai: chat, whole and streamed', async () => {
         const whole = await openai.chat.completions.create({...greedy, max_tokens: 20});

@@ -41,7 +41,20 @@ Test(serve, small_endpoints)
     json_t *j = parsed(&r, 200), *model = json_array_get(json_object_get(j, "data"), 0);
     cr_expect_str_eq(text_at(model, "id"), "tiny");
     cr_expect_str_eq(text_at(model, "object"), "model");
+    for (int i = 0; i < 2; i++) {
+        r = ts_get(&server, i ? "/v1/models/%74in%79" : "/v1/models/tiny");
+        json_t *one = parsed(&r, 200);
+        cr_expect(json_equal(one, model));
+        json_decref(one);
+    }
     json_decref(j);
+    static const char *const none[] = {"/v1/models/tin", "/v1/models/tiny2", "/v1/models/%7", "/v1/models/"};
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++) {
+        r = ts_get(&server, none[i]);
+        j = parsed(&r, 404);
+        cr_expect_str_eq(text_at(json_object_get(j, "error"), "code"), "model_not_found", "%s", none[i]);
+        json_decref(j);
+    }
     r = ts_get(&server, "/version");
     j = parsed(&r, 200);
     cr_expect_str_eq(text_at(j, "model"), "tiny");
