@@ -283,6 +283,7 @@ static void expect_rows(struct prefill *p, struct job *j, int first, int n)
                                 .sources = p->e->m->cfg->n_kv_sources,
                                 .ok = n,
                                 .deadline = act_now(p->self) + p->e->read_timeout_ns};
+    j->read_began = act_now(p->self);
     if (!act_timer_pending(&p->reads))
         act_timer_at(p->self, &p->reads, j->load.deadline, TAG_READS);
 }
@@ -566,7 +567,12 @@ static void take_rows(struct prefill *p, struct act_msg *m)
     struct job *j = pre_job_find(p, m->request, m->attempt);
     if (!j)
         return;
+    bool whole = act_load_whole(&j->load);
     act_load_rows(&j->load, act_p_kv_rows(m));
+    if (!whole && act_load_whole(&j->load)) {
+        uint64_t one = (uint64_t)(act_now(p->self) - j->read_began) / (uint64_t)(j->load.n * p->e->layout.block_tokens);
+        p->read_ns = p->read_ns ? (3 * p->read_ns + one) / 4 : one;
+    }
     if (p->lacks_rows)
         p->waiting = p->lacks_rows = false;
 }
@@ -673,6 +679,8 @@ static void tell_busy(struct prefill *p, bool busy)
 static void report_load(struct prefill *p)
 {
     struct act_b_load load = {0};
+    load.token_ns = p->token_ns < UINT32_MAX ? (uint32_t)p->token_ns : UINT32_MAX;
+    load.read_ns = p->read_ns < UINT32_MAX ? (uint32_t)p->read_ns : UINT32_MAX;
     act_timer_after(p->self, &p->report, ACT_LOAD_REPORT_NS, TAG_REPORT);
     act_figures_send(p->self, p->e->observer, ACT_FIGURES_PREFILL_EXCHANGE, (const uint64_t *)&p->exchange.counters,
                      ACT_EXCHANGE_COUNTERS);

@@ -40,6 +40,7 @@ struct job {
     struct act_buf *snapshot; /* of KV_FOUND; the bytes are at snapshot_at */
     size_t snapshot_at;
     struct act_load load; /* of the hit, what is still being read */
+    int64_t read_began;   /* ns */
     bool reported;
     uint32_t *pages;
     int n_pages, n_blocks;
@@ -69,6 +70,7 @@ struct prefill {
     struct act_timer reads; /* looks after their deadlines */
     int64_t step_began;     /* ns */
     uint64_t token_ns;      /* what a row of a step costs, averaged; 0: not known yet */
+    uint64_t read_ns;       /* what a token's rows cost that come from below, averaged; 0: not known yet */
     struct act_timer retry;
     struct tombstone tombstone[TOMBSTONES]; /* the newest replaces the oldest */
     unsigned next_tombstone;

@@ -18,6 +18,7 @@ struct member {
     uint64_t own, others; /* prompt tokens (Prefill), sequences (Decode), placed by this Router and by all others */
     uint64_t own_pages;   /* Decode: of requests placed since its last report */
     uint32_t pages_free, pages_total;
+    uint32_t token_ns, read_ns; /* Prefill: of a token; 0: not known */
 };
 
 /* A request at its place. */
@@ -176,6 +177,58 @@ static uint64_t known_tokens(const struct router *r, int i, const struct want *w
     return tokens < w->tokens ? tokens : w->tokens;
 }
 
+/* What is known of costs where a member has not reported its own. */
+struct costs {
+    double token_ns, read_ns;
+    uint64_t most_known; /* tokens of this prompt, at any member */
+};
+
+static struct costs known_costs(const struct router *r, const int *list, int n, const struct want *w)
+{
+    struct costs c = {.most_known = 0};
+    int tokens = 0, reads = 0;
+    for (int k = 0; k < n; k++) {
+        const struct member *m = &r->member[list[k]];
+        uint64_t known = known_tokens(r, list[k], w);
+        c.most_known = known > c.most_known ? known : c.most_known;
+        c.token_ns += m->token_ns;
+        c.read_ns += m->read_ns;
+        tokens += m->token_ns > 0;
+        reads += m->read_ns > 0;
+    }
+    c.token_ns = tokens ? c.token_ns / tokens : 1;
+    c.read_ns = reads ? c.read_ns / reads : 0; /* nothing was read yet: the first reads will tell */
+    return c;
+}
+
+/* Until the prompt would be computed there, ns. */
+static double time_at(const struct router *r, int i, const struct costs *c, const struct want *w)
+{
+    const struct member *m = &r->member[i];
+    double token = m->token_ns ? m->token_ns : c->token_ns, read = m->read_ns ? m->read_ns : c->read_ns;
+    uint64_t known = known_tokens(r, i, w), elsewhere = r->arg->common ? c->most_known - known : 0;
+    double queue = (double)(m->own + m->others) * token;
+    return queue + (double)(w->tokens - known - elsewhere) * token + (double)elsewhere * (read < token ? read : token);
+}
+
+/* Of equals any, since Routers of several gateways see the same. */
+static int least_time(struct router *r, const int *list, int n, const struct want *w)
+{
+    struct costs c = known_costs(r, list, n, w);
+    int from = (int)(act_random(r->self) % (uint64_t)n), best = -1;
+    double least = 0;
+    for (int k = 0; k < n; k++) {
+        int i = list[(from + k) % n];
+        double time = time_at(r, i, &c, w);
+        bool avoid = i == w->avoid && n > 1;
+        if (!avoid && (best < 0 || time < least)) {
+            best = i;
+            least = time;
+        }
+    }
+    return best;
+}
+
 /* Whether member a is the better one. */
 static bool is_better(const struct router *r, int a, int b, const struct want *w)
 {
@@ -208,6 +261,8 @@ static int choose(struct router *r, unsigned role, const struct want *w)
     }
     if (!n)
         return draining ? -ESHUTDOWN : -EHOSTDOWN;
+    if (r->arg->prefix && r->arg->cost && role == CFG_ROLE_PREFILL)
+        return least_time(r, list, n, w);
     if (r->arg->prefix && role == CFG_ROLE_PREFILL) {
         int best = list[0];
         for (int i = 1; i < n; i++)
@@ -372,6 +427,8 @@ static void take_load(struct router *r, struct act_msg *m)
     who->own_pages = 0;
     who->pages_free = b->pages_free;
     who->pages_total = b->pages_total;
+    who->token_ns = b->token_ns;
+    who->read_ns = b->read_ns;
     if (who->draining && who->role == CFG_ROLE_DECODE)
         move_away(r, i);
 }

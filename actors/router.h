@@ -4,7 +4,10 @@
  * it has placed itself, and takes from each report only what others have placed there; so a report that is a little old
  * does no harm. Of two members drawn at random the less loaded one is taken: Prefill by outstanding prompt tokens,
  * Decode by room in its KV memory, then by sequences. With `prefix`, every Prefill is weighed instead, and tokens that
- * one of them has computed before count for it.
+ * one of them has computed before count for it. With `cost` too, they are weighed by time: until a prompt is computed
+ * there, at what a token costs at that Prefill by its own report. Tokens that another Prefill has computed cost what
+ * reading them does, where there is a tier that all of them read (`common`): then their place hardly matters and load
+ * decides.
  *
  * When a member ends, or a distant one is silent for too long, each request that was placed there is told
  * (ROUTE_LOST). */
@@ -18,8 +21,9 @@ struct act_log;
 
 struct act_router_arg {
     const struct act_engine
-        *engine; /* its prefill and decode lists, as they are at start; NULL: none of this process */
-    bool prefix; /* weigh known prefixes against load */
+        *engine;       /* its prefill and decode lists, as they are at start; NULL: none of this process */
+    bool prefix;       /* weigh known prefixes against load */
+    bool cost, common; /* with prefix: by time; and what one has computed all can read */
     int block_tokens;
     struct act_addr link; /* tells of members on other nodes (link.h); nobody: there are none */
     int64_t silent_ns;    /* a member of another node that was not heard of for so long is gone; 0: never */

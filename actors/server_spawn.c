@@ -59,11 +59,22 @@ static void on_lacking(void *ctx, const char *part)
         server_on_failed(s);
 }
 
+/* Whether what one Prefill has computed and stored can be read by all. */
+static bool has_common_tier(const struct cfg_config *c)
+{
+    bool common = c->kv.shared.path[0] != 0;
+    for (int i = 0; i < c->n_nodes; i++)
+        common |= (c->nodes[i].roles & CFG_ROLE_KV) != 0;
+    return common;
+}
+
 static int spawn_router(struct act_server *s, struct cfg_error *err)
 {
     const struct cfg_config *c = s->config;
     s->router = (struct act_router_arg){.engine = server_members(s),
-                                        .prefix = c->engine.routing == CFG_ROUTING_PREFIX,
+                                        .prefix = c->engine.routing != CFG_ROUTING_LOAD,
+                                        .cost = c->engine.routing == CFG_ROUTING_AUTO,
+                                        .common = has_common_tier(c),
                                         .link = s->engine.link,
                                         .block_tokens = c->kv.block_tokens,
                                         .log = s->log,

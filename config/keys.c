@@ -243,8 +243,10 @@ const struct cfg_key cfg_keys[] = {
     {"engine.decode_actors", CFG_INT, "actors", 1, 64, AT(engine.decode_actors), .fallback = "1",
      .help = "Decode actors in this process, each with engine.decode_streams."},
     {"engine.routing", CFG_ENUM, .values = routing_values, AT(engine.routing), .fallback = "auto",
-     .help = "What decides where a prompt is computed: load alone, or prefix, which weighs tokens that a Prefill has "
-             "computed before against its load. auto: load when all of them read the same cache, else prefix."},
+     .help = "What decides where a prompt is computed: load alone; prefix, which weighs tokens that a Prefill has "
+             "computed before against its load; auto, the time until it would be computed there, by the costs that "
+             "Prefill actors measure: their queues, tokens to compute, and, where all read a common tier (kv.shared, "
+             "kv nodes), tokens to read that another has computed."},
     {"engine.handoff", CFG_ENUM, .values = handoff_values, AT(engine.handoff), .fallback = "full",
      .help = "What a prefill node sends to a decode node beside the rows of a prompt. full: all of its state. encoder: "
              "the state of the layers below the cut; the decode node computes the others over the last rows, with the "

@@ -359,6 +359,67 @@ Test(router, a_known_prefix_draws_a_prompt_until_the_load_outweighs_it)
         cr_expect_gt(n[i], 90, "with a queue Prefill %d got %d", i, n[i]);
 }
 
+static void open_costs(struct rig *g, bool common)
+{
+    for (int i = 0; i < 5; i++)
+        memset(&g->chain[i], i + 1, sizeof g->chain[i]);
+    g->n_chain = 5;
+    g->arg.prefix = g->arg.cost = true;
+    g->arg.common = common;
+    for (int i = 0; i < 3; i++)
+        g->load[i].token_ns = 1000;
+}
+
+/* By time, as routing = "auto" has it. 64 tokens of each prompt are known where the first one was. */
+Test(router, by_cost_the_place_of_a_prefix_counts_as_much_as_reading_it_elsewhere_would_cost)
+{
+    static struct rig alone, common, slow;
+    int n[MEMBERS];
+    open_costs(&alone, false);
+    alone.done = true;
+    run_router(&alone, 3, 1, 1);
+    count(alone.prefill, ASKED, 3, n);
+    cr_expect_eq(n[alone.prefill[0]], ASKED, "without a common tier the prompt left the actor that knew it");
+    open_costs(&common, true); /* nothing is known of reading: it is tried */
+    common.done = true;
+    run_router(&common, 3, 1, 1);
+    count(common.prefill, ASKED, 3, n);
+    for (int i = 0; i < 3; i++)
+        cr_expect_gt(n[i], 90, "where all read the same, Prefill %d got %d", i, n[i]);
+    open_costs(&slow, true);
+    slow.done = true;
+    for (int i = 0; i < 3; i++)
+        slow.load[i].read_ns = 900;
+    run_router(&slow, 3, 1, 1);
+    count(slow.prefill, ASKED, 3, n);
+    cr_expect_eq(n[slow.prefill[0]], ASKED, "reading costs nearly what computing does, and the prompt left");
+}
+
+Test(router, by_cost_a_slow_prefill_gets_less)
+{
+    static struct rig g;
+    int n[MEMBERS];
+    open_costs(&g, false);
+    g.n_chain = 0;
+    g.load[0].token_ns = 3000;
+    g.load[1].token_ns = 0;  /* not known: as the others */
+    run_router(&g, 3, 1, 1); /* nothing ends, so all queues grow alike in time */
+    count(g.prefill, ASKED, 3, n);
+    cr_expect(n[0] > 60 && n[0] < 100, "the one at a third of the speed got %d of %d", n[0], ASKED);
+    cr_expect_gt(n[2], n[1], "it was taken for one of average speed: %d, %d", n[1], n[2]);
+}
+
+Test(router, by_cost_a_queue_outweighs_a_known_prefix)
+{
+    static struct rig g;
+    int n[MEMBERS];
+    open_costs(&g, false);
+    run_router(&g, 3, 1, 1);
+    count(g.prefill, ASKED, 3, n);
+    for (int i = 0; i < 3; i++)
+        cr_expect_gt(n[i], 120, "Prefill %d got %d", i, n[i]);
+}
+
 /* ---- members of other nodes ---- */
 
 /* Stands for the link: tells of a node, then of its new list, then of its end; the asker asks in between. */
