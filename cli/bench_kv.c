@@ -18,7 +18,7 @@
 enum { RUN = 16, OPS_MAX = 16, DEPTH = 192, POOL_RUNS = 16, ROUNDS_MAX = 99 };
 
 static struct {
-    const char *path, *trace;
+    const char *path, *trace, *plot;
     int blocks, rounds, ops;
     double seconds;
     bool json;
@@ -304,6 +304,7 @@ int cli_bench_kv_run(int argc, char **argv)
         {CLI_TEXT, "trace", 0, &options.trace, "FILE",
          "measure nothing: replay a server's request trace (log.trace) against tiers of\nseveral sizes and times to "
          "live"},
+        {CLI_TEXT, "plot", 0, &options.plot, "FILE", "with --trace: draw FILE.svg or FILE.png too (needs gnuplot)"},
         {CLI_FLAG, "json", 0, &options.json, NULL, "one JSON object instead of text"},
         {.kind = CLI_END},
     };
@@ -316,8 +317,10 @@ int cli_bench_kv_run(int argc, char **argv)
     struct cfg_error err = {{0}};
     if (r != CLI_GO_ON)
         return r;
+    if (options.plot && !options.trace)
+        return cli_error(CLI_USAGE, "bench kv: --plot draws what --trace replays; give both");
     if (options.trace)
-        return cli_kv_trace_replay(options.trace);
+        return cli_kv_trace_replay(options.trace, options.plot);
     real_layout(&b.layout);
     b.pool_bytes = (size_t)POOL_RUNS * RUN * b.layout.block_bytes;
     b.pool = aligned_alloc(KV_PAGE, b.pool_bytes);

@@ -3,17 +3,32 @@
 #include <errno.h>
 #include <jansson.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli/cli.h"
+#include "cli/plot.h"
 
-enum { NONE = -1, SHORT_BLOCKS = 4 };
+enum { NONE = -1, SIZES = 4, PLOT_TTLS = 9 };
+
+/* Prompts by length in blocks: fewer than 4, 16, 64, and the others. */
+enum { CLASSES = 4 };
+static const int class_below[CLASSES] = {4, 16, 64, 0};
+
+static int class_of(int blocks)
+{
+    int c = 0;
+    while (class_below[c] && blocks >= class_below[c])
+        c++;
+    return c;
+}
 
 struct request {
     double t;
     int prompt, first, n; /* blocks first .. first + n - 1 of trace.block */
+    int best;             /* leading blocks that a tier which keeps everything would have */
 };
 
 struct trace {
@@ -23,6 +38,8 @@ struct trace {
     int n_blocks, block_cap;
     json_t *numbers; /* name to number */
     int distinct;
+    int could;    /* requests for which a tier that keeps everything has something */
+    double fresh; /* tokens of theirs that are new all the same, on average */
     int block_tokens;
     double block_bytes;
 };
@@ -90,6 +107,30 @@ static int by_arrival(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* At least one token of a prompt is computed. */
+static bool may_hit(const struct trace *t, const struct request *r, int blocks)
+{
+    return blocks < r->n && (blocks + 1) * t->block_tokens < r->prompt;
+}
+
+static bool find_best(struct trace *t)
+{
+    bool *seen = calloc((size_t)t->distinct + 1, sizeof *seen);
+    for (int i = 0; seen && i < t->n; i++) {
+        struct request *r = &t->request[i];
+        while (may_hit(t, r, r->best) && seen[t->block[r->first + r->best]])
+            r->best++;
+        t->could += r->best > 0;
+        t->fresh += r->best ? r->prompt - (double)r->best * t->block_tokens : 0;
+        for (int k = 0; k < r->n; k++)
+            seen[t->block[r->first + k]] = true;
+    }
+    t->fresh = t->could ? t->fresh / t->could : 0;
+    bool ok = seen != NULL;
+    free(seen);
+    return ok;
+}
+
 static int read_trace(struct trace *t, const char *path)
 {
     FILE *f = fopen(path, "re");
@@ -114,6 +155,8 @@ static int read_trace(struct trace *t, const char *path)
     qsort(t->request, (size_t)t->n, sizeof *t->request, by_arrival);
     for (int i = t->n - 1; i >= 0; i--)
         t->request[i].t -= t->request[0].t;
+    if (!find_best(t))
+        return cli_error(CLI_FAILED, "out of memory");
     return CLI_OK;
 }
 
@@ -123,8 +166,11 @@ struct cache {
     int *prev, *next; /* of present blocks, oldest first */
     double *since, *used;
     bool *here;
+    uint8_t *class; /* of the prompt that brought the block */
     int old, young, n, room;
     double ttl, byte_s; /* bytes times seconds that were kept */
+    double vain;        /* of these, after a block's last use */
+    double class_byte_s[CLASSES];
 };
 
 static void leave(struct cache *c, int b, double at, double bytes)
@@ -134,6 +180,8 @@ static void leave(struct cache *c, int b, double at, double bytes)
     c->here[b] = false;
     c->n--;
     c->byte_s += (at - c->since[b]) * bytes;
+    c->vain += (at - c->used[b]) * bytes;
+    c->class_byte_s[c->class[b]] += (at - c->since[b]) * bytes;
 }
 
 static void enter(struct cache *c, int b, double at)
@@ -155,9 +203,11 @@ static void expire(struct cache *c, double at, double bytes)
 }
 
 struct outcome {
-    double saved, prompt, byte_s;
-    double short_saved, short_prompt; /* of prompts of fewer than SHORT_BLOCKS blocks */
-    int hits;
+    double saved, prompt, byte_s, vain;
+    int hits, whole; /* requests that found something; that found all that was ever there of them */
+    double left;     /* tokens to compute in requests for which there ever was something */
+    double class_saved[CLASSES], class_prompt[CLASSES], class_byte_s[CLASSES];
+    int class_requests[CLASSES];
 };
 
 static bool replay(const struct trace *t, int room, double ttl, struct outcome *out)
@@ -168,18 +218,19 @@ static bool replay(const struct trace *t, int room, double ttl, struct outcome *
                       .since = malloc(n * sizeof(double)),
                       .used = malloc(n * sizeof(double)),
                       .here = calloc(n, sizeof(bool)),
+                      .class = calloc(n, 1),
                       .old = NONE,
                       .young = NONE,
                       .room = room,
                       .ttl = ttl};
-    bool ok = c.prev && c.next && c.since && c.used && c.here;
+    bool ok = c.prev && c.next && c.since && c.used && c.here && c.class;
     double end = t->request[t->n - 1].t;
     *out = (struct outcome){0};
     for (int i = 0; ok && i < t->n; i++) {
         const struct request *r = &t->request[i];
         int hit = 0;
         expire(&c, r->t, t->block_bytes);
-        while (hit < r->n && (hit + 1) * t->block_tokens < r->prompt && c.here[t->block[r->first + hit]])
+        while (may_hit(t, r, hit) && c.here[t->block[r->first + hit]])
             hit++;
         for (int k = 0; k < r->n; k++) {
             int b = t->block[r->first + k];
@@ -192,72 +243,230 @@ static bool replay(const struct trace *t, int room, double ttl, struct outcome *
             }
             while (c.n >= c.room)
                 leave(&c, c.old, r->t, t->block_bytes);
+            c.class[b] = (uint8_t)class_of(r->n);
             enter(&c, b, r->t);
         }
         double saved = (double)hit * t->block_tokens;
+        int class = class_of(r->n);
         out->saved += saved;
         out->prompt += r->prompt;
         out->hits += hit > 0;
-        if (r->n < SHORT_BLOCKS) {
-            out->short_saved += saved;
-            out->short_prompt += r->prompt;
-        }
+        out->whole += hit && hit == r->best;
+        out->left += r->best ? r->prompt - saved : 0;
+        out->class_saved[class] += saved;
+        out->class_prompt[class] += r->prompt;
+        out->class_requests[class]++;
     }
     expire(&c, end, t->block_bytes);
     while (ok && c.old != NONE)
         leave(&c, c.old, end, t->block_bytes);
     out->byte_s = c.byte_s;
+    out->vain = c.vain;
+    memcpy(out->class_byte_s, c.class_byte_s, sizeof c.class_byte_s);
     free(c.prev);
     free(c.next);
     free(c.since);
     free(c.used);
     free(c.here);
+    free(c.class);
     return ok;
+}
+
+static double percent(double part, double whole)
+{
+    return whole > 0 ? 100 * part / whole : 0;
+}
+
+static void print_cost(double byte_s, double saved)
+{
+    if (saved > 0)
+        printf("%16.0f\n", byte_s / saved);
+    else
+        printf("%16s\n", "pays nothing");
 }
 
 static void print_row(const struct trace *t, int room, double ttl, const struct outcome *o)
 {
     char life[32];
     snprintf(life, sizeof life, ttl > 0 ? "%.0f s" : "no limit", ttl);
-    printf("%12.1f %10s %8.1f %8.1f %10d %12.0f ", (double)room * t->block_bytes / (1 << 20), life,
-           o->prompt > 0 ? 100 * o->saved / o->prompt : 0,
-           o->short_prompt > 0 ? 100 * o->short_saved / o->short_prompt : 0, o->hits, o->hits ? o->saved / o->hits : 0);
-    if (o->saved > 0)
-        printf("%16.0f\n", o->byte_s / o->saved);
-    else
-        printf("%16s\n", "pays nothing");
+    printf("%12.1f %10s %8.1f %8d %8d %11.0f %8.1f ", (double)room * t->block_bytes / (1 << 20), life,
+           percent(o->saved, o->prompt), o->hits, o->whole, t->could ? o->left / t->could : 0,
+           percent(o->vain, o->byte_s));
+    print_cost(o->byte_s, o->saved);
 }
 
-int cli_kv_trace_replay(const char *path)
+static void class_name(int class, char out[32])
 {
-    static const double shares[] = {0.05, 0.2, 0.5, 1.0};
+    if (class == 0)
+        snprintf(out, 32, "below %d", class_below[0]);
+    else if (!class_below[class])
+        snprintf(out, 32, "%d and more", class_below[class - 1]);
+    else
+        snprintf(out, 32, "%d to %d", class_below[class - 1], class_below[class] - 1);
+}
+
+static void print_classes(const struct outcome *o)
+{
+    printf("\nby length of the prompt, with room for everything and no limit:\n%12s %10s %8s %16s\n", "blocks",
+           "requests", "saved %", "byte s/token");
+    for (int c = 0; c < CLASSES; c++) {
+        char name[32];
+        class_name(c, name);
+        printf("%12s %10d %8.1f ", name, o->class_requests[c], percent(o->class_saved[c], o->class_prompt[c]));
+        if (o->class_requests[c])
+            print_cost(o->class_byte_s[c], o->class_saved[c]);
+        else
+            printf("%16s\n", "none");
+    }
+}
+
+static const double shares[SIZES] = {0.05, 0.2, 0.5, 1.0};
+
+static int room_of(const struct trace *t, int size)
+{
+    int room = (int)(shares[size] * t->distinct);
+    return room > 0 ? room : 1;
+}
+
+/* ---- the picture ---- */
+
+static void plot_line(struct cli_plot *to, const struct outcome *o, const double *ttl, int size)
+{
+    cli_plot_printf(to, "$s%d << EOD\n", size);
+    for (int k = 0; k < PLOT_TTLS; k++, o++)
+        if (o->saved > 0)
+            cli_plot_printf(to, "%.9g %.9g %.9g\n", ttl[k], o->byte_s / o->saved, percent(o->vain, o->byte_s));
+        else
+            cli_plot_printf(to, "%.9g NaN %.9g\n", ttl[k], percent(o->vain, o->byte_s));
+    cli_plot_printf(to, "EOD\n");
+}
+
+static void plot_lines(const struct trace *t, struct cli_plot *to, int column)
+{
+    for (int s = 0; s < SIZES; s++)
+        cli_plot_printf(to, "%s$s%d using 1:%d with linespoints pt 7 ps 0.5 lw 2 title '%.4g MiB'", s ? ", " : "plot ",
+                        s, column, (double)room_of(t, s) * t->block_bytes / (1 << 20));
+    cli_plot_printf(to, "\n");
+}
+
+/* Bars from `least` upwards on a logarithmic scale; what saved nothing has none. */
+static void plot_classes(struct cli_plot *to, const struct outcome *o)
+{
+    cli_plot_printf(to, "$classes << EOD\n");
+    for (int c = 0; c < CLASSES; c++) {
+        char name[32], word[32] = "";
+        class_name(c, name);
+        if (!o->class_requests[c])
+            snprintf(word, sizeof word, "no such prompts");
+        else if (o->class_saved[c] <= 0)
+            snprintf(word, sizeof word, "pays nothing");
+        else
+            snprintf(word, sizeof word, "%.3g byte s", o->class_byte_s[c] / o->class_saved[c]);
+        cli_plot_printf(to, "%d %.9g \"%s\" \"%s\"\n", c, percent(o->class_saved[c], o->class_prompt[c]), name, word);
+    }
+    cli_plot_printf(to, "EOD\n");
+}
+
+static void plot_panels(const struct trace *t, struct cli_plot *to)
+{
+    cli_plot_printf(
+        to,
+        "set label 1 \"%d requests over %.0f s, %d distinct blocks of %d tokens and %.0f bytes; replayed, least "
+        "recently used goes first\" at screen 0.02,0.015 noenhanced font ',9'\n"
+        "set multiplot layout 2,2 margins 0.09,0.93,0.12,0.94 spacing 0.12,0.15\nset grid lc rgb '#dddddd'\n"
+        "set logscale x\nset format x '%%g'\nset xlabel 'kept for so many seconds without use'\n",
+        t->n, t->request[t->n - 1].t, t->distinct, t->block_tokens, t->block_bytes);
+    cli_plot_printf(to, "set title 'What a saved token costs'\nset ylabel 'bytes times seconds per token'\n"
+                        "set logscale y\nset format y '%%.0e'\nset key top left font ',9' samplen 2\n");
+    plot_lines(t, to, 2);
+    cli_plot_printf(
+        to, "unset label 1\nunset logscale y\nset format y '%%g'\nset key bottom right\n"
+            "set title 'Longer keeping: more whole hits, none of them gets faster'\n"
+            "set ylabel 'whole hits, %% of requests'\nset yrange [0:100]\nset y2label 'tokens left to compute' offset "
+            "-1.5,0\n"
+            "set y2tics\nset ytics nomirror\nset y2range [0:*]\n"
+            "plot $hits using 1:2 with linespoints pt 7 ps 0.5 lw 2 lc rgb '#4477aa' title 'whole hits', "
+            "$hits using 1:3 axes x1y2 with linespoints pt 5 ps 0.5 lw 2 lc rgb '#d62728' title 'tokens left, mean', "
+            "$hits using 1:4 axes x1y2 with lines dt 2 lw 2 lc rgb '#d62728' title 'left in a whole hit'\n");
+    cli_plot_printf(to, "unset y2label\nunset y2tics\nset ytics mirror\nset key bottom right\n"
+                        "set title 'Little reuse: bytes kept after their last use'\n"
+                        "set ylabel 'of what was kept, %%'\n");
+    plot_lines(t, to, 3);
+    cli_plot_printf(to,
+                    "unset logscale x\nunset key\nset style fill solid 0.6\nset boxwidth 0.6\nset xrange [-0.6:%g]\n"
+                    "set title 'By length of the prompt, with room for everything'\nset xlabel 'blocks of the prompt'\n"
+                    "set ylabel 'prompt tokens saved, %%'\nset yrange [0:115]\n"
+                    "plot $classes using 1:2:xtic(3) with boxes lc rgb '#4477aa', "
+                    "$classes using 1:2:4 with labels offset 0,0.7 font ',10'\nunset multiplot\n",
+                    CLASSES - 0.4);
+}
+
+static int plot(const struct trace *t, const char *file)
+{
+    static struct outcome o[SIZES][PLOT_TTLS];
+    double ttl[PLOT_TTLS], end = t->request[t->n - 1].t;
+    struct cli_plot *to;
+    struct cfg_error err;
+    end = end > 0 ? end : 1;
+    for (int k = 0; k < PLOT_TTLS; k++)
+        ttl[k] = end / (double)(1 << (PLOT_TTLS - 1 - k));
+    for (int s = 0; s < SIZES; s++)
+        for (int k = 0; k < PLOT_TTLS; k++)
+            if (!replay(t, room_of(t, s), ttl[k], &o[s][k]))
+                return cli_error(CLI_FAILED, "out of memory");
+    if (cli_plot_begin(file, &to, &err))
+        return cli_error(CLI_FAILED, "%s", err.msg);
+    for (int s = 0; s < SIZES; s++)
+        plot_line(to, o[s], ttl, s);
+    cli_plot_printf(to, "$hits << EOD\n");
+    for (int k = 0; k < PLOT_TTLS; k++) {
+        const struct outcome *one = &o[SIZES - 1][k];
+        cli_plot_printf(to, "%.9g %.9g %.9g %.9g\n", ttl[k], percent(one->whole, t->n),
+                        t->could ? one->left / t->could : 0, t->fresh);
+    }
+    cli_plot_printf(to, "EOD\n");
+    plot_classes(to, &o[SIZES - 1][PLOT_TTLS - 1]);
+    plot_panels(t, to);
+    return cli_plot_end(to, &err) ? cli_error(CLI_FAILED, "%s", err.msg) : CLI_OK;
+}
+
+/* ---- the table ---- */
+
+static int print_tables(const struct trace *t)
+{
+    double end = t->request[t->n - 1].t;
+    const double ttls[] = {end / 16, end / 4, 0};
+    struct outcome o;
+    printf("%d requests over %.0f s, %d distinct blocks of %d tokens and %.0f bytes\n", t->n, end, t->distinct,
+           t->block_tokens, t->block_bytes);
+    printf("%12s %10s %8s %8s %8s %11s %8s %16s\n", "MiB", "kept for", "saved %", "hits", "whole", "left", "vain %",
+           "byte s/token");
+    for (int s = 0; s < SIZES; s++)
+        for (size_t k = 0; k < sizeof ttls / sizeof *ttls; k++) {
+            if (!replay(t, room_of(t, s), ttls[k], &o))
+                return cli_error(CLI_FAILED, "out of memory");
+            print_row(t, room_of(t, s), ttls[k], &o);
+        }
+    print_classes(&o);
+    printf("\nsaved: prompt tokens found, of all. byte s/token: bytes kept, times seconds, per token saved. vain: of "
+           "these, "
+           "after a\nblock's last use. whole: requests that found all of their prompt that had ever been there. left: "
+           "tokens to "
+           "compute, mean\nof the %d requests that could find something; %.0f of them are new, and no keeping makes "
+           "them fewer: "
+           "longer keeping makes\nmore requests whole, and a whole one does not get faster.\n",
+           t->could, t->fresh);
+    return CLI_OK;
+}
+
+int cli_kv_trace_replay(const char *path, const char *plot_file)
+{
     struct trace t = {0};
     int status = read_trace(&t, path);
-    double end = status ? 0 : t.request[t.n - 1].t;
-    const double ttls[] = {end / 16, end / 4, 0};
-    if (!status) {
-        printf("%d requests over %.0f s, %d distinct blocks of %d tokens and %.0f bytes\n", t.n, end, t.distinct,
-               t.block_tokens, t.block_bytes);
-        printf("%12s %10s %8s %8s %10s %12s %16s\n", "MiB", "kept for", "saved %", "short %", "hits", "tokens/hit",
-               "byte s/token");
-    }
-    for (size_t s = 0; !status && s < sizeof shares / sizeof *shares; s++)
-        for (size_t k = 0; !status && k < sizeof ttls / sizeof *ttls; k++) {
-            struct outcome o;
-            int room = (int)(shares[s] * t.distinct);
-            room = room > 0 ? room : 1;
-            if (!replay(&t, room, ttls[k], &o))
-                status = cli_error(CLI_FAILED, "out of memory");
-            else
-                print_row(&t, room, ttls[k], &o);
-        }
     if (!status)
-        printf("saved: prompt tokens found, of all; short: the same of prompts of fewer than %d blocks. byte s/token: "
-               "bytes "
-               "kept,\ntimes seconds, per token saved: what a hit costs. Longer keeping makes more requests hit; a "
-               "request "
-               "that hits anyway\ndoes not get faster (tokens/hit).\n",
-               SHORT_BLOCKS);
+        status = print_tables(&t);
+    if (!status && plot_file)
+        status = plot(&t, plot_file);
     json_decref(t.numbers);
     free(t.request);
     free(t.block);

@@ -2,7 +2,7 @@
 #ifndef WEFT_CLI_KV_TRACE_H
 #define WEFT_CLI_KV_TRACE_H
 
-/* Prints the table. Exit status. */
-int cli_kv_trace_replay(const char *path);
+/* Prints the tables, and draws them to plot_file unless it is NULL. Exit status. */
+int cli_kv_trace_replay(const char *path, const char *plot_file);
 
 #endif

@@ -141,6 +141,15 @@ static void read_certificate(struct gw_context *g)
     act_log_event(g->log, ACT_LOG_INFO, "gateway", 0, "certificate_read", "until=%s", until);
 }
 
+static void reopen_trace(struct gw_context *g)
+{
+    struct cfg_error err;
+    if (gw_trace_reopen(g->trace, &err))
+        act_log_write(g->log, ACT_LOG_ERROR, "gateway", 0, "%s", err.msg);
+    else if (g->trace)
+        act_log_write(g->log, ACT_LOG_INFO, "gateway", 0, "the request trace was opened again");
+}
+
 /* ---- endpoints ---- */
 
 #define MODELS_PATH "/v1/models"
@@ -660,6 +669,7 @@ static int gateway_receive(struct act_self *self, void *state, struct act_msg *m
         if (m[i].type == ACT_RELOAD) {
             read_keys(g);
             read_certificate(g);
+            reopen_trace(g);
         }
         if (m[i].type == ACT_DRAIN)
             drain(g, act_p_drain(&m[i])->flags);

@@ -9,6 +9,7 @@
 #include <xxhash.h>
 
 struct gw_trace {
+    char *path;
     FILE *f;
     uint64_t salt;
     int64_t first; /* ns; 0: nothing yet */
@@ -22,10 +23,11 @@ int gw_trace_open(const char *path, int block_tokens, size_t block_bytes, struct
     *out = NULL;
     if (!t)
         return cfg_error_set(err, ENOMEM, "trace: out of memory");
-    *t = (struct gw_trace){.f = fopen(path, "ae"), .block_tokens = block_tokens, .block_bytes = block_bytes};
-    if (!t->f) {
-        int e = errno;
-        free(t);
+    *t = (struct gw_trace){
+        .path = strdup(path), .f = fopen(path, "ae"), .block_tokens = block_tokens, .block_bytes = block_bytes};
+    if (!t->f || !t->path) {
+        int e = t->f ? ENOMEM : errno;
+        gw_trace_free(t);
         return cfg_error_set(err, e, "%s: %s; log.trace names a file that can be written", path, strerror(e));
     }
     while (getrandom(&t->salt, sizeof t->salt, 0) != (ssize_t)sizeof t->salt)
@@ -48,10 +50,25 @@ void gw_trace_add(struct gw_trace *t, int64_t now_ns, int prompt, int output, co
     fflush(t->f); /* into the page cache: whoever ends the process does not cut a line */
 }
 
+int gw_trace_reopen(struct gw_trace *t, struct cfg_error *err)
+{
+    FILE *f = t ? fopen(t->path, "ae") : NULL;
+    if (!t)
+        return 0;
+    if (!f)
+        return cfg_error_set(err, errno, "%s: %s; the trace goes on in the file that was open", t->path,
+                             strerror(errno));
+    fclose(t->f);
+    t->f = f;
+    return 0;
+}
+
 void gw_trace_free(struct gw_trace *t)
 {
     if (!t)
         return;
-    fclose(t->f);
+    if (t->f)
+        fclose(t->f);
+    free(t->path);
     free(t);
 }

@@ -18,6 +18,9 @@ int gw_trace_open(const char *path, int block_tokens, size_t block_bytes, struct
 /* A request that arrived at now_ns (monotonic); chain [n_chain]: root first, then the chain behind each block. NULL as
  * trace: nothing. */
 void gw_trace_add(struct gw_trace *t, int64_t now_ns, int prompt, int output, const struct kv_key *chain, int n_chain);
+/* Opens the file of that name again, for rotation: what was written so far may have another name. When that fails the
+ * old one goes on. Times and hashed names go on as before, so that the parts of a trace can be joined. */
+int gw_trace_reopen(struct gw_trace *t, struct cfg_error *err);
 void gw_trace_free(struct gw_trace *t);
 
 #endif

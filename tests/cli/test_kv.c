@@ -109,6 +109,50 @@ Test(kv, lists_verifies_and_drops)
     ts_result_free(&r);
 }
 
+/* Conversations that come back, and short questions that do not. */
+static void make_trace(const char *path)
+{
+    FILE *f = fopen(path, "w");
+    cr_assert_not_null(f);
+    for (int i = 0; i < 60; i++) {
+        int blocks = i % 3 ? 6 + i / 6 : 2;
+        fprintf(f, "{\"t\":%d,\"prompt\":%d,\"output\":9,\"block_tokens\":16,\"block_bytes\":4096,\"blocks\":[", 10 * i,
+                16 * blocks + 3);
+        for (int b = 0; b < blocks; b++)
+            fprintf(f, "%s\"%016x\"", b ? "," : "", i % 3 ? (i % 3) * 1000 + b : 100000 + i * 100 + b);
+        fputs("]}\n", f);
+    }
+    fclose(f);
+}
+
+Test(kv, a_trace_says_what_tiers_are_worth_and_where_they_are_not)
+{
+    char trace[4200], svg[4300];
+    make();
+    snprintf(trace, sizeof trace, "%s/trace", folder);
+    snprintf(svg, sizeof svg, "%s.svg", trace);
+    make_trace(trace);
+    struct ts_result r = ts_run(ts_weft(), "bench", "kv", "--trace", trace);
+    cr_assert_eq(r.status, 0, "%s", r.err);
+    cr_assert(strstr(r.out, "60 requests over 590 s"), "%s", r.out);
+    cr_assert(strstr(r.out, "     below 4         20      0.0     pays nothing"), "%s", r.out);
+    cr_assert(strstr(r.out, "     4 to 15         "), "%s", r.out);
+    ts_result_free(&r);
+    r = ts_run(ts_weft(), "bench", "kv", "--plot", svg);
+    cr_assert_eq(r.status, 2, "there is nothing to draw");
+    ts_result_free(&r);
+    r = ts_run(ts_weft(), "bench", "kv", "--trace", trace, "--plot", svg);
+    if (strstr(r.err, "gnuplot-nox"))
+        cr_skip_test("%s", r.err);
+    cr_assert_eq(r.status, 0, "%s", r.err);
+    char *picture = ts_read_file(svg, NULL);
+    cr_assert_not_null(picture);
+    cr_expect(strstr(picture, "pays nothing"));
+    cr_expect(strstr(picture, "none of them gets faster"));
+    free(picture);
+    ts_result_free(&r);
+}
+
 Test(kv, mistakes_are_said)
 {
     make();

@@ -356,6 +356,35 @@ Test(tiers, a_trace_holds_no_text_and_is_replayed)
     ts_result_free(&r);
 }
 
+/* Rotation: after SIGHUP requests go to a new file of the name, and names of blocks go on to be comparable. */
+Test(tiers, a_trace_is_opened_again_on_sighup)
+{
+    char *text = NULL, path[4200], moved[4300];
+    folder = ts_temp_dir();
+    snprintf(path, sizeof path, "%s/trace", folder);
+    snprintf(moved, sizeof moved, "%s.1", path);
+    cr_assert_gt(asprintf(&text, "};\nlog = { trace = \"%s\"; ", path), 0);
+    start("true", text);
+    free(text);
+    struct ts_answer a = ask(0);
+    ts_answer_free(&a);
+    cr_assert_eq(rename(path, moved), 0);
+    kill(server.pid, SIGHUP);
+    for (int i = 0; i < 4000 && access(path, F_OK); i++)
+        ts_metric(&server, "weft_draining");
+    cr_assert_eq(access(path, F_OK), 0, "the file was not opened again");
+    a = ask(0);
+    ts_answer_free(&a);
+    char *before = ts_read_file(moved, NULL), *after = ts_read_file(path, NULL);
+    cr_assert(before && after);
+    const char *b = strstr(before, "\"blocks\":["), *c = strstr(after, "\"blocks\":[");
+    cr_assert(b && c);
+    cr_assert_eq(strncmp(b, c, 30), 0, "one block has two names:\n%s%s", before, after);
+    cr_assert_null(strchr(strchr(before, '\n') + 1, '\n'), "one line each: %s", before);
+    free(before);
+    free(after);
+}
+
 /* Row 55: damage costs the block, not the answer. */
 Test(tiers, damaged_files_are_recomputed)
 {
