@@ -247,6 +247,12 @@ static void take_messages(struct decode *d, struct act_msg *m, int count)
         case ACT_PAGES_GIVEN:
             dec_pages_given(d, &m[i]);
             break;
+        case ACT_NODE_UP:
+        case ACT_NODE_DOWN:
+        case ACT_GROUP_BUDGET:
+        case ACT_GROUP_COUNT:
+            act_group_message(&d->group, &m[i]);
+            break;
         case ACT_MOVE:
         case ACT_MOVE_GO:
         case ACT_MOVED:

@@ -3,6 +3,7 @@
 #define WEFT_ACTORS_DECODE_IMPL_H
 
 #include "actors/decode.h"
+#include "actors/group.h"
 #include "actors/recipe.h"
 #include "actors/sending.h"
 #include "actors/speculate.h"
@@ -73,6 +74,7 @@ struct decode {
     struct mdl_stream **round; /* [limits.streams] */
     int n_round;
     struct act_speculation spec;
+    struct act_group group;
     float *weights;                          /* [vocab], with rejection sampling */
     struct act_spec_stream **round_spec;     /* [limits.streams] */
     int64_t verify_began;                    /* ns */

@@ -16,6 +16,7 @@ static void on_plan(void *ctx, struct mdl_stream *const *streams, int n)
 int dec_spec_start(struct decode *d)
 {
     const struct act_engine *e = d->e;
+    act_group_init(&d->group, d->self, e);
     d->round_spec = calloc((size_t)e->limits.streams, sizeof(struct act_spec_stream *));
     if (e->rejection)
         d->weights = malloc((size_t)e->vocab * sizeof *d->weights);
@@ -45,7 +46,9 @@ void dec_spec_round_begins(struct decode *d)
 {
     for (int i = 0; i < d->n_round; i++)
         d->round_spec[i] = &((struct dec_stream *)d->round[i]->pick_ctx)->spec;
+    d->spec.plan.given = act_group_before(&d->group, d->n_round, &d->spec.plan.scale);
     act_speculation_begin(&d->spec, d->round, d->round_spec, d->n_round, d->exchange.shard_rows);
+    act_group_after(&d->group, d->n_round, &d->spec.plan.choice);
     d->disturbed = d->n_busy > 0;
 }
 

@@ -48,6 +48,8 @@ struct act_engine {
     enum mdl_handoff_form form;      /* in which prompts are handed to other processes */
     struct act_ticket_times tickets; /* deadlines of hand-offs to and from other processes */
     int vocab;                       /* ids that may be picked */
+    bool group_sync;                 /* dynamic plans: one budget for all Decode actors of the deployment (group.h) */
+    uint16_t node;                   /* this node's number in the deployment */
     struct act_experts experts;
     /* Set before start. */
     struct act_addr tier, prefill[ACT_INSTANCES_MAX], decode[ACT_INSTANCES_MAX];

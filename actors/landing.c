@@ -648,6 +648,18 @@ static void tell_unplaced(struct landing *l, uint64_t request, uint16_t attempt)
         }
 }
 
+/* Of the group's leader, for all Decode actors; they answer to it, so it stays the source. */
+static void pass_budget(struct landing *l, const struct act_msg *m)
+{
+    for (int i = 0; i < l->e->n_decode; i++) {
+        struct act_msg on = *m;
+        on.flags = 0;
+        on.dst = l->decode[i].addr;
+        if (!act_addr_is_nobody(on.dst) && act_forward(l->self, &on))
+            act_msg_drop(&on);
+    }
+}
+
 static void take_returned(struct landing *l, struct act_msg *m)
 {
     enum act_type type = act_msg_returned_type(m);
@@ -825,6 +837,9 @@ static int landing_receive(struct act_self *self, void *state, struct act_msg *m
         case ACT_MOVE:
         case ACT_MOVE_GO:
             pass_move(l, &m[i]);
+            break;
+        case ACT_GROUP_BUDGET:
+            pass_budget(l, &m[i]);
             break;
         case ACT_DOWN:
             take_down(l, &m[i]);

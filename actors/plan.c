@@ -199,10 +199,12 @@ static int budget_limit(const struct act_plan *p, const struct search *s, int de
 /* The times of a search, looked up once; depth and budget then only combine them. */
 static void look_up_times(struct act_plan *p, struct search *s)
 {
+    double scale = p->scale > 1 ? p->scale : 1;
+    int n = (int)(scale * s->n + 0.5);
     for (int depth = 1; depth <= p->options.length; depth++)
-        s->draft_ns[depth] = act_steptime_draft_ns(p->table, s->n, s->drafts[depth]);
+        s->draft_ns[depth] = act_steptime_draft_ns(p->table, n, (int)(scale * s->drafts[depth] + 0.5));
     for (int k = 0; k <= s->drafts[p->options.length]; k++)
-        p->verify_ns[k] = act_steptime_verify_ns(p->table, s->n, s->n + k, s->shard_rows);
+        p->verify_ns[k] = act_steptime_verify_ns(p->table, n, (int)(scale * (s->n + k) + 0.5), s->shard_rows);
 }
 
 static struct act_plan_choice evaluate(const struct act_plan *p, const struct search *s, int depth, int budget)
@@ -299,6 +301,18 @@ static bool probe_now(struct act_plan *p, const struct act_plan_choice *best, co
     return true;
 }
 
+/* As deep as was said, and of the drafts the share that was said, as far as these requests have use for it. */
+static struct act_plan_choice as_given(const struct act_plan *p, const struct search *s)
+{
+    int depth = p->given->depth < p->options.length ? p->given->depth : p->options.length;
+    while (depth > 0 && s->drafts[depth] == s->drafts[depth - 1])
+        depth--;
+    if (depth <= 0)
+        return evaluate(p, s, 0, 0);
+    int limit = budget_limit(p, s, depth), budget = (int)(p->given->share * s->n + 0.5);
+    return evaluate(p, s, depth, budget < limit ? budget : limit);
+}
+
 static void plan_dynamic(struct act_plan *p, const struct act_plan_request *r, int n)
 {
     struct search s = {.n = n, .shard_rows = p->shard_rows};
@@ -310,8 +324,8 @@ static void plan_dynamic(struct act_plan *p, const struct act_plan_request *r, i
         recall_gains(p, r, n);
     struct act_plan_choice best = search_all(p, &s), whole = whole_block(p, &s);
     best = fill(p, &s, hold(p, &s, best));
-    p->probe = probe_now(p, &best, &whole);
-    p->choice = p->probe ? whole : best;
+    p->probe = !p->given && probe_now(p, &best, &whole);
+    p->choice = p->given ? as_given(p, &s) : p->probe ? whole : best;
     p->last_requests = p->probe ? 0 : n; /* a probe is no plan to hold on to */
     p->last_caps = s.drafts[p->options.length];
 }
@@ -402,7 +416,7 @@ void act_plan_split(struct act_plan *p, struct act_plan_request *r, int n)
             remember(p, &r[i], survival);
     }
     qsort(p->item, (size_t)items, sizeof *p->item, compare_items);
-    if (dynamic && !p->probe && p->options.budget == ACT_PLAN_EARLY_STOP)
+    if (dynamic && !p->probe && !p->given && p->options.budget == ACT_PLAN_EARLY_STOP)
         budget = early_stop(p, items);
     budget = budget < items ? budget : items;
     for (int k = 0; k < budget; k++)

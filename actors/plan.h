@@ -82,6 +82,12 @@ struct act_plan_choice {
     double tokens, ns; /* expected of the round; 0 outside dynamic mode */
 };
 
+/* What somebody else has chosen for this round (group.h). */
+struct act_plan_given {
+    int depth;
+    double share; /* of drafts per request that are verified */
+};
+
 struct act_plan_counters {
     uint64_t rounds, skipped, probes, trimmed; /* trimmed: drafts made and not offered */
     double expected_tokens, expected_ns;       /* sums over dynamic rounds that were observed */
@@ -95,7 +101,9 @@ struct act_plan {
     /* Survival by position over all requests: what is assumed of one without history. */
     double prior[ACT_PLAN_BLOCK_MAX];
     uint64_t blocks_seen;
-    struct act_plan_choice choice; /* of the present or last round */
+    struct act_plan_choice choice;      /* of the present or last round */
+    const struct act_plan_given *given; /* dynamic mode: set before act_plan_draft, used in its place; NULL: none */
+    double scale;                       /* the search is for so many times the requests; below 1: 1 */
     bool probe;
     int requests, drafts, rows, shard_rows; /* of the present round */
     int last_requests, last_caps;

@@ -85,6 +85,8 @@ static int plan_engine(struct act_server *s, struct cfg_error *err)
                                            .lease = pages > 64 ? 8 : 1,
                                            .prefill_share_ns = c->engine.prefill_share_us * 1000};
     e->form = (enum mdl_handoff_form)c->engine.handoff;
+    e->group_sync = c->speculation.group_sync;
+    e->node = (uint16_t)(s->node - c->nodes + 1);
     e->tickets.lease = c->engine.ticket_lease_us * 1000;
     r = act_speculation_prepare(c, s->log, server_has(s, CFG_ROLE_DECODE), e, err);
     if (r)

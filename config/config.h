@@ -92,6 +92,7 @@ struct cfg_config {
         double min_gain, probe_share;
         char table_file[CFG_PATH_TEXT]; /* "": step times are measured at every start */
         int64_t measure_us;
+        bool group_sync;
     } speculation;
     struct {
         double temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;

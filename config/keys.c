@@ -94,6 +94,10 @@ const struct cfg_key cfg_keys[] = {
     {"speculation.probe_share", CFG_DOUBLE, .min = 0, .max = 0.2, AT(speculation.probe_share), .fallback = "0.005",
      .help = "Dynamic mode: share of time for steps that verify whole blocks although that is not best, so that a "
              "change of confidence is noticed."},
+    {"speculation.group_sync", CFG_BOOL, AT(speculation.group_sync), .fallback = "false",
+     .help = "Dynamic mode in a deployment: all decode nodes draft and verify as many tokens per request as the first of "
+             "them has chosen, for backends whose ranks must run steps of one shape. Who has not heard of it lately "
+             "plans for itself."},
     {"speculation.table_file", CFG_TEXT, "file", AT(speculation.table_file), .fallback = "",
      .help = "Dynamic mode: keeps the step times that were measured, for the next start with the same model, machine "
              "and build. Empty: they are measured at every start."},

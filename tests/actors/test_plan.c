@@ -535,3 +535,58 @@ Test(plan, a_small_gain_changes_nothing)
         act_plan_free(&p);
     }
 }
+
+/* ---- a figure from elsewhere ---- */
+
+Test(plan, a_given_figure_is_used_as_far_as_it_can_be)
+{
+    struct act_steptime t = smooth(1000, 1, 1, 0.1); /* drafting is nearly free: alone it would take all */
+    struct act_plan p = new_plan((struct act_plan_options){.mode = ACT_PLAN_DYNAMIC, .length = BLOCK}, &t);
+    struct act_plan_memory memory[4] = {0};
+    struct act_plan_request r[4];
+    for (int i = 0; i < 4; i++)
+        r[i] = (struct act_plan_request){.memory = &memory[i], .cap = i ? BLOCK : 1};
+    act_plan_draft(&p, r, 4, 0);
+    cr_expect_eq(p.choice.depth, BLOCK);
+    const struct act_plan_given none = {0, 0}, some = {2, 0.75}, all = {100, 100};
+    p.given = &none;
+    act_plan_draft(&p, r, 4, 0);
+    cr_expect_eq(p.choice.depth, 0);
+    cr_expect_eq(r[3].draft, 0);
+    p.given = &some;
+    act_plan_draft(&p, r, 4, 0);
+    cr_expect_eq(p.choice.depth, 2);
+    cr_expect_eq(p.choice.budget, 3);
+    cr_expect_eq(r[0].draft, 1, "a request has use for one");
+    cr_expect_eq(r[3].draft, 2);
+    for (int i = 0; i < 4; i++) {
+        r[i].drafted = r[i].draft;
+        for (int k = 0; k < BLOCK; k++)
+            r[i].confidence[k] = 0.9f;
+    }
+    act_plan_split(&p, r, 4);
+    cr_expect_eq(r[0].offer + r[1].offer + r[2].offer + r[3].offer, 3);
+    p.given = &all;
+    act_plan_draft(&p, r, 4, 0);
+    cr_expect_eq(p.choice.budget, 3 * BLOCK + 1, "no more than there is use for");
+    p.given = NULL;
+    act_plan_draft(&p, r, 4, 0);
+    cr_expect_eq(p.choice.budget, 3 * BLOCK + 1, "and by itself again");
+    act_plan_free(&p);
+}
+
+/* A leader with few requests plans for the member that has many, whose steps all wait for. */
+Test(plan, a_leader_plans_for_the_largest_member)
+{
+    struct act_steptime t = stairs(8, 100, 1000, 1, 0); /* up to eight rows are cheap */
+    struct act_plan p = new_plan((struct act_plan_options){.mode = ACT_PLAN_DYNAMIC, .length = BLOCK}, &t);
+    struct act_plan_memory memory = {0};
+    struct act_plan_request r = {.memory = &memory, .cap = BLOCK};
+    act_plan_draft(&p, &r, 1, 0);
+    int alone = p.choice.budget;
+    cr_expect_gt(alone, 1);
+    p.scale = 8;
+    act_plan_draft(&p, &r, 1, 0);
+    cr_expect_lt(p.choice.budget, alone, "%d for eight times as many", p.choice.budget);
+    act_plan_free(&p);
+}

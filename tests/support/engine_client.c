@@ -270,11 +270,28 @@ static void tell_router(struct act_self *self, const struct ts_world *w)
     cr_assert_eq(act_send(self, &m), 0);
 }
 
+/* And to the Decode actors of the second process of the first, and the other way round. */
+static void tell_decoders(struct act_self *self, const struct ts_world *w)
+{
+    const struct ts_far *f[] = {&w->far, &w->other};
+    for (int i = 0; i < 2; i++) {
+        const struct act_node_actor a = {.kind = ACT_NODE_DECODE, .addr = f[!i]->landing};
+        struct act_msg m;
+        size_t bytes;
+        cr_assert_eq(act_msg_new(ACT_NODE_UP, f[i]->e.decode[0], sizeof a, &m), 0);
+        memcpy(act_msg_tail(&m, &bytes), &a, sizeof a);
+        *act_p_node_up(&m) = (struct act_p_node_up){.node = f[!i]->e.node, .peer = (uint16_t)(1 + i), .actors = 1};
+        cr_assert_eq(act_send(self, &m), 0);
+    }
+}
+
 static int client_start(struct act_self *self, void *state, const void *arg)
 {
     struct ts_world *w = ((struct client *)state)->w = (struct ts_world *)arg;
     if (w->two)
         tell_router(self, w);
+    if (w->two && w->far.e.group_sync)
+        tell_decoders(self, w);
     for (int i = 0; i < w->n; i++) {
         act_timer_at(self, &w->timer[i], w->wanted[i].start, (uint64_t)i);
         if (w->wanted[i].cancel)
