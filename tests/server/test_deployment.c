@@ -187,3 +187,80 @@ Test(deployment, check_asks_the_other_nodes)
     free(changed);
     free(text);
 }
+
+/* ---- the list of nodes changes ---- */
+
+static void hang_up(const struct ts_node *n)
+{
+    kill(n->pid, SIGHUP);
+}
+
+/* Until the node has so many peers in its list, all connected. */
+static void wait_peers(int i, size_t want)
+{
+    for (int t = 0; t < 300; t++) {
+        int rc;
+        size_t k, up = 0;
+        json_t *j = status(&rc), *peers = json_object_get(node_of(j, i), "peers"), *p;
+        json_array_foreach (peers, k, p)
+            up += json_is_true(json_object_get(p, "up"));
+        bool so = json_array_size(peers) == want && up == want;
+        json_decref(j);
+        if (so)
+            return;
+        usleep(100000);
+    }
+    ts_cluster_show_logs();
+    cr_assert_fail("node %s does not come to %zu connected peers", nodes[i].name, want);
+}
+
+/* SIGHUP reads the list again: a node that was added at its end is connected and used, one that was taken out is let
+ * go. */
+Test(deployment, sighup_connects_added_nodes_and_lets_removed_ones_go)
+{
+    ts_cluster_write(nodes, NODES, "", "");
+    char *whole = ts_read_file(conf(), NULL), *last = strstr(whole, ",\n{ name = \"d1\""), *less = NULL;
+    cr_assert(last && asprintf(&less, "%.*s\n);\n", (int)(last - whole), whole) > 0);
+    free(ts_write_file(ts_cluster.dir, "weft.conf", less));
+    for (int i = D0; i >= GATEWAY; i--)
+        ts_node_start(&ts_cluster.node[i]);
+    ts_node_wait_ready(&ts_cluster.node[GATEWAY], 200);
+    wait_peers(GATEWAY, NODES - 2);
+    const struct ts_server *s = &ts_cluster.node[GATEWAY].http;
+    free(ts_cluster_complete(s, ts_cluster_prompts[0]));
+    free(ts_write_file(ts_cluster.dir, "weft.conf", whole));
+    ts_node_start(&ts_cluster.node[D1]); /* nobody knows it yet */
+    for (int i = GATEWAY; i <= D0; i++)
+        hang_up(&ts_cluster.node[i]);
+    for (int i = GATEWAY; i <= D1; i++)
+        wait_peers(i, NODES - 1);
+    ts_node_kill(&ts_cluster.node[D0]); /* now only the added one can decode */
+    ts_node_wait_log(&ts_cluster.node[GATEWAY], "is lost: ");
+    free(ts_cluster_complete(s, ts_cluster_prompts[1]));
+    ts_node_start(&ts_cluster.node[D0]);
+    wait_peers(GATEWAY, NODES - 1);
+    free(ts_write_file(ts_cluster.dir, "weft.conf", less));
+    for (int i = GATEWAY; i <= D0; i++)
+        hang_up(&ts_cluster.node[i]);
+    for (int i = GATEWAY; i <= D0; i++)
+        wait_peers(i, NODES - 2);
+    ts_node_wait_log(&ts_cluster.node[D1], "node gateway (127.0.0.1:");
+    free(ts_cluster_complete(s, ts_cluster_prompts[2]));
+    free(less);
+    free(whole);
+}
+
+/* A file that is wrong, or in which the node has another place, changes nothing and is reported. */
+Test(deployment, sighup_with_a_wrong_list_changes_nothing)
+{
+    ts_cluster_start(nodes, NODES, "", "");
+    char *whole = ts_read_file(conf(), NULL);
+    wait_peers(GATEWAY, NODES - 1);
+    free(ts_write_file(ts_cluster.dir, "weft.conf", "nodes = ("));
+    hang_up(&ts_cluster.node[GATEWAY]);
+    ts_node_wait_log(&ts_cluster.node[GATEWAY], "the node list was not read again");
+    free(ts_write_file(ts_cluster.dir, "weft.conf", whole));
+    free(ts_cluster_complete(&ts_cluster.node[GATEWAY].http, ts_cluster_prompts[0]));
+    wait_peers(GATEWAY, NODES - 1);
+    free(whole);
+}

@@ -100,3 +100,26 @@ Test(experts, groups_of_different_sizes_in_one_deployment_give_the_same_tokens)
     ts_cluster_check(&ts_cluster.node[0].http, want, "one of two is dead");
     ts_cluster_forget(want);
 }
+
+/* The shape of large deployments: prefill nodes that are expert-parallel over two, decode nodes over four. */
+Test(experts, prefill_over_two_and_decode_over_four_give_the_tokens_of_one_process)
+{
+    static const struct ts_node nodes[] = {
+        {.name = "gateway", .roles = "\"gateway\""},
+        {.name = "p0", .roles = "\"prefill\", \"expert\"", .group = "ep2"},
+        {.name = "p1", .roles = "\"prefill\", \"expert\"", .group = "ep2"},
+        {.name = "d0", .roles = "\"decode\", \"expert\"", .group = "ep4"},
+        {.name = "d1", .roles = "\"decode\", \"expert\"", .group = "ep4"},
+        {.name = "d2", .roles = "\"decode\", \"expert\"", .group = "ep4"},
+        {.name = "d3", .roles = "\"decode\", \"expert\"", .group = "ep4"},
+    };
+    char *want[TS_CLUSTER_PROMPTS];
+    ts_cluster_ask_alone("", want);
+    for (int form = 0; form < 2; form++) {
+        ts_cluster_start(nodes, 7, form ? "handoff = \"encoder\";" : "handoff = \"full\";", "");
+        ts_cluster_check(&ts_cluster.node[0].http, want, form ? "encoder" : "full");
+        ts_cluster_check(&ts_cluster.node[0].http, want, "again");
+        ts_cluster_end();
+    }
+    ts_cluster_forget(want);
+}
