@@ -1,8 +1,11 @@
 /* Prefill and decode as processes of their own over tcp: the tokens of one process in every form of hand-off, through
  * the death, the silence and the return of each node. */
+#include <jansson.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include "tests/harness.h"
+#include "tests/support/answer.h"
 #include "tests/support/cluster.h"
 
 TestSuite(cluster, .fini = ts_cluster_end, .timeout = 300);
@@ -62,5 +65,124 @@ Test(cluster, forms_of_hand_off)
     for (int i = 0; i < TS_CLUSTER_PROMPTS; i++)
         want[i] = ts_cluster_complete(s, ts_cluster_prompts[i]);
     ts_cluster_check(s, want, "global");
+    ts_cluster_forget(want);
+}
+
+/* ---- clients that leave: every node that worked for them lets go ---- */
+
+enum { DECODE = 2, SPREAD = 5, WAIT = 300, LONG = 900 /* tokens */ };
+
+static const struct ts_node spread[SPREAD] = {
+    {.name = "gateway", .roles = "\"gateway\""},
+    {.name = "p0", .roles = "\"prefill\""},
+    [DECODE] = {.name = "d0", .roles = "\"decode\""},
+    {.name = "e0", .roles = "\"expert\""},
+    {.name = "e1", .roles = "\"expert\""},
+};
+
+/* What a node holds of requests: pages that are not free, requests of its roles, and those to its peers; and its
+ * descriptors. */
+struct held {
+    json_int_t pages, work, fds;
+    json_int_t dispatched; /* bytes to expert nodes so far */
+};
+
+static struct held held_by(int i)
+{
+    struct ts_node *n = &ts_cluster.node[i];
+    char *text = ts_node_ask(n, "status");
+    json_t *j = text ? json_loads(text, 0, NULL) : NULL, *load = json_object_get(j, "load"), *part, *peer;
+    cr_assert(j != NULL, "%s does not answer", n->name);
+    struct held h = {.fds = ts_server_fds(&(struct ts_server){.pid = n->pid})};
+    const char *role;
+    size_t k;
+    json_object_foreach (load, role, part) {
+        h.work += json_integer_value(json_object_get(part, "running")) +
+                  json_integer_value(json_object_get(part, "waiting")) +
+                  json_integer_value(json_object_get(part, "requests"));
+        h.pages += json_integer_value(json_object_get(part, "pages")) -
+                   json_integer_value(json_object_get(part, "pages_free"));
+    }
+    json_array_foreach (json_object_get(j, "peers"), k, peer)
+        h.work += json_integer_value(json_object_get(peer, "requests"));
+    const json_t *expert = json_object_get(json_object_get(j, "transport"), "expert");
+    h.dispatched = json_integer_value(json_object_get(expert, "message_bytes_out")) +
+                   json_integer_value(json_object_get(expert, "put_bytes_out"));
+    json_decref(j);
+    free(text);
+    return h;
+}
+
+/* Waits until the node holds what it held before. */
+static void until_held(int i, struct held before)
+{
+    struct held h = held_by(i);
+    for (int k = 0; k < WAIT && (h.work || h.pages != before.pages || h.fds != before.fds); k++) {
+        usleep(100000);
+        h = held_by(i);
+    }
+    if (h.work || h.pages != before.pages || h.fds != before.fds)
+        ts_cluster_show_logs();
+    cr_assert(!h.work && h.pages == before.pages && h.fds == before.fds,
+              "%s: %lld requests, %lld pages (%lld before), %lld descriptors (%lld)", ts_cluster.node[i].name,
+              (long long)h.work, (long long)h.pages, (long long)before.pages, (long long)h.fds, (long long)before.fds);
+}
+
+/* n streams, a few at a time, each left behind so many bytes of it. */
+static void leave_many(const struct ts_server *s, int n)
+{
+    enum { AT_A_TIME = 6 };
+    struct ts_flow f[AT_A_TIME];
+    size_t leave[AT_A_TIME];
+    for (int i = 0; i < AT_A_TIME; i++)
+        f[i] = (struct ts_flow){.fd = -1, .ended = true};
+    for (int started = 0, open = 1; open;) {
+        open = 0;
+        for (int i = 0; i < AT_A_TIME; i++) {
+            cr_assert_not(f[i].fd >= 0 && f[i].ended && f[i].len, "it has ended: %s", f[i].data);
+            if (f[i].fd >= 0 && f[i].len >= leave[i])
+                ts_flow_close(&f[i]);
+            if (f[i].fd < 0 && started < n) {
+                char *body = ts_body(TS_COMPLETIONS, ts_cluster_prompts[started % TS_CLUSTER_PROMPTS], LONG, true,
+                                     "\"ignore_eos\":true");
+                cr_assert(ts_flow_open(&f[i], s->port, ts_path(TS_COMPLETIONS), body));
+                free(body);
+                leave[i] = started % 3 ? (size_t)(started * 97 % 6000) : 0;
+                started++;
+            }
+            open += f[i].fd >= 0;
+        }
+        ts_flows_turn(f, AT_A_TIME, 1);
+    }
+}
+
+/* One prefill, one decode and two expert nodes work for each request. Answers of LONG tokens are left early: none of
+ * the nodes goes on with them (what the decoder sends to the experts shows it), and nothing stays behind. There are
+ * fewer pages than requests, so a page that each of them kept would be missed. */
+Test(cluster, clients_that_leave_free_every_node)
+{
+    char *want[TS_CLUSTER_PROMPTS];
+    static const char more[] = "kv = { memory = \"1MiB\"; block_tokens = 32; };\n";
+    enum { EACH = 60 / TS_LESS, ROUNDS = 2 };
+    struct held before[SPREAD];
+    ts_cluster_start(spread, SPREAD, "", more);
+    const struct ts_server *s = &ts_cluster.node[GATEWAY].http;
+    json_int_t none = held_by(DECODE).dispatched;
+    for (int i = 0; i < TS_CLUSTER_PROMPTS; i++)
+        want[i] = ts_cluster_complete(s, ts_cluster_prompts[i]);
+    for (int i = 0; i < SPREAD; i++)
+        for (int k = 0; k < WAIT && (before[i] = held_by(i)).work; k++)
+            usleep(100000);
+    json_int_t token = (before[DECODE].dispatched - none) / (TS_CLUSTER_PROMPTS * TS_CLUSTER_TOKENS);
+    for (int round = 0; round < ROUNDS; round++) {
+        leave_many(s, EACH);
+        for (int i = 0; i < SPREAD; i++)
+            until_held(i, before[i]);
+    }
+    cr_expect_gt(ts_metric(s, "weft_disconnected_clients_total"), EACH * ROUNDS * 3 / 4);
+    json_int_t tokens = (held_by(DECODE).dispatched - before[DECODE].dispatched) / token;
+    cr_expect_lt(tokens, (json_int_t)EACH * ROUNDS * LONG / 3, "%lld tokens were decoded for clients that had left",
+                 (long long)tokens);
+    ts_cluster_check(s, want, "after clients that left");
     ts_cluster_forget(want);
 }
