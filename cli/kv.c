@@ -108,7 +108,10 @@ static int open_tier(struct tool *k, enum which which, struct cfg_error *err)
 {
     const char *path = which == SSD ? k->c->kv.ssd.path : k->c->kv.shared.path;
     if (!path[0])
-        return cfg_error_set(err, EINVAL, "the configuration has no kv.%s.path", which == SSD ? "ssd" : "shared");
+        return cfg_error_set(
+            err, EINVAL,
+            "the configuration has no kv.%s.path; give the folder there, or look at the other tier with --tier %s",
+            which == SSD ? "ssd" : "shared", which == SSD ? "shared" : "ssd");
     int r = make_layout(k, err);
     if (!r)
         r = kv_storage_uring_new(path, DEPTH, &k->storage, err);

@@ -243,12 +243,12 @@ int cli_up_run(int argc, char **argv)
         .intro =
             "Starts every node of the file whose host is an address of this machine, each as a process with a log of\n"
             "its own, and waits until all accept and are connected to each other; or says which one failed and why,\n"
-            "and stops the others. A deployment that is on this machine alone gets its cluster.secret_file made. Then "
-            "it watches them: a node that fails begins again, after 0.5 s and then ever\n"
-            "longer, up to 30 s; one that was drained, or whose configuration is wrong, does not. SIGHUP is passed\n"
-            "on to the nodes. SIGTERM and Ctrl-C drain: gateways first, then prefill and decode, then the rest; a\n"
-            "second one cuts requests off. Exit status 0: all ended as they were asked to; 1: not so; 2: the file or\n"
-            "the configuration of a node is wrong.",
+            "and stops the others. A deployment that is on this machine alone gets its cluster.secret_file made.\n"
+            "Then it watches them: a node that fails begins again, after 0.5 s and then ever longer, up to 30 s;\n"
+            "one that was drained, or whose configuration is wrong, does not. SIGHUP is passed on to the nodes.\n"
+            "SIGTERM and Ctrl-C drain: gateways first, then prefill and decode, then the rest; a second one cuts\n"
+            "requests off. Exit status 0: all ended as they were asked to; 1: not so; 2: the file or the\n"
+            "configuration of a node is wrong.",
         .options = options,
         .min_args = 1,
         .max_args = 1,
