@@ -24,6 +24,8 @@ void gw_out_flush(struct gw_output *o)
 void gw_out_emit(struct gw_output *o, enum gw_event_kind kind, const char *s, size_t n)
 {
     int index = kind == GW_EV_CALL_ARGS ? o->calls - 1 : 0;
+    if (kind == GW_EV_CALL_ARGS)
+        gw_call_announce(o);
     if (kind != o->kind || index != o->index)
         gw_out_flush(o);
     o->kind = kind;
@@ -197,7 +199,7 @@ static int take_chars(struct gw_output *o)
         take_byte(o, o->chars.s[i]);
     o->chars.n = 0;
     gw_out_flush(o);
-    return o->text.failed || o->opener.failed || o->loose.failed || o->value.failed ? -ENOMEM : 0;
+    return o->text.failed || o->opener.failed || o->loose.failed || o->name.failed || o->value.failed ? -ENOMEM : 0;
 }
 
 int gw_output_push(struct gw_output *o, const char *text, size_t len)
@@ -221,7 +223,7 @@ static void end_tag(struct gw_output *o)
 /* The same when more would have come: markup that says nothing yet goes, with the newlines before it. */
 static void cut_tag(struct gw_output *o)
 {
-    bool tag = o->tag_len > 2 && o->opt.tools && gw_tag_viable(o->tag, o->tag_len);
+    bool tag = o->tag_len && o->opt.tools && gw_tag_viable(o->tag, o->tag_len);
     bool markup = tag || o->in_block || o->calls || o->state != GW_OUT_TEXT || (o->reasoning && o->tag_len > 1);
     if (o->tag_len && !markup)
         plain_tag(o);

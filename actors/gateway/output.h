@@ -16,9 +16,10 @@
  * is raw JSON when the function's schema gives it a type other than string, else a string
  *   - all arguments inside one more object "arguments" or "input" are taken out of it when the function's schema lists
  *     properties without it and does not say that there may be others; otherwise the object is an argument like others
+ *   - a call begins for the client with its first argument, or with its end when it has none
  *   - an answer that the length cut off ends where it was cut: of an open call the arguments that came, without what
- * would make JSON of them (GW_EV_CALL_CUT in place of GW_EV_CALL_END); of markup that is no call yet, and of a
- * character that is not whole, nothing
+ *     would make JSON of them (GW_EV_CALL_CUT in place of GW_EV_CALL_END); of a call without arguments yet, of other
+ *     markup, and of a character that is not whole, nothing
  *   - what cannot be a call is given back as text of the section it stood in, loose text inside a call as answer text
  *     behind it. Never a silent drop.
  * The markers arrive as text (the decoder is told not to skip them). Bytes that are no UTF-8 become U+FFFD; no event

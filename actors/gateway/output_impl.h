@@ -57,6 +57,7 @@ struct gw_output {
     bool skip_space;        /* between elements of a block */
     struct gw_bytes opener; /* the wrapper and the space behind it until a call begins; given back when none does */
     int calls, repaired;
+    struct gw_bytes name; /* of a call that the client does not know of yet */
     bool call_repaired, has_args, string_value, value_newline;
     const json_t *schema;  /* of the open call's function; borrowed from the options, NULL: nothing is known */
     char key[GW_NAME_MAX]; /* of the open value */
@@ -87,6 +88,8 @@ void gw_value_cut(struct gw_output *o);
 void gw_value_object(struct gw_output *o, const json_t *object, const char *text, size_t n);
 
 /* tool_calls.c */
+/* Tells of the open call unless that was done. */
+void gw_call_announce(struct gw_output *o);
 /* Whether the n bytes at tag may still become a tag of the markup when more follow. */
 bool gw_tag_viable(const char *tag, size_t n);
 /* Whether they hold the DSML token, so that they are markup even when cut off. */

@@ -163,7 +163,7 @@ static void event(struct gw_reply *r, const struct gw_event *ev, struct gw_bytes
         r->n_calls++;
         r->name.n = 0;
         gw_bytes_add(&r->name, ev->text, ev->len);
-        close_block(r, out); /* its own block begins with its first argument: a block without any reads as {} */
+        open_block(r, part, out);
     } else if (ev->kind == GW_EV_CALL_END) {
         close_block(r, out);
     } else if (ev->kind == GW_EV_CALL_CUT) {

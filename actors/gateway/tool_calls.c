@@ -142,9 +142,20 @@ static void begin_call(struct gw_output *o, const char *name)
     o->has_args = false;
     o->loose.n = 0;
     o->schema = gw_tool_schema(o->opt.declared, name);
-    struct gw_event ev = {GW_EV_CALL_BEGIN, o->calls++, name, strlen(name)};
-    o->opt.on_event(o->opt.ctx, &ev);
+    o->name.n = 0;
+    gw_bytes_add(&o->name, name, strlen(name));
+    o->calls++;
     o->state = GW_OUT_CALL;
+}
+
+void gw_call_announce(struct gw_output *o)
+{
+    struct gw_event ev = {GW_EV_CALL_BEGIN, o->calls - 1, o->name.p, o->name.n};
+    if (!o->name.n)
+        return;
+    gw_out_flush(o);
+    o->opt.on_event(o->opt.ctx, &ev);
+    o->name.n = 0;
 }
 
 /* Text inside the call that is in no parameter: the arguments as one JSON object, or text to give back. */
@@ -205,7 +216,11 @@ static void cut_call(struct gw_output *o)
     json_decref(object);
     gw_out_flush(o);
     struct gw_event ev = {GW_EV_CALL_CUT, o->calls - 1, "", 0};
-    o->opt.on_event(o->opt.ctx, &ev);
+    if (o->name.n)
+        o->calls--;
+    else
+        o->opt.on_event(o->opt.ctx, &ev);
+    o->name.n = 0;
     if (o->loose.n && !part)
         gw_out_emit(o, GW_EV_TEXT, o->loose.p, o->loose.n);
     o->loose.n = 0;
@@ -353,5 +368,6 @@ void gw_calls_free(struct gw_output *o)
 {
     gw_bytes_free(&o->opener);
     gw_bytes_free(&o->loose);
+    gw_bytes_free(&o->name);
     gw_bytes_free(&o->value);
 }

@@ -299,6 +299,50 @@ const tools = async () => {
             check(r.content.slice(2).map((b) => [b.name, b.input]));
         }
     });
+    await run('all: calls that the length cuts off', async () => {
+        const list = functions.map((f) => ({name: f.function.name, description: 'x', input_schema: parameters}));
+        const flat = functions.map((f) => ({type: 'function', ...f.function, strict: false}));
+        const known = ([name, input]) => wanted.some(([n, i]) => n === name && JSON.stringify(i) === JSON.stringify(input));
+        let calls = 0;
+        for (let limit = 8; limit < 90; limit += 5) {
+            play();
+            const chat = {...args, tools: functions, max_completion_tokens: limit};
+            const {choices: [{message, finish_reason}]} = await openai.chat.completions.create(chat);
+            assert.equal(finish_reason, 'length');
+            assert(!/DSML|[<>]/.test(message.content ?? ''), message.content);
+            for (const c of message.tool_calls ?? []) assert(c.function.arguments.startsWith('{'), c.function.arguments);
+            calls += message.tool_calls?.length ?? 0;
+            play();
+            const r = await openai.responses.create({model, input: messages[0].content, tools: flat, temperature: 0,
+                                                     max_output_tokens: limit, reasoning: {effort: 'high'}});
+            assert.equal(r.status, 'incomplete');
+            for (const o of r.output.filter((o) => o.type === 'function_call' && o.status === 'completed'))
+                assert(known([o.name, JSON.parse(o.arguments)]), o.arguments);
+            const ask = {model, messages, max_tokens: limit, tools: list, thinking: {type: 'enabled', budget_tokens: 1024}};
+            play();
+            const whole = await anthropic.messages.create(ask);
+            assert.equal(whole.stop_reason, 'max_tokens');
+            for (const b of whole.content.filter((b) => b.type === 'tool_use')) assert(known([b.name, b.input]), JSON.stringify(b));
+            play();
+            assert.equal((await anthropic.messages.stream(ask).finalMessage()).stop_reason, 'max_tokens');
+            const seen = [];
+            const set = Object.fromEntries(wanted.map(([name]) => [name, tool({
+                description: name,
+                inputSchema: jsonSchema(parameters),
+                execute: async (input) => {
+                    seen.push([name, input]);
+                    return 'done';
+                },
+            })]));
+            play();
+            const s = streamText({model: provider(model), messages, tools: set, temperature: 0, maxRetries: 0, maxOutputTokens: limit,
+                                  providerOptions: {weft: {reasoningEffort: 'high'}}});
+            for await (const part of s.fullStream) assert.notEqual(part.type, 'error', JSON.stringify(part));
+            assert.equal(await s.finishReason, 'length');
+            for (const call of seen) assert(known(call), `called with ${JSON.stringify(call)}`);
+        }
+        assert(calls > 3, `only ${calls} calls`);
+    });
     await run('ai: calls, and a loop that answers them', async () => {
         const seen = [];
         const set = Object.fromEntries(wanted.map(([name]) => [name, tool({

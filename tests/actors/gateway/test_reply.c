@@ -471,7 +471,6 @@ Test(reply, a_call_that_is_cut_off)
         {GW_MESSAGES, "", CALL | CUT_CALL, "\"content\":[{\"type\":\"tool_use\",\"id\":\"toolu_1f_0\"", "\"g\""},
         {GW_MESSAGES, "", CUT_NAME, "\"content\":[],\"stop_reason\":\"max_tokens\"", "tool"},
         {GW_MESSAGES, ",\"stream\":true", CUT_CALL, "\"partial_json\":\"{\\\"y\\\": \"}}", "\"tool_use\"}"},
-        {GW_MESSAGES, ",\"stream\":true", CUT_NAME, "\"stop_reason\":\"max_tokens\"", "content_block"},
         {GW_RESPONSES, "", CUT_CALL, "\"status\":\"incomplete\",\"type\":\"function_call\"", "y\\\": }"},
         {GW_RESPONSES, ",\"stream\":true", CUT_CALL, "\"arguments\":\"{\\\"y\\\": \"}}\n\nevent: response.incomplete",
          "arguments.done"},
