@@ -8,7 +8,7 @@
 #include "cli/nodes.h"
 #include "cli/options.h"
 
-enum { COLUMNS = 8, CELL = 256, DEFAULT_TIMEOUT_S = 3 };
+enum { COLUMNS = 8, CELL = 320, DEFAULT_TIMEOUT_S = 3 };
 
 struct table {
     char (*row)[COLUMNS][CELL];
