@@ -259,8 +259,11 @@ static void take_messages(struct decode *d, struct act_msg *m, int count)
         case ACT_RESERVED:
         case ACT_TICKET_ABORT:
         case ACT_TICKET_CLOSED:
+        case ACT_LINK_PUT_DONE:
             dec_move_message(d, &m[i]);
             break;
+        case ACT_LINK_FENCE:
+            break; /* the ends of the writes say more */
         case ACT_LOAD:
             note_busy(d, act_p_load(&m[i])->who, act_b_load(&m[i])->running > 0);
             break;
@@ -429,6 +432,7 @@ static void decode_stop(struct act_self *self, void *state, int reason)
             dec_pages_return(d, s->pages, s->n_pages);
         stream_clear(s);
     }
+    act_left_abandon(&d->left);
     if (d->lease)
         dec_pages_return(d, d->lease, d->n_lease);
     act_exchange_free(&d->exchange);

@@ -94,6 +94,7 @@ struct decode {
     struct act_decode_stats stats;
     int64_t round_began; /* ns */
     struct act_timer report, load, moves;
+    struct act_left *left;                /* of moves that are over */
     struct act_addr watched[DEC_WATCHED]; /* Decodes of other nodes whose end it hears of */
     unsigned next_watched;
     uint32_t load_sequence;
@@ -125,7 +126,7 @@ void dec_spec_round_ended(struct decode *d, int status);
 
 /* ---- decode_move.c: sequences that move to another Decode, and from one ---- */
 
-/* MOVE, MOVE_GO, MOVED, RESERVED, TICKET_ABORT, TICKET_CLOSED. */
+/* MOVE, MOVE_GO, MOVED, RESERVED, TICKET_ABORT, TICKET_CLOSED, LINK_PUT_DONE. */
 void dec_move_message(struct decode *d, struct act_msg *m);
 /* One of its messages came back. */
 void dec_move_returned(struct decode *d, struct act_msg *m);

@@ -65,7 +65,7 @@ void dec_move_drop(struct decode *d, struct dec_stream *s, int status)
         return;
     s->move = NULL;
     if (v->sending.self) {
-        act_sending_event(&v->sending, ACT_TICKET_ON_GIVE_UP);
+        act_sending_end(&v->sending, &d->left, NULL, 0);
         act_cancel(d->self, v->to, s->request, v->attempt, -ECANCELED);
     }
     if (status) {
@@ -209,6 +209,7 @@ static void leave(struct decode *d, struct dec_stream *s)
                   v->sending.writes);
     d->stats.moved++;
     dec_pages_end(d, s);
+    act_sending_end(&v->sending, &d->left, NULL, 0);
     free(v);
     s->move = NULL;
     s->state = DEC_LEAVING;
@@ -219,12 +220,23 @@ static void take_ticket_message(struct decode *d, struct act_msg *m)
 {
     struct dec_stream *s = find_leaving(d, m->request, m->attempt);
     bool confirming = s && s->move->sending.ticket.state == ACT_TICKET_CONFIRMING;
-    unsigned todo = act_sending_message(d->self, s ? &s->move->sending : NULL, m);
+    unsigned todo = act_sending_message(d->self, s ? &s->move->sending : act_left_find(d->left, m), m);
     if (!s || !(todo & (ACT_TICKET_DO_FAIL | ACT_TICKET_DO_END)))
         return;
     if (confirming && m->type == ACT_TICKET_CLOSED)
         leave(d, s);
     else
+        dec_move_drop(d, s, -ECONNRESET);
+}
+
+/* LINK_PUT_DONE, or a LINK_PUT that came back. The pages need no care: rows that are there stay as they are while the
+ * sequence is here, and when it is not, nobody goes on with what was put. */
+static void take_put_done(struct decode *d, struct act_msg *m)
+{
+    struct dec_stream *s = find_leaving(d, m->request, m->attempt);
+    if (!s)
+        act_left_put_done(&d->left, m);
+    else if (act_sending_put_done(&s->move->sending, m) & (ACT_TICKET_DO_FAIL | ACT_TICKET_DO_END))
         dec_move_drop(d, s, -ECONNRESET);
 }
 
@@ -239,7 +251,7 @@ static void take_heard(struct decode *d, struct act_msg *m)
 static int finish(struct decode *d, struct dec_stream *s)
 {
     const struct act_b_kv_ready known = {.hit = s->hit, .taint = s->taint};
-    return act_sending_finish(&s->move->sending, s->seq, s->ids + s->move->told,
+    return act_sending_finish(&s->move->sending, s->seq, s->pages, s->ids + s->move->told,
                               (size_t)(s->n_ids - s->move->told) * sizeof *s->ids, &known);
 }
 
@@ -250,7 +262,7 @@ static bool push(struct decode *d, struct dec_stream *s)
     int whole = s->seq->len & ~1, end = v->sending.sent + PIECE_BLOCKS * d->e->layout.block_tokens;
     if (!act_sending_writing(&v->sending))
         return false;
-    int r = act_sending_rows(&v->sending, s->seq, end < whole ? end : whole);
+    int r = act_sending_rows(&v->sending, s->pages, end < whole ? end : whole);
     v->stopped |= (!r && v->sending.sent == whole) || s->n_ids - v->told + MDL_ROUND_MAX > act_move_slack(d->e);
     if (!r && v->sending.sent < whole)
         return true;
@@ -323,6 +335,9 @@ void dec_move_message(struct decode *d, struct act_msg *m)
     case ACT_RESERVED:
         take_reserved(d, m);
         break;
+    case ACT_LINK_PUT_DONE:
+        take_put_done(d, m);
+        break;
     default:
         take_ticket_message(d, m);
         break;
@@ -333,8 +348,10 @@ void dec_move_returned(struct decode *d, struct act_msg *m)
 {
     enum act_type type = act_msg_returned_type(m);
     struct dec_stream *s = find_leaving(d, m->request, m->attempt);
-    if (s && (type == ACT_RESERVE || type == ACT_KV_WRITE || type == ACT_KV_READY))
+    if (s && (type == ACT_RESERVE || type == ACT_KV_WRITTEN || type == ACT_KV_READY))
         dec_move_drop(d, s, -EHOSTDOWN);
+    if (type == ACT_LINK_PUT)
+        take_put_done(d, m);
     if (type != ACT_MOVED)
         return;
     /* The requester is gone. */
@@ -359,7 +376,7 @@ static void give_up(struct decode *d, struct dec_stream *s)
 
 void dec_move_deadlines(struct decode *d)
 {
-    int64_t now = act_now(d->self), first = INT64_MAX;
+    int64_t now = act_now(d->self), first = act_left_deadlines(&d->left, now);
     for (int i = 0; i < d->e->limits.streams; i++) {
         struct dec_stream *s = &d->stream[i];
         bool waits = s->state == DEC_ARRIVED || s->state == DEC_LEAVING;

@@ -6,6 +6,7 @@
 
 #include "actors/figures.h"
 #include "actors/handoff.h"
+#include "actors/link.h"
 #include "actors/recipe.h"
 #include "actors/router.h"
 
@@ -25,8 +26,8 @@ struct slot {
     bool placed, asked_pages, later;
     uint32_t *pages; /* [blocks of the prompt] */
     int n_pages;
+    uint32_t link; /* the connection that the writer's puts use; 0: it is of this process, or has no ticket yet */
     struct mdl_seq *seq;
-    uint64_t *seen; /* bits: numbers of writes; one per token is more than enough */
     struct act_buf *ready;
     struct act_p_kv_ready announced;
 };
@@ -60,7 +61,8 @@ struct landing {
     int n_slots;
     struct decoder decode[ACT_INSTANCES_MAX];
     struct act_timer lease, retry, load;
-    struct act_routers routers; /* of other nodes */
+    uint32_t link[ACT_PEERS_MAX]; /* connections of class kv, by node; 0: none */
+    struct act_routers routers;   /* of other nodes */
     uint32_t load_sequence;
     bool draining; /* Routers of other nodes are told; the own one finishes what its gateway has taken */
     struct tombstone tombstone[TOMBSTONES];
@@ -135,6 +137,7 @@ static void grant(struct landing *l, struct slot *s)
     if (act_msg_new(ACT_RESERVED, ACT_NOBODY, (size_t)s->n_pages * sizeof *s->pages, &r))
         return; /* the lease ends it */
     memcpy(act_msg_tail(&r, &bytes), s->pages, (size_t)s->n_pages * sizeof *s->pages);
+    act_b_reserved(&r)->link = s->link;
     *act_p_reserved(&r) = (struct act_p_reserved){
         .ticket = (uint32_t)(s - l->slot), .generation = s->ticket.generation, .pages = (uint16_t)s->n_pages};
     l->stats->granted++;
@@ -167,9 +170,37 @@ static void clear(struct landing *l, struct slot *s)
     act_buf_free(s->buf);
     act_buf_free(s->ready);
     free(s->pages);
-    free(s->seen);
     *s = (struct slot){.ticket = {.generation = generation, .deadline = INT64_MAX}};
     l->stats->open--;
+}
+
+/* The Landing ends while somebody may write to these pages. */
+static void return_fenced(struct landing *l, struct slot *s)
+{
+    struct act_msg m;
+    size_t bytes;
+    if (s->n_pages < 1)
+        return;
+    if (act_msg_new(ACT_PAGES_FENCED, l->e->tier, (size_t)s->n_pages * sizeof *s->pages, &m)) {
+        s->n_pages = 0; /* out of use for good is better than written to by two */
+        return;
+    }
+    memcpy(act_msg_tail(&m, &bytes), s->pages, (size_t)s->n_pages * sizeof *s->pages);
+    *act_p_pages_fenced(&m) = (struct act_p_pages_fenced){
+        .pages = (uint32_t)s->n_pages, .peer = s->writer.peer, .class = TP_CLASS_KV, .generation = s->link};
+    s->n_pages = 0;
+    send(l, &m);
+}
+
+/* Ends the connection that the slot's writer uses. */
+static void fence(struct landing *l, const struct slot *s)
+{
+    struct act_msg m = act_msg_make(ACT_LINK_FENCE, l->e->link);
+    *act_p_link_fence(&m) =
+        (struct act_p_link_fence){.peer = s->writer.peer, .class = TP_CLASS_KV, .generation = s->link};
+    l->stats->fenced++;
+    if (act_request(l->self, &m))
+        act_msg_drop(&m); /* once more at the next deadline */
 }
 
 static void hand_on(struct landing *l, struct slot *s);
@@ -199,10 +230,10 @@ static void step_n(struct landing *l, struct slot *s, enum act_ticket_event even
     }
     if (held && s->ticket.state == ACT_TICKET_FREE)
         clear(l, s);
-    if (todo & ACT_TICKET_DO_FENCE) {
-        l->stats->fenced++;
+    if (todo & ACT_TICKET_DO_FENCE && s->link)
+        fence(l, s);
+    else if (todo & ACT_TICKET_DO_FENCE) /* rows of this process were copied when their message was sent */
         step_n(l, s, ACT_TICKET_ON_DOWN, 0, status);
-    }
 }
 
 static void step(struct landing *l, struct slot *s, enum act_ticket_event event, int status)
@@ -464,8 +495,7 @@ static void take_reserved(struct landing *l, struct act_msg *m)
 static int make_sequence(struct landing *l, struct slot *s)
 {
     const struct mdl_seq_params params = act_seq_params(l->e, s->recipe.n_ids + s->max_new);
-    s->seen = calloc((size_t)most_tokens(l, s) / 64 + 1, sizeof *s->seen);
-    int r = s->seen ? mdl_seq_new(l->e->m->cfg, &params, &s->seq, &l->err) : -ENOMEM;
+    int r = mdl_seq_new(l->e->m->cfg, &params, &s->seq, &l->err);
     for (int b = 0; !r && b < s->n_pages; b++)
         mdl_seq_attach(s->seq, b, kv_device_bytes(l->e->device, (int)s->pages[b]));
     return r;
@@ -497,6 +527,11 @@ static void take_pages(struct landing *l, struct act_msg *m)
     }
     memcpy(s->pages, page, (size_t)n * sizeof *page);
     s->n_pages = n;
+    s->link = l->link[s->writer.peer];
+    if (s->writer.peer && !s->link) { /* it may have no connection for its rows yet */
+        step(l, s, ACT_TICKET_ON_REFUSE, -EAGAIN);
+        return;
+    }
     step(l, s, make_sequence(l, s) ? ACT_TICKET_ON_REFUSE : ACT_TICKET_ON_GRANT, -EAGAIN);
 }
 
@@ -513,41 +548,27 @@ static bool takes_rows(const struct slot *s)
     return s && (s->ticket.state == ACT_TICKET_OPEN || s->ticket.state == ACT_TICKET_CLOSING);
 }
 
-/* Rows that do not fit their ticket: nothing that the writer sends is worth anything. */
-static void refuse_rows(struct landing *l, struct slot *s)
+/* From a writer of this process. */
+static void take_written(struct landing *l, struct act_msg *m)
 {
-    l->stats->failed++;
-    tell_failed(l, s->requester, s->request, s->attempt, -EPROTO);
-    step(l, s, ACT_TICKET_ON_GIVE_UP, -EPROTO);
+    struct slot *s = slot_of(l, act_p_kv_written(m)->ticket, act_p_kv_written(m)->generation);
+    if (takes_rows(s) && !s->link)
+        step(l, s, ACT_TICKET_ON_WRITE, -EPROTO);
+    else
+        l->stats->stale++;
 }
 
-static void take_write(struct landing *l, struct act_msg *m)
+/* A put of another process has landed. It counts only if it came over the connection that its ticket names. */
+static void take_immediate(struct landing *l, struct act_msg *m)
 {
-    const struct act_p_kv_write *in = act_p_kv_write(m);
-    struct slot *s = slot_of(l, in->ticket, in->generation);
-    size_t bytes;
-    const uint8_t *rows = act_msg_tail(m, &bytes);
-    int per = l->e->layout.block_tokens, from = (int)in->from, to = (int)act_b_kv_write(m)->to;
-    if (!takes_rows(s)) {
+    const struct act_p_link_immediate *in = act_p_link_immediate(m);
+    uint32_t number = in->immediate >> 16 & (ACT_TICKET_SLOTS_MAX - 1);
+    struct slot *s = number < (uint32_t)l->n_slots ? &l->slot[number] : NULL;
+    if (takes_rows(s) && (s->ticket.generation & 0xffff) == (in->immediate & 0xffff) && s->writer.peer == in->peer &&
+        s->link && s->link == in->generation)
+        step(l, s, ACT_TICKET_ON_WRITE, -EPROTO);
+    else
         l->stats->stale++;
-        return;
-    }
-    int n = most_tokens(l, s);
-    if (from < 0 || from % 2 || to <= from || to > n || from / per != (to - 1) / per || in->number >= (uint32_t)n) {
-        refuse_rows(l, s);
-        return;
-    }
-    uint64_t bit = UINT64_C(1) << in->number % 64;
-    if (s->seen[in->number / 64] & bit) {
-        l->stats->stale++;
-        return;
-    }
-    if (mdl_handoff_rows_load(s->seq, from, to, rows, bytes)) {
-        refuse_rows(l, s);
-        return;
-    }
-    s->seen[in->number / 64] |= bit;
-    step(l, s, ACT_TICKET_ON_WRITE, -EPROTO);
 }
 
 static void take_ready(struct landing *l, struct act_msg *m)
@@ -573,6 +594,30 @@ static void take_closed(struct landing *l, struct act_msg *m)
         step(l, s, ACT_TICKET_ON_CLOSED, -EHOSTDOWN);
     else
         l->stats->stale++;
+}
+
+/* ---- connections ---- */
+
+/* Nothing that was put over this connection can land any more: its tickets end. */
+static void connection_ended(struct landing *l, uint16_t peer, uint32_t link)
+{
+    for (int i = 0; i < l->n_slots; i++) {
+        struct slot *s = &l->slot[i];
+        if (s->ticket.state != ACT_TICKET_FREE && s->link && s->link == link && s->writer.peer == peer)
+            step(l, s, ACT_TICKET_ON_DOWN, -EHOSTDOWN);
+    }
+}
+
+static void take_class(struct landing *l, const struct act_p_node_class *in)
+{
+    if (in->class != TP_CLASS_KV || in->peer >= ACT_PEERS_MAX)
+        return;
+    if (in->up)
+        l->link[in->peer] = in->generation;
+    else if (l->link[in->peer] == in->generation)
+        l->link[in->peer] = 0;
+    if (!in->up)
+        connection_ended(l, in->peer, in->generation);
 }
 
 /* ---- ends ---- */
@@ -690,10 +735,14 @@ static void take_returned(struct landing *l, struct act_msg *m)
         s = slot_of(l, act_p_reserved(m)->ticket, act_p_reserved(m)->generation);
         if (s && !act_p_reserved(m)->status && act_msg_tail(m, &bytes))
             step(l, s, ACT_TICKET_ON_DOWN, -EHOSTDOWN);
-    } else if (type == ACT_TICKET_ABORT) {
+    } else if (type == ACT_TICKET_ABORT) { /* the writer is gone; what it put may still be on its way */
         s = slot_of(l, act_p_ticket_abort(m)->ticket, act_p_ticket_abort(m)->generation);
-        if (s)
-            step(l, s, ACT_TICKET_ON_DOWN, -EHOSTDOWN);
+        if (s && s->ticket.state == ACT_TICKET_QUARANTINE)
+            step(l, s, s->link ? ACT_TICKET_ON_LEASE : ACT_TICKET_ON_DOWN, -EHOSTDOWN);
+    } else if (type == ACT_LINK_FENCE) { /* with the link every connection has ended */
+        for (int i = 0; i < l->n_slots; i++)
+            if (l->slot[i].link)
+                connection_ended(l, (uint16_t)l->slot[i].writer.peer, l->slot[i].link);
     }
 }
 
@@ -812,8 +861,17 @@ static int landing_receive(struct act_self *self, void *state, struct act_msg *m
         case ACT_PAGES_GIVEN:
             take_pages(l, &m[i]);
             break;
-        case ACT_KV_WRITE:
-            take_write(l, &m[i]);
+        case ACT_KV_WRITTEN:
+            take_written(l, &m[i]);
+            break;
+        case ACT_LINK_IMMEDIATE:
+            take_immediate(l, &m[i]);
+            break;
+        case ACT_LINK_FENCE:
+            connection_ended(l, act_p_link_fence(&m[i])->peer, act_p_link_fence(&m[i])->generation);
+            break;
+        case ACT_NODE_CLASS:
+            take_class(l, act_p_node_class(&m[i]));
             break;
         case ACT_KV_READY:
             take_ready(l, &m[i]);
@@ -863,10 +921,12 @@ static void landing_stop(struct act_self *self, void *state, int reason)
     struct landing *l = state;
     (void)self;
     (void)reason;
-    /* Nothing can land any more: writes are taken by this actor alone. */
     for (int i = 0; l->slot && i < l->n_slots; i++)
-        if (l->slot[i].ticket.state != ACT_TICKET_FREE)
+        if (l->slot[i].ticket.state != ACT_TICKET_FREE) {
+            if (l->slot[i].link && l->slot[i].ticket.state != ACT_TICKET_GRANTING)
+                return_fenced(l, &l->slot[i]);
             clear(l, &l->slot[i]);
+        }
     /* Nobody learns any more when a Decode ends, so its sequences, whose requesters learn of this end, go too. */
     for (int i = 0; i < ACT_INSTANCES_MAX; i++) {
         for (int k = 0; l->decode[i].handed && k < l->e->limits.streams; k++) {
@@ -891,10 +951,13 @@ static int landing_start(struct act_self *self, void *state, const void *arg)
     l->replay = l->arg->replay;
     l->stats = l->arg->stats ? l->arg->stats : &l->own;
     l->n_slots = l->e->n_decode * l->e->limits.streams + SPARE;
+    l->n_slots = l->n_slots < ACT_TICKET_SLOTS_MAX ? l->n_slots : ACT_TICKET_SLOTS_MAX;
     l->slot = calloc((size_t)l->n_slots, sizeof *l->slot);
     int r = l->slot ? 0 : -ENOMEM;
+    /* After a restart, mail for tickets of the one before must not fit those of this one. */
+    uint32_t generation = (uint32_t)act_random(self) | 1;
     for (int i = 0; !r && i < l->n_slots; i++)
-        l->slot[i].ticket = (struct act_ticket){.generation = 1, .deadline = INT64_MAX};
+        l->slot[i].ticket = (struct act_ticket){.generation = generation, .deadline = INT64_MAX};
     for (int i = 0; !r && i < l->e->n_decode; i++) {
         l->decode[i].addr = l->e->decode[i];
         l->decode[i].handed = calloc((size_t)l->e->limits.streams, sizeof(struct handed));
@@ -907,6 +970,11 @@ static int landing_start(struct act_self *self, void *state, const void *arg)
         return r;
     }
     act_timer_after(self, &l->load, 0, TAG_LOAD);
+    if (!act_addr_is_nobody(l->e->link)) {
+        struct act_msg m = act_msg_make(ACT_NODES_WATCH, l->e->link);
+        act_p_nodes_watch(&m)->flags = ACT_WATCH_CLASSES;
+        send(l, &m);
+    }
     return 0;
 }
 

@@ -5,8 +5,9 @@
  * A RESERVE becomes a place at the Decode with the fewest sequences and pages of the device tier, then a ticket
  * (ticket.h) under which rows are written. A ready ticket becomes a sequence: in form full it goes to Decode at once;
  * in the other forms a Prefill actor of this process (`replay`) computes first what is missing. Pages of a ticket that
- * was given up are in quarantine until its writer says that nothing more comes. As long as every write is a message,
- * which is taken only under the ticket's generation, the fence at the end of a quarantine is immediate. */
+ * was given up are in quarantine until its writer says that nothing more comes, or until the connection that the ticket
+ * names is gone: one-sided writes do not ask whether the ticket still holds. A fence costs the other tickets of that
+ * connection, too; they are retried over the next. */
 #ifndef WEFT_ACTORS_LANDING_H
 #define WEFT_ACTORS_LANDING_H
 

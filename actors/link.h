@@ -5,7 +5,7 @@
  * there it is delivered with its source. A request has exactly one end also when the node is lost: its reply, its
  * return (nobody was there), or a return marked ACT_MSG_ABANDONED (the node was lost after it had left). Messages of
  * one class between two actors keep their order; classes are apart: EXPERT_* go over `expert`; KV_*, SNAPSHOT,
- * REMOTE_ROWS and REMOTE_STORE (the hand-off's KV_WRITE and KV_READY too) over `kv`; everything else over `control`.
+ * REMOTE_ROWS and REMOTE_STORE (the hand-off's KV_READY too) over `kv`; everything else over `control`.
  *
  * Directory. Each node tells the others which of its actors can be addressed (struct act_node_actor). Who wants to know
  * sends NODES_WATCH and gets NODE_UP when a node is up on all classes (again when its list changes: it replaces the one
@@ -36,6 +36,11 @@ enum {
     ACT_LINK_WITH_IMMEDIATE = 1, /* LINK_PUT carries one */
     ACT_LINK_RANGES_MAX = 1 << 16,
     ACT_WATCH_CLASSES = 1, /* NODES_WATCH: NODE_CLASS too */
+};
+
+/* Windows that every node has which has the memory. */
+enum act_link_window_id {
+    ACT_WINDOW_PAGES = 1, /* the device tier's pages, one after the other */
 };
 
 /* What the ports of TP_CLASS_KV are. */

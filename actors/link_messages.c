@@ -11,8 +11,8 @@ enum tp_class link_class(unsigned type)
 {
     if (type >= ACT_EXPERT_DISPATCH && type < ACT_KV_LOOKUP)
         return TP_CLASS_EXPERT;
-    /* Rows and states of a hand-off are history, too: megabytes, which must not be in a cancel's way. */
-    if (type == ACT_KV_WRITE || type == ACT_KV_READY)
+    /* The state of a hand-off is history, too: megabytes, which must not be in a cancel's way. */
+    if (type == ACT_KV_READY)
         return TP_CLASS_KV;
     return type >= ACT_KV_LOOKUP && type <= ACT_REMOTE_STORE ? TP_CLASS_KV : TP_CLASS_CONTROL;
 }

@@ -21,7 +21,8 @@ void pre_pages_return(struct prefill *p, struct job *j)
 {
     struct act_msg m;
     size_t bytes;
-    if (!j->n_pages || act_msg_new(ACT_PAGES_BACK, p->e->tier, (size_t)j->n_pages * sizeof *j->pages, &m))
+    if (!j->n_pages || j->sending.puts ||
+        act_msg_new(ACT_PAGES_BACK, p->e->tier, (size_t)j->n_pages * sizeof *j->pages, &m))
         return;
     memcpy(act_msg_tail(&m, &bytes), j->pages, (size_t)j->n_pages * sizeof *j->pages);
     act_p_pages_back(&m)->pages = (uint32_t)j->n_pages;
@@ -39,11 +40,11 @@ void pre_job_remove(struct prefill *p, struct job *j)
     if (p->last == &j->next)
         p->last = at;
     p->active -= j->state != JOB_QUEUED && j->state != JOB_CONFIRMING;
-    act_sending_event(&j->sending, ACT_TICKET_ON_GIVE_UP);
     mdl_seq_free(j->seq);
     free(j->logits);
     act_buf_free(j->buf);
     act_buf_free(j->snapshot);
+    act_sending_end(&j->sending, &p->left, j->pages, j->n_pages);
     free(j->pages);
     free(j);
 }
@@ -435,9 +436,11 @@ static void take_returned(struct prefill *p, struct act_msg *m)
         pre_pages_return(p, &gone);
     } else if (type == ACT_LOAD) {
         act_routers_message(&p->routers, m);
-    } else if (type == ACT_KV_WRITE || type == ACT_KV_READY) {
+    } else if (type == ACT_KV_WRITTEN || type == ACT_KV_READY) {
         if (j)
             pre_ticket_event(p, j, ACT_TICKET_ON_DOWN);
+    } else if (type == ACT_LINK_PUT) { /* the link has ended, and every connection with it */
+        pre_take_put_done(p, m);
     } else if (type == ACT_RESERVE || type == ACT_KV_LOOKUP || type == ACT_PAGES_ASK) {
         if (j)
             pre_job_fail(p, j, -EHOSTDOWN, "a part of the engine is gone");
@@ -735,6 +738,11 @@ static void take_messages(struct prefill *p, struct act_msg *m, int count)
         case ACT_TICKET_CLOSED:
             pre_take_ticket_message(p, &m[i]);
             break;
+        case ACT_LINK_PUT_DONE:
+            pre_take_put_done(p, &m[i]);
+            break;
+        case ACT_LINK_FENCE:
+            break; /* the ends of the writes say more */
         case ACT_REPLAY:
             pre_take_replay(p, &m[i]);
             break;
@@ -790,6 +798,7 @@ static void prefill_stop(struct act_self *self, void *state, int reason)
         else
             pre_job_fail(p, p->first, reason && reason != -ESHUTDOWN ? -EHOSTDOWN : -ESHUTDOWN, "the engine stops");
     }
+    act_left_abandon(&p->left);
     tell_busy(p, false);
     act_exchange_free(&p->exchange);
     mdl_step_free(p->step);

@@ -29,9 +29,22 @@ void pre_ticket_event(struct prefill *p, struct job *j, enum act_ticket_event ev
 void pre_take_ticket_message(struct prefill *p, struct act_msg *m)
 {
     struct job *j = pre_job_find(p, m->request, m->attempt);
-    unsigned todo = act_sending_message(p->self, j ? &j->sending : NULL, m);
+    unsigned todo = act_sending_message(p->self, j ? &j->sending : act_left_find(p->left, m), m);
     if (j)
         ticket_did(p, j, todo, -EHOSTDOWN);
+}
+
+void pre_take_put_done(struct prefill *p, struct act_msg *m)
+{
+    struct job *j = pre_job_find(p, m->request, m->attempt);
+    if (!j) {
+        act_left_put_done(&p->left, m);
+        return;
+    }
+    unsigned todo = act_sending_put_done(&j->sending, m);
+    if (!j->sending.puts && j->state == JOB_CONFIRMING)
+        pre_pages_return(p, j);
+    ticket_did(p, j, todo, -EHOSTDOWN);
 }
 
 /* Deadlines that have passed, and the timer for the next one. */
@@ -45,6 +58,8 @@ void pre_look_at_tickets(struct prefill *p)
             pre_ticket_event(p, j, ACT_TICKET_ON_LEASE); /* may free the job; what it is now is looked at next time */
         first = at < first ? at : first;
     }
+    int64_t left = act_left_deadlines(&p->left, now);
+    first = left < first ? left : first;
     if (first != INT64_MAX && !act_timer_pending(&p->tickets))
         act_timer_at(p->self, &p->tickets, first <= now ? now + RETRY_NS : first, TAG_TICKETS);
 }
@@ -58,7 +73,7 @@ void pre_send_rows(struct prefill *p, struct job *j)
         return;
     end = end > plan->hit ? end : plan->hit & ~1;
     int whole = mdl_handoff_tokens(j->sending.form, n);
-    int r = act_sending_rows(&j->sending, j->seq, end < whole ? end : whole);
+    int r = act_sending_rows(&j->sending, j->pages, end < whole ? end : whole);
     if (r && r != -EAGAIN && j->segment < 0)
         pre_job_fail(p, j, r, "the hand-off to the decoder failed");
 }
@@ -123,7 +138,8 @@ void pre_send_rest(struct prefill *p, struct job *j, const float *logits)
                                          .taint = replayed ? KV_TAINTED : KV_CLEAN,
                                          .decoder_start = (uint32_t)j->plan.decoder_start};
     size_t vocab = (size_t)p->e->m->cfg->vocab_size * sizeof *logits;
-    int r = act_sending_finish(&j->sending, j->seq, logits, j->sending.form == MDL_HANDOFF_FULL ? vocab : 0, &known);
+    int r = act_sending_finish(&j->sending, j->seq, j->pages, logits, j->sending.form == MDL_HANDOFF_FULL ? vocab : 0,
+                               &known);
     if (r == -EAGAIN && j->state == JOB_RUNNING && logits && (j->logits = malloc(vocab)))
         memcpy(j->logits, logits, vocab);
     j->state = JOB_SENDING;

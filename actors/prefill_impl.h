@@ -18,7 +18,7 @@ enum job_state {
     JOB_PAGES,     /* asked the tier for pages, or about to ask again */
     JOB_RUNNING,
     JOB_SENDING,    /* all is computed, the rest is on its way to another process */
-    JOB_CONFIRMING, /* all is sent; holds nothing but its ticket */
+    JOB_CONFIRMING, /* all is sent; holds its ticket, and its pages while writes are under way */
 };
 
 struct job {
@@ -61,7 +61,8 @@ struct prefill {
     struct act_self *self;
     const struct act_engine *e;
     struct job *first, **last;
-    int active; /* jobs beyond JOB_QUEUED */
+    struct act_left *left; /* of jobs that are over */
+    int active;            /* jobs beyond JOB_QUEUED */
     struct mdl_step *step;
     bool running, waiting;
     struct act_exchange exchange;
@@ -86,7 +87,7 @@ struct prefill {
 
 /* Pages for so many tokens. */
 int pre_blocks(const struct prefill *p, int tokens);
-/* The job's pages go back to the tier. */
+/* The job's pages go back to the tier, unless writes from them are under way: then later. */
 void pre_pages_return(struct prefill *p, struct job *j);
 /* Forgets a job that is in no step. */
 void pre_job_remove(struct prefill *p, struct job *j);
@@ -102,6 +103,8 @@ bool pre_was_cancelled(struct prefill *p, uint64_t request, uint16_t attempt);
 void pre_ticket_event(struct prefill *p, struct job *j, enum act_ticket_event event);
 /* TICKET_ABORT, TICKET_CLOSED. */
 void pre_take_ticket_message(struct prefill *p, struct act_msg *m);
+/* LINK_PUT_DONE. */
+void pre_take_put_done(struct prefill *p, struct act_msg *m);
 /* Deadlines of tickets that have passed, and the timer for the next one. */
 void pre_look_at_tickets(struct prefill *p);
 /* Sends what another process may have already. The job may have failed afterwards. */

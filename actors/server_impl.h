@@ -28,9 +28,6 @@
 /* The last one is there only with tiers below the device. */
 enum { SERVER_WORKER_IO, SERVER_WORKER_ENGINE, SERVER_WORKER_HELPER, SERVER_WORKER_TIER, SERVER_WORKERS };
 
-/* Ids of the memory that other nodes may write. */
-enum { SERVER_WINDOW_PAGES = 1 /* the device tier's pages, one after the other */ };
-
 /* What a node with the role kv has (server_kv.c). */
 struct server_kv {
     struct act_store store; /* n_tiers 0: the node has not the role */

@@ -144,7 +144,7 @@ int server_plan_link(struct act_server *s, uint64_t epoch, struct cfg_error *err
     cfg_node_address(s->node, a->listen, sizeof a->listen);
     if (s->engine.device)
         a->window[a->n_windows++] =
-            (struct act_link_window){.id = SERVER_WINDOW_PAGES,
+            (struct act_link_window){.id = ACT_WINDOW_PAGES,
                                      .base = kv_device_bytes(s->engine.device, 0),
                                      .size = (size_t)kv_device_pages(s->engine.device) * s->engine.layout.block_bytes};
     a->log = s->log;
@@ -189,6 +189,7 @@ void server_list_actors(struct act_server *s)
     for (int i = 0; i < e->n_prefill; i++)
         list(a, ACT_NODE_PREFILL, e->prefill[i], (uint32_t)i, (uint32_t)e->n_prefill);
     list(a, ACT_NODE_DECODE, e->landing, 0, (uint32_t)e->n_decode);
+    a->port[TP_CLASS_KV][ACT_PORT_LANDING] = e->landing;
     /* a: index of the shard in its group's map. */
     for (int i = 0; i < e->experts.n; i++)
         list(a, ACT_NODE_EXPERT, e->experts.shard[i], (uint32_t)i, (uint32_t)e->experts.n);

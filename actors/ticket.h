@@ -89,6 +89,13 @@ struct act_ticket {
 unsigned act_ticket_step(struct act_ticket *t, enum act_ticket_event event, uint32_t n, int64_t now,
                          const struct act_ticket_times *times);
 
+/* The name of a ticket in an immediate of ACT_PORT_LANDING: 12 bits of the slot, 16 of the generation. */
+enum { ACT_TICKET_SLOTS_MAX = 1 << 12 };
+static inline uint32_t act_ticket_immediate(uint32_t slot, uint32_t generation)
+{
+    return UINT32_C(1) << 28 | (slot & (ACT_TICKET_SLOTS_MAX - 1)) << 16 | (generation & 0xffff);
+}
+
 /* Progress without an event: the writer has sent something. */
 void act_ticket_touch(struct act_ticket *t, int64_t now, const struct act_ticket_times *times);
 

@@ -37,7 +37,17 @@ struct question {
     struct act_tier_block block[]; /* [in.blocks + 1] */
 };
 
+/* Pages that come back when a connection is gone. */
+struct fenced {
+    struct fenced *next;
+    uint64_t id;
+    uint32_t n;
+    struct act_buf *buf; /* of PAGES_FENCED */
+};
+
 struct tier {
+    struct fenced *fenced;
+    uint64_t next_fence;
     const struct act_engine *e;
     struct kv_device *device;
     struct below below;
@@ -88,6 +98,39 @@ static void take_back(struct tier *t, struct act_msg *m, uint32_t n)
     const uint32_t *page = act_msg_tail(m, &bytes);
     for (uint32_t i = 0; i < n && (i + 1) * sizeof *page <= bytes; i++)
         kv_device_release(t->device, (int)page[i]);
+}
+
+static void end_fence(struct tier *t, uint64_t id)
+{
+    struct fenced **at = &t->fenced, *f;
+    while (*at && (*at)->id != id)
+        at = &(*at)->next;
+    if (!(f = *at))
+        return;
+    *at = f->next;
+    const uint32_t *page = (const uint32_t *)(const void *)f->buf->data;
+    for (uint32_t i = 0; i < f->n && (i + 1) * sizeof *page <= f->buf->size; i++)
+        kv_device_release(t->device, (int)page[i]);
+    act_buf_free(f->buf);
+    free(f);
+}
+
+/* Without a link there is no connection that could touch them. */
+static void take_fenced(struct act_self *self, struct tier *t, struct act_msg *m)
+{
+    const struct act_p_pages_fenced in = *act_p_pages_fenced(m);
+    struct act_msg fence = act_msg_make(ACT_LINK_FENCE, t->e->link);
+    struct fenced *f = malloc(sizeof *f);
+    if (!f)
+        return; /* the pages stay out of use */
+    *f = (struct fenced){.next = t->fenced, .id = ++t->next_fence, .n = in.pages};
+    f->buf = act_msg_take(m);
+    t->fenced = f;
+    fence.request = f->id;
+    *act_p_link_fence(&fence) =
+        (struct act_p_link_fence){.peer = in.peer, .class = in.class, .generation = in.generation};
+    if (act_addr_is_nobody(t->e->link) || act_request(self, &fence))
+        end_fence(t, f->id);
 }
 
 /* Clean rows first; tainted ones only for those who accept them, and never behind one another's taint. */
@@ -446,6 +489,8 @@ static void take_returned(struct act_self *self, struct tier *t, struct act_msg 
         take_back(t, m, act_p_pages_given(m)->pages);
     else if (act_msg_returned_type(m) == ACT_KV_FOUND && m->buf)
         release_blocks(t, act_msg_tail(m, &bytes), 0, act_p_kv_found(m)->blocks);
+    else if (act_msg_returned_type(m) == ACT_LINK_FENCE) /* with the link every connection has ended */
+        end_fence(t, m->request);
     else if (act_msg_returned_type(m) == ACT_TIER_FIND)
         take_below(self, t, m);
     else
@@ -519,6 +564,12 @@ static int tier_receive(struct act_self *self, void *state, struct act_msg *m, i
         case ACT_PAGES_BACK:
             take_back(t, &m[i], act_p_pages_back(&m[i])->pages);
             break;
+        case ACT_PAGES_FENCED:
+            take_fenced(self, t, &m[i]);
+            break;
+        case ACT_LINK_FENCE:
+            end_fence(t, m[i].request);
+            break;
         case ACT_KV_LOOKUP:
             look_up(self, t, &m[i]);
             break;
@@ -566,6 +617,8 @@ static void tier_stop(struct act_self *self, void *state, int reason)
             release_blocks(t, q->block, 0, q->found);
             question_free(q);
         }
+    while (t->fenced)
+        end_fence(t, t->fenced->id);
     below_stop(&t->below);
     free(t->place);
 }

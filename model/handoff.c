@@ -27,48 +27,34 @@ const char *mdl_handoff_name(enum mdl_handoff_form form)
 
 /* ---- global rows ---- */
 
-static size_t row_bytes(const struct mdl_seq *s)
+/* Adds a range, joined to the one before it where they touch. */
+static int add_range(struct mdl_handoff_range *out, int n, size_t offset, size_t size)
 {
-    return s->layout.main_row + s->layout.index_code_row + s->layout.index_scale_row;
-}
-
-size_t mdl_handoff_rows_bytes(const struct mdl_seq *s, int from, int to)
-{
-    size_t n = 0;
-    for (int k = 0; k < s->cfg->n_kv_sources; k++)
-        n += (size_t)(to / s->cfg->kv_source_ratio[k] - from / s->cfg->kv_source_ratio[k]);
-    return n * row_bytes(s);
-}
-
-static void move(void *row, uint8_t **at, size_t n, bool load)
-{
-    memcpy(load ? row : *at, load ? *at : row, n);
-    *at += n;
-}
-
-static void move_global(const struct mdl_seq *s, int from, int to, uint8_t *at, bool load)
-{
-    for (int k = 0; k < s->cfg->n_kv_sources; k++) {
-        int ratio = s->cfg->kv_source_ratio[k];
-        for (int j = from / ratio; j < to / ratio; j++) {
-            move(mdl_seq_main_row(s, k, j), &at, s->layout.main_row, load);
-            move(mdl_seq_index_codes(s, k, j), &at, s->layout.index_code_row, load);
-            move(mdl_seq_index_scales(s, k, j), &at, s->layout.index_scale_row, load);
-        }
+    if (n && out[n - 1].offset + out[n - 1].size == offset) {
+        out[n - 1].size += size;
+        return n;
     }
+    out[n] = (struct mdl_handoff_range){offset, size};
+    return n + (size > 0);
 }
 
-void mdl_handoff_rows_save(const struct mdl_seq *s, int from, int to, uint8_t *out)
+int mdl_handoff_ranges(const struct mdl_kv_layout *l, int sources, int from, int to,
+                       struct mdl_handoff_range out[MDL_HANDOFF_RANGES])
 {
-    move_global(s, from, to, out, false);
-}
-
-int mdl_handoff_rows_load(struct mdl_seq *s, int from, int to, const uint8_t *bytes, size_t len)
-{
-    if (from < 0 || to < from || to > s->params.max_tokens || len != mdl_handoff_rows_bytes(s, from, to))
-        return -EINVAL;
-    move_global(s, from, to, (uint8_t *)bytes, true);
-    return 0;
+    int n = 0;
+    if (to - from == l->block_tokens) {
+        *out = (struct mdl_handoff_range){0, l->block_bytes};
+        return 1;
+    }
+    for (int k = 0; k < sources; k++) {
+        const struct mdl_kv_extent *x = &l->source[k];
+        int ratio = l->block_tokens / x->rows;
+        size_t first = (size_t)(from / ratio), rows = (size_t)(to / ratio) - first;
+        n = add_range(out, n, x->offset + first * l->main_row, rows * l->main_row);
+        n = add_range(out, n, x->offset + x->index_codes + first * l->index_code_row, rows * l->index_code_row);
+        n = add_range(out, n, x->offset + x->index_scales + first * l->index_scale_row, rows * l->index_scale_row);
+    }
+    return n;
 }
 
 int mdl_handoff_tokens(enum mdl_handoff_form form, int n)
@@ -77,6 +63,12 @@ int mdl_handoff_tokens(enum mdl_handoff_form form, int n)
 }
 
 /* ---- state ---- */
+
+static void move(void *row, uint8_t **at, size_t n, bool load)
+{
+    memcpy(load ? row : *at, load ? *at : row, n);
+    *at += n;
+}
 
 static int at_least(int a, int b)
 {

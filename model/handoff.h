@@ -9,9 +9,10 @@
  *
  * encoder and global exist for prompts that were computed with a bounded replay; an exact prompt has only full.
  *
- * Global rows are sent while the prompt is still computed, in pieces that may arrive in any order; the rest, the state,
- * comes last. Bytes are in docs/FORMATS.md. Both sides have the same model, row format and block size, which they have
- * told each other before; sizes are checked again here, because a wrong row is a wrong token.
+ * Global rows are written into the receiver's blocks while the prompt is still computed, in pieces that may arrive in
+ * any order; the rest, the state, comes last. Bytes are in docs/FORMATS.md. Both sides have the same model, row format
+ * and block size, which they have told each other before; sizes are checked again here, because a wrong row is a wrong
+ * token.
  *
  * Called by whoever owns the sequence. */
 #ifndef WEFT_MODEL_HANDOFF_H
@@ -25,12 +26,16 @@ enum mdl_handoff_form { MDL_HANDOFF_FULL, MDL_HANDOFF_ENCODER, MDL_HANDOFF_GLOBA
 /* "full", "encoder", "global" */
 const char *mdl_handoff_name(enum mdl_handoff_form form);
 
-/* The global rows of all sources that tokens from..to-1 complete, given that from's own are there: at most one block's
- * (from and to in one block, or to at its end). from is even or 0. */
-size_t mdl_handoff_rows_bytes(const struct mdl_seq *seq, int from, int to);
-void mdl_handoff_rows_save(const struct mdl_seq *seq, int from, int to, uint8_t *out);
-/* The block is attached. -EINVAL: len is another one. */
-int mdl_handoff_rows_load(struct mdl_seq *seq, int from, int to, const uint8_t *bytes, size_t len);
+struct mdl_handoff_range {
+    size_t offset, size; /* bytes of a block */
+};
+enum { MDL_HANDOFF_RANGES = 3 * MDL_MAX_SOURCES };
+
+/* Where in a block of this layout, of so many sources, the global rows lie that tokens from..to-1 of the block
+ * complete: ascending, none empty, the same in both processes. from is even, to too or the prompt's end. Returns how
+ * many. */
+int mdl_handoff_ranges(const struct mdl_kv_layout *l, int sources, int from, int to,
+                       struct mdl_handoff_range out[MDL_HANDOFF_RANGES]);
 
 /* Tokens whose global rows the form sends, of a prompt of n. */
 int mdl_handoff_tokens(enum mdl_handoff_form form, int n);

@@ -68,10 +68,14 @@ Test(handoff, cancels_at_any_time_leave_nothing)
 
 /* ---- faults ---- */
 
+/* How puts fare in the worlds of open_exact. */
+static struct ts_wire wire;
+
 /* In exact mode a request that goes on elsewhere has the same tokens, so everything can be compared. */
 static void open_exact(struct ts_world *w, unsigned seed)
 {
     ts_world_open(w, 64, 2);
+    w->wire = wire;
     w->e.limits.replay = 0;
     w->restart = true;
     ts_world_split(w, 64, MDL_HANDOFF_FULL);
@@ -86,7 +90,8 @@ struct undisturbed {
 
 static bool from_writer(const struct act_msg *m)
 {
-    return m->type == ACT_KV_WRITE || m->type == ACT_KV_READY || m->type == ACT_RESERVE || m->type == ACT_TICKET_CLOSED;
+    return m->type == ACT_LINK_IMMEDIATE || m->type == ACT_KV_READY || m->type == ACT_RESERVE ||
+           m->type == ACT_TICKET_CLOSED;
 }
 
 static bool count_writes(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m,
@@ -177,14 +182,15 @@ static bool cut_writer(struct ts_world *w, const struct ts_inner *who, struct ac
     (void)fail;
     if (who->part != TS_PART_LANDING || !from_writer(m))
         return false;
-    if (c->dead && m->src.generation == c->generation) {
+    /* What it had put is on its way and lands. */
+    if (c->dead && m->type != ACT_LINK_IMMEDIATE && m->src.generation == c->generation) {
         if (!c->silent)
             return true;
         return m->attempt == 0;
     }
     if (!c->dead && c->count++ == c->at) {
         c->dead = true;
-        c->generation = m->src.generation;
+        c->generation = w->e.prefill[0].generation;
         if (!c->silent)
             act_exit(self, w->e.prefill[0], -EIO);
         return c->silent;
@@ -196,7 +202,7 @@ Test(handoff, a_writer_that_dies_between_any_two_writes)
 {
     static struct undisturbed u;
     run_undisturbed(4, &u);
-    cr_expect_gt(u.writes, 30);
+    cr_expect_gt(u.writes, 20);
     for (int k = 0; k < u.writes; k++) {
         struct ts_world w;
         struct cut cut = {.at = k};
@@ -277,4 +283,81 @@ Test(handoff, a_bad_link_costs_time_and_nothing_else)
         check_undisturbed(&w, &u, when);
         ts_world_close(&w);
     }
+}
+
+/* ---- puts that are late, and connections that end ---- */
+
+/* Few pages, so that what one request gives up another has soon. */
+Test(handoff, cancels_while_rows_are_under_way_harm_nobody)
+{
+    for (uint64_t seed = 1; seed <= 8 / TS_LESS; seed++) {
+        struct ts_world w;
+        ts_world_open(&w, 24, 2);
+        w.e.limits.lease = 1;
+        w.wire = (struct ts_wire){.delay_max = 4000000, .half = true};
+        ts_world_split(&w, 20, seed % 2 ? MDL_HANDOFF_FULL : MDL_HANDOFF_ENCODER);
+        ts_world_requests(&w, 16, (unsigned)seed);
+        for (int i = 0; i < w.n; i += 2)
+            w.wanted[i].cancel = w.wanted[i].start + rand() % 5000000;
+        ts_world_run(&w, seed);
+        for (int i = 1; i < w.n; i += 2)
+            ts_world_check_same(&w, i);
+        cr_expect_eq(w.wire.fences, 0, "every writer says that its writes have ended");
+        ts_world_check_baseline(&w);
+        ts_world_close(&w);
+    }
+}
+
+Test(handoff, a_connection_that_ends_before_any_put_costs_a_retry)
+{
+    static struct undisturbed u;
+    int refused = 0;
+    wire = (struct ts_wire){.delay_max = 300000, .half = true};
+    run_undisturbed(7, &u);
+    for (int k = 1, more = 1; more; k++) {
+        struct ts_world w;
+        char when[64];
+        wire.break_at = k;
+        open_exact(&w, 7);
+        ts_world_run(&w, 7);
+        snprintf(when, sizeof when, "the connection ends before put %d", k);
+        check_undisturbed(&w, &u, when);
+        more = w.wire.puts >= k;
+        cr_expect(!more || w.wire.ends == 1);
+        refused += w.wire.refused;
+        ts_world_close(&w);
+        cr_assert_lt(k, 200);
+    }
+    cr_expect_gt(refused, 0, "puts name their connection");
+}
+
+/* It would land long after the reader has given it up, in pages of somebody else: the reader ends the connection first.
+ */
+Test(handoff, a_put_that_hangs_is_fenced)
+{
+    static struct undisturbed u;
+    wire = (struct ts_wire){0};
+    run_undisturbed(8, &u);
+    for (int k = 0; k < 8; k++) {
+        struct ts_world w;
+        char when[64];
+        wire = (struct ts_wire){.hold_at = k / 2 + 1, .hold_ns = INT64_C(20000000000), .half = true};
+        open_exact(&w, 8);
+        if (k % 2) /* the writer does not notice */
+            w.e.tickets.lease = w.e.tickets.quarantine = INT64_C(15000000000);
+        ts_world_run(&w, 8);
+        snprintf(when, sizeof when, "put %d hangs%s", k / 2 + 1, k % 2 ? ", and the reader sees to it" : "");
+        check_undisturbed(&w, &u, when);
+        cr_expect_gt(w.wire.fences, 0);
+        cr_expect_gt(w.wire.lost, 0);
+        cr_expect(k % 2 == 0 || w.far.stats.fenced > 0);
+        ts_world_close(&w);
+    }
+}
+
+Test(handoff, ends_of_either_side_while_rows_are_under_way)
+{
+    wire = (struct ts_wire){.delay_max = 2000000, .half = true};
+    kill_at_every_moment(CFG_ROLE_PREFILL);
+    kill_at_every_moment(CFG_ROLE_KV);
 }

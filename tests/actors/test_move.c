@@ -250,8 +250,7 @@ static bool lose_one(struct ts_world *w, const struct ts_inner *who, struct act_
     struct loss *l = w->before_ctx;
     (void)self, (void)fail;
     bool there = who->part == TS_PART_LANDING && who->index >= TS_OTHER &&
-                 (m->type == ACT_RESERVE || m->type == ACT_KV_WRITE || m->type == ACT_KV_READY ||
-                  m->type == ACT_TICKET_CLOSED) &&
+                 (m->type == ACT_RESERVE || m->type == ACT_KV_READY || m->type == ACT_TICKET_CLOSED) &&
                  act_addr_equal(m->src, w->far.e.decode[0]);
     bool back = who->part == TS_PART_DECODE && who->index >= TS_FAR && who->index < TS_OTHER &&
                 (m->type == ACT_RESERVED || m->type == ACT_TICKET_CLOSED || m->type == ACT_TICKET_ABORT);

@@ -110,6 +110,11 @@ static void draw_world(struct run *r)
         const struct act_ticket_times t = {
             .grant = lease / 2, .lease = lease, .quarantine = lease / 2, .fence = 20 * MS};
         w->e.tickets = w->far.e.tickets = t;
+        w->wire = (struct ts_wire){.delay_max = one_in(r, 2) ? draw(r, 4000000) : 0,
+                                   .break_at = one_in(r, 4) ? 1 + draw(r, 16) : 0,
+                                   .hold_at = one_in(r, 8) ? 1 + draw(r, 16) : 0,
+                                   .hold_ns = 10 * lease,
+                                   .half = one_in(r, 2)};
         w->kv_link = draw_link(r, 60000, lease + lease / 2);
     }
 }

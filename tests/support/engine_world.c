@@ -43,6 +43,16 @@ static int outer_start(struct act_self *self, void *state, const void *arg)
     return o->in->behaviour->start(self, o->state, o->in->arg);
 }
 
+/* Pages must not go back while somebody may write to them. */
+static void check_pages_back(const struct ts_world *w, const struct kv_device *device, struct act_msg *m)
+{
+    size_t bytes;
+    const uint32_t *page = act_msg_tail(m, &bytes);
+    for (uint32_t i = 0; i < act_p_pages_back(m)->pages; i++)
+        cr_assert(!ts_wire_writes_to(&w->wire, device, page[i]),
+                  "page %u is given back while a put is on its way to it", page[i]);
+}
+
 static int outer_receive(struct act_self *self, void *state, struct act_msg *m, int count)
 {
     struct outer *o = state;
@@ -51,6 +61,9 @@ static int outer_receive(struct act_self *self, void *state, struct act_msg *m, 
     for (int i = 0; w->before && i < count && !fail; i++)
         if (w->before(w, o->in, self, &m[i], &fail))
             m[i].type = ACT_NONE;
+    for (int i = 0; i < count && o->in->part == TS_PART_TIER && o->in->index >= TS_FAR; i++)
+        if (m[i].type == ACT_PAGES_BACK)
+            check_pages_back(w, o->in->index >= TS_OTHER && w->two ? w->other.e.device : w->far.e.device, &m[i]);
     act_busy(self, w->cost[o->in->part]);
     return fail ? fail : o->in->behaviour->receive(self, o->state, m, count);
 }
@@ -159,7 +172,7 @@ static void link_client(struct ts_world *w, int workers)
 {
     const struct act_sim_fault late = {.delay_min = w->client_delay, .delay_max = w->client_delay};
     for (int i = 0; i < workers && w->client_delay; i++)
-        if (i != TS_WORLD_CLIENT && i < TS_WORLD_APART) {
+        if (i != TS_WORLD_CLIENT && i < TS_WORLD_WIRE) {
             act_sim_link(w->sim, w->rt, i, TS_WORLD_CLIENT, &late);
             act_sim_link(w->sim, w->rt, TS_WORLD_CLIENT, i, &late);
         }
@@ -176,6 +189,7 @@ void ts_world_start(struct ts_world *w, uint64_t seed)
     c.worker[TS_WORLD_FAR] = (struct act_worker_config){.name = "far", .kind = ACT_WORKER_ENGINE, .cpu = -1};
     c.worker[TS_WORLD_OTHER] = (struct act_worker_config){.name = "other", .kind = ACT_WORKER_ENGINE, .cpu = -1};
     c.worker[TS_WORLD_CLIENT] = (struct act_worker_config){.name = "client", .kind = ACT_WORKER_ENGINE, .cpu = -1};
+    c.worker[TS_WORLD_WIRE] = (struct act_worker_config){.name = "wire", .kind = ACT_WORKER_ENGINE, .cpu = -1};
     for (int i = TS_WORLD_APART; i < c.workers; i++)
         c.worker[i] = (struct act_worker_config){.name = "shard", .kind = ACT_WORKER_ENGINE, .cpu = -1};
     cr_assert_eq(act_sim_add(w->sim, &c, &w->rt, &err), 0, "%s", err.msg);
@@ -186,6 +200,19 @@ void ts_world_start(struct ts_world *w, uint64_t seed)
             act_sim_link(w->sim, w->rt, TS_WORLD_CLIENT, TS_WORLD_APART + i, &w->link);
             act_sim_link(w->sim, w->rt, TS_WORLD_APART + i, TS_WORLD_CLIENT, &w->link);
         }
+    }
+    if (w->split) {
+        w->wire.page_bytes = w->e.layout.block_bytes;
+        w->wire.end[0].device = w->e.device;
+        w->wire.end[1] =
+            (struct ts_wire_end){.device = w->far.e.device, .landing = &w->far.landing, .decode = w->far.e.decode};
+        if (w->two)
+            w->wire.end[2] = (struct ts_wire_end){
+                .device = w->other.e.device, .landing = &w->other.landing, .decode = w->other.e.decode};
+        const struct act_spawn spec = {
+            .behaviour = &ts_wire_behaviour, .worker = TS_WORLD_WIRE, .arg = &w->wire, .outbox = 4096};
+        cr_assert_eq(act_runtime_spawn(w->rt, &spec, &w->e.link, &err), 0, "%s", err.msg);
+        w->far.e.link = w->other.e.link = w->e.link;
     }
     link_client(w, c.workers);
     if (w->store) {

@@ -13,12 +13,14 @@
 #include "actors/runtime/sim.h"
 #include "actors/runtime/stats.h"
 #include "actors/tier_store.h"
+#include "tests/support/put_wire.h"
 
 enum {
     TS_WORLD_ENGINE,
     TS_WORLD_CLIENT,
     TS_WORLD_FAR,   /* with split */
     TS_WORLD_OTHER, /* with a second Decode process */
+    TS_WORLD_WIRE,  /* with split: what carries rows between the processes */
     TS_WORLD_APART, /* the first shard's worker, when they are apart */
     TS_WORLD_REQUESTS = 256,
     TS_WORLD_SHARDS = 8,
@@ -143,6 +145,7 @@ struct ts_world {
     bool two; /* and a second one of these */
     struct act_sim_fault kv_link;
     int64_t client_delay; /* ns that messages between the client and the rest are on their way; 0: none */
+    struct ts_wire wire;  /* for rows that are put there */
     struct ts_far far, other;
     struct act_engine members; /* as the Router knows them */
     int64_t cost[TS_PARTS];    /* virtual ns that a call of such an actor takes */

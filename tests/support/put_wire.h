@@ -1,0 +1,42 @@
+/* A link that knows nothing but puts: between the processes of a split world (engine_world.h), in its virtual time. A
+ * put is read and lands when its time has come, as a one-sided write does: whoever has reused the pages at either end
+ * by then sees it. Connections, one to each process with a Landing, end when they are fenced, and where the test says
+ * so. */
+#ifndef WEFT_TESTS_SUPPORT_PUT_WIRE_H
+#define WEFT_TESTS_SUPPORT_PUT_WIRE_H
+
+#include "actors/runtime/runtime.h"
+#include "kvtiers/device.h"
+
+struct ts_put;
+
+/* A process's part. */
+struct ts_wire_end {
+    struct kv_device *device;
+    struct act_addr *landing; /* NULL: nobody puts there */
+    const struct act_addr *decode;
+    uint32_t generation; /* of the connection to it; its lowest bit is the end's */
+    struct ts_put *first, **last;
+    int64_t last_due;
+};
+
+enum { TS_WIRE_ENDS = 3 }; /* the first one is Prefill's */
+
+struct ts_wire {
+    int64_t delay_max; /* virtual ns that a put takes at most */
+    int break_at;      /* the connection ends when this put comes (from 1 on); 0: never */
+    int hold_at;       /* this put, and those behind it, take a while longer; 0: none */
+    int64_t hold_ns;
+    bool half; /* of what is under way at an end, what was next lands, without a word to anybody */
+    int puts, landed, lost, refused, fences, ends;
+    size_t page_bytes;
+    struct ts_wire_end end[TS_WIRE_ENDS];
+    struct act_timer timer;
+};
+
+/* Whether something is under way to this page of a process. */
+bool ts_wire_writes_to(const struct ts_wire *w, const struct kv_device *device, uint32_t page);
+
+extern const struct act_behaviour ts_wire_behaviour; /* arg: struct ts_wire * */
+
+#endif
