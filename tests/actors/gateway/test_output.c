@@ -560,6 +560,7 @@ Test(output, counts_reasoning)
 {
     static struct log l;
     memset(&l, 0, sizeof l);
+    l.kind = -1;
     struct gw_output_options opt = {.thinking = true, .tools = true, .on_event = on_event, .ctx = &l};
     struct gw_output *o = gw_output_new(&opt);
     cr_assert(gw_output_in_reasoning(o));
