@@ -131,10 +131,10 @@ Test(simulate, the_fitted_point_comes_back)
 Test(simulate, many_ranks_serve_as_many_times_the_load)
 {
     struct fixture f = begin(FLAT("0", ",\"network_us\":20"));
-    RUN(&f, "--modes", "dynamic", "--load", "4", "--decode", "1,100", "--prefill", "8", "--seconds", "3", "--warm",
+    RUN(&f, "--modes", "dynamic", "--load", "3", "--decode", "1,150", "--prefill", "8", "--seconds", "1", "--warm",
         "1");
     double one = figure(&f, 0, "tokens_per_second_and_rank"), many = figure(&f, 1, "tokens_per_second_and_rank");
-    cr_expect_float_eq(many / one, 1, 0.1, "%g and %g tokens per second and rank", one, many);
+    cr_expect_float_eq(many / one, 1, 0.15, "%g and %g tokens per second and rank", one, many);
     cr_expect_float_eq(figure(&f, 1, "failed") + figure(&f, 1, "refused"), 0, 0.5);
     end(&f);
 }
