@@ -271,7 +271,7 @@ static void take_messages(struct decode *d, struct act_msg *m, int count)
             if (act_p_timer(&m[i])->tag == TAG_PAUSE)
                 d->paused = false;
             else if (act_p_timer(&m[i])->tag == TAG_RETRY)
-                d->tier_empty = false;
+                d->tier_empty = d->refused = false;
             else if (act_p_timer(&m[i])->tag == TAG_LOAD)
                 report_load(d);
             else if (act_p_timer(&m[i])->tag == TAG_REPORT)

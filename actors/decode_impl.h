@@ -91,6 +91,7 @@ struct decode {
     int n_lease, lease_cap;
     int asked;       /* pages asked for and not yet answered */
     bool tier_empty; /* the last answer was: none */
+    bool refused;    /* not even a single page was to be had: not asked again before `retry`, or pages went back */
     struct act_decode_stats stats;
     int64_t round_began; /* ns */
     struct act_timer report, load, moves;

@@ -22,7 +22,7 @@ void dec_pages_return(struct decode *d, const uint32_t *page, int n)
     act_p_pages_back(&m)->pages = (uint32_t)n;
     if (act_send(d->self, &m))
         act_msg_drop(&m);
-    d->tier_empty = false;
+    d->tier_empty = d->refused = false;
 }
 
 static struct dec_stream *oldest_parked(struct decode *d)
@@ -55,7 +55,7 @@ void dec_pages_ask(struct decode *d)
         dec_pages_return(d, d->lease + d->n_lease + want, -want);
         d->n_lease += want;
     }
-    if (d->asked || want <= 0)
+    if (d->asked || d->refused || want <= 0)
         return;
     struct act_msg m = act_msg_make(ACT_PAGES_ASK, d->e->tier);
     act_p_pages_ask(&m)->pages = (uint32_t)(d->tier_empty ? 1 : want);
@@ -72,10 +72,9 @@ void dec_pages_given(struct decode *d, struct act_msg *m)
     d->asked = 0;
     if (p->status) {
         /* The whole lease was not to be had: try a single page before calling the tier empty. */
-        if (!one) {
-            d->tier_empty = true;
-            dec_pages_ask(d);
-        }
+        d->refused = one;
+        d->tier_empty = true;
+        dec_pages_ask(d);
         return;
     }
     d->tier_empty = false;

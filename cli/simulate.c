@@ -238,8 +238,7 @@ static int measure(const struct arguments *a, const char *file, struct cfg_error
                                           .threads = a->threads,
                                           .drafts = a->drafts,
                                           .prompt_tokens = a->prompt_tokens,
-                                          .output_tokens = a->output_tokens,
-                                          .chunk = 256};
+                                          .output_tokens = a->output_tokens};
     return sim_measure(&o, file, err);
 }
 

@@ -11,12 +11,14 @@
 #include "cli/bench_serve.h"
 #include "cli/engine.h"
 #include "cli/simulate_measure.h"
+#include "config/config.h"
 #include "model/decode.h"
 
-enum { REPEATS = 5, STREAMS = 32, JOBS = 24, CONTEXT_MORE = 64, SAMPLES = 400, ROLLBACK = 12, TAILS = 4, POINTS = 400 };
+enum { REPEATS = 5, JOBS = 24, CONTEXT_MORE = 64, SAMPLES = 400, TAILS = 4, POINTS = 400 };
 
 struct measure {
     const struct sim_measure_options *o;
+    struct cfg_config config; /* the defaults, which the server is taken to have */
     struct cli_engine e;
     struct mdl_ids ids; /* of the text that prompts are made from */
     int replay;
@@ -52,7 +54,8 @@ static int time_prompts(struct measure *m, struct mdl_step *step, int n, int tok
 {
     struct mdl_seq *seq[TAILS] = {NULL};
     struct mdl_prefill plan[TAILS];
-    struct mdl_seq_params params = {.max_tokens = tokens + 1, .rollback = ROLLBACK, .replay = m->replay};
+    struct mdl_seq_params params = {
+        .max_tokens = tokens + 1, .rollback = m->config.replay.rollback, .replay = m->replay};
     struct mdl_prefill_params how = {.replay = m->replay};
     int32_t *ids = malloc((size_t)tokens * sizeof *ids);
     double *out[] = {encoder, tail};
@@ -104,7 +107,7 @@ static int median_prompts(struct measure *m, struct mdl_step *step, int n, int t
 static int measure_prompts(struct measure *m, struct cfg_error *err)
 {
     struct mdl_step *step;
-    int chunk = m->o->chunk, r = mdl_step_new(m->e.m, TAILS * chunk, chunk + 1, &step, err);
+    int chunk = m->config.compute.prefill_chunk, r = mdl_step_new(m->e.m, TAILS * chunk, chunk + 1, &step, err);
     if (r)
         return r;
     for (int n = 8; n <= chunk && !r; n *= 2)
@@ -230,17 +233,18 @@ static int write_profile(struct measure *m, const char *file, struct cfg_error *
     char name[160];
     act_steptime_identity(m->e.m, &id);
     snprintf(name, sizeof name, "%.60s on %.60s, %.24s", m->o->model, id.machine, id.build);
-    json_t *p = json_pack("{s:s,s:i,s:o,s:o,s:o,s:f,s:f,s:f,s:i,s:f,s:f,s:{s:f,s:f,s:f,s:f},s:i,s:i,s:f,s:b,s:f}",
-                          "name", name, "block", m->o->drafts, "plain_us", curve(&m->table.plain, 0), "full_us",
-                          curve(&m->table.full, 0), "draft_us", curve(&m->table.draft, 0), "pick_us",
-                          1e-3 * (m->table.pick_ns + m->sample_ns), "emit_us", 1e-3 * m->sample_ns, "plan_us", 0.0,
-                          "noise", 0, "table_error", 0.0, "price_per_device_hour", 0.0, "accept", "base", m->base,
-                          "slope", m->slope, "spread", m->spread, "persist", 0.0, "prompt_tokens", m->o->prompt_tokens,
-                          "output_tokens", m->o->output_tokens, "share_us", 5000.0, "one_process", 1, "token_us", 0.0);
+    json_t *p = json_pack(
+        "{s:s,s:i,s:o,s:o,s:o,s:f,s:f,s:f,s:i,s:f,s:f,s:{s:f,s:f,s:f,s:f},s:i,s:i,s:f,s:b,s:f}", "name", name, "block",
+        m->o->drafts, "plain_us", curve(&m->table.plain, 0), "full_us", curve(&m->table.full, 0), "draft_us",
+        curve(&m->table.draft, 0), "pick_us", 1e-3 * (m->table.pick_ns + m->sample_ns), "emit_us", 1e-3 * m->sample_ns,
+        "plan_us", 0.0, "noise", 0, "table_error", 0.0, "price_per_device_hour", 0.0, "accept", "base", m->base,
+        "slope", m->slope, "spread", m->spread, "persist", 0.0, "prompt_tokens", m->o->prompt_tokens, "output_tokens",
+        m->o->output_tokens, "share_us", (double)m->config.engine.prefill_share_us, "one_process", 1, "token_us", 0.0);
     json_t *more =
-        json_pack("{s:{s:i,s:i,s:i},s:{s:o,s:o,s:i,s:i,s:i}}", "decode", "streams", STREAMS, "context",
-                  m->e.m->cfg->max_position, "kv_tokens", 1 << 20, "prefill", "encoder_us", curve(&m->encoder, 0),
-                  "tail_us", curve(&m->tail, 0), "replay", m->replay, "chunk", m->o->chunk, "prompts", 4);
+        json_pack("{s:{s:i,s:i,s:i},s:{s:o,s:o,s:i,s:i,s:i}}", "decode", "streams", m->config.engine.decode_streams,
+                  "context", m->e.m->cfg->max_position, "kv_tokens", 1 << 20, "prefill", "encoder_us",
+                  curve(&m->encoder, 0), "tail_us", curve(&m->tail, 0), "replay", m->replay, "chunk",
+                  m->config.compute.prefill_chunk, "prompts", m->config.engine.prefill_streams);
     if (p && more)
         json_object_update(p, more);
     int bad = !p || !more || json_dump_file(p, file, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
@@ -256,14 +260,14 @@ static int prepare(struct measure *m, struct cfg_error *err)
                                          .draft = m->o->drafts,
                                          .parallel = 1,
                                          .max_tokens = m->o->prompt_tokens + m->o->output_tokens,
-                                         .chunk = m->o->chunk};
+                                         .chunk = m->config.compute.prefill_chunk};
     int r = cli_engine_open(&o, &m->e, err);
     if (r)
         return r;
     if (m->e.m->cfg->cut < 0 || !m->e.m->cfg->n_draft || m->o->drafts > m->e.m->cfg->draft_block)
         return cfg_error_set(err, EINVAL, "%s: a profile needs a model with a bridge and a drafter of %d drafts",
                              m->o->model, m->o->drafts);
-    m->replay = m->e.m->cfg->window + ROLLBACK;
+    m->replay = m->e.m->cfg->window + m->config.replay.rollback;
     r = cli_engine_prepare(&m->e, o.max_tokens, m->o->prompt_tokens, err);
     if (!r)
         r = mdl_tok_encode(m->e.enc, bench_serve_filler, strlen(bench_serve_filler), 0, &m->ids, err);
@@ -272,9 +276,11 @@ static int prepare(struct measure *m, struct cfg_error *err)
 
 int sim_measure(const struct sim_measure_options *o, const char *file, struct cfg_error *err)
 {
-    struct measure m = {.o = o, .random = 1};
+    static struct measure m;
+    m = (struct measure){.o = o, .random = 1};
+    cfg_config_default(&m.config);
     struct luck luck = {.n = 0};
-    const struct act_steptime_measure how = {.streams = STREAMS,
+    const struct act_steptime_measure how = {.streams = m.config.engine.decode_streams,
                                              .block = o->drafts,
                                              .context = o->prompt_tokens + o->output_tokens / 2,
                                              .limit_ns = INT64_C(10000000000),

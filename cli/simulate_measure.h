@@ -8,10 +8,9 @@ struct sim_measure_options {
     const char *model;
     int threads, drafts;              /* as the server that is to be predicted has them */
     int prompt_tokens, output_tokens; /* of its requests */
-    int chunk;                        /* compute.prefill_chunk */
 };
 
-/* Writes the profile to file. */
+/* Writes the profile to file. What the options do not say is as in the default configuration. */
 int sim_measure(const struct sim_measure_options *o, const char *file, struct cfg_error *err);
 
 /* Predicts every point of a file of `weft bench serve --json` with the profile and prints both side by side. */

@@ -139,6 +139,20 @@ Test(simulate, many_ranks_serve_as_many_times_the_load)
     end(&f);
 }
 
+/* A third of the pages that the sequences want: they are parked and come back, and nobody spins meanwhile, or virtual
+ * time would stand still. */
+Test(simulate, a_machine_short_of_memory_parks_and_goes_on)
+{
+    struct fixture f =
+        begin(FLAT("0", ",\"prompt_tokens\":300,\"decode\":{\"streams\":16,\"kv_tokens\":2048,\"block_tokens\":64,"
+                        "\"context\":1024}"));
+    RUN(&f, "--modes", "dynamic", "--load", "12", "--fixed-lengths", "--requests", "60");
+    cr_expect_float_eq(figure(&f, 0, "output_tokens"), 60 * 101, 0.1);
+    cr_expect_gt(figure(&f, 0, "parked"), 0);
+    cr_expect_float_eq(figure(&f, 0, "failed"), 0, 0.1);
+    end(&f);
+}
+
 Test(simulate, a_seed_gives_the_same_run_and_another_one_another)
 {
     struct fixture f = begin(FLAT("0.5", ",\"network_us\":20"));
