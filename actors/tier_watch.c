@@ -58,6 +58,7 @@ json_t *act_tier_watch_json(const struct act_tier_watch *w, struct act_addr stor
         if (!o)
             break;
         number(o, "blocks", s->cached);
+        number(o, "held", s->held);
         number(o, "bytes", s->bytes);
         number(o, "capacity", s->capacity);
         number(o, "hits", s->hits);

@@ -1,14 +1,28 @@
 /* Nodes with the role kv as processes: what one prefill node computed, another one that never saw it reads from them,
  * with the text of exact mode; through the death, the silence and the return of a kv node. */
 #include <jansson.h>
+#include <pthread.h>
 #include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "tests/harness.h"
 #include "tests/support/answer.h"
 #include "tests/support/cluster.h"
 #include "tests/support/process.h"
 
-TestSuite(kv_nodes, .fini = ts_cluster_end, .timeout = 300);
+static char *folder;
+
+static void end(void)
+{
+    ts_cluster_end();
+    if (folder)
+        ts_remove_dir(folder);
+    free(folder);
+    folder = NULL;
+}
+
+TestSuite(kv_nodes, .fini = end, .timeout = 300);
 
 enum { GATEWAY, P0, P1, D0, K0, K1, NODES, WAIT = 600, TOKENS = 12 };
 
@@ -21,18 +35,23 @@ static const struct ts_node nodes[NODES] = {
     [K1] = {.name = "kv-1", .roles = "\"kv\""},
 };
 
-/* Blocks of 32 tokens of the sample model take 12 KiB. */
-static void start(const char *nodes_keys)
+/* Blocks of 32 tokens of the sample model take 12 KiB. With files, kv nodes keep little in memory. */
+static void start(const char *device, bool files)
 {
-    char *more = NULL;
+    char *more = NULL, *nodes_keys = NULL;
+    folder = files ? ts_temp_dir() : NULL;
+    cr_assert_gt(files ? asprintf(&nodes_keys, "memory = \"1MiB\"; path = \"%s\"; size = \"16MiB\";", folder)
+                       : asprintf(&nodes_keys, "memory = \"8MiB\";"),
+                 0);
     cr_assert_gt(asprintf(&more,
                           "replay = { exact = true; };\nsampling = { temperature = 0.0; };\n"
-                          "kv = { memory = \"4MiB\"; snapshots = \"0B\"; block_tokens = 32; ssd = { reserve = "
-                          "\"1MiB\"; }; nodes = { memory = \"8MiB\"; size = \"16MiB\"; %s }; };\n",
-                          nodes_keys),
+                          "kv = { memory = \"%s\"; snapshots = \"0B\"; block_tokens = 32; ssd = { reserve = "
+                          "\"1MiB\"; }; nodes = { %s }; };\n",
+                          device, nodes_keys),
                  0);
     ts_cluster_start(nodes, NODES, "", more);
     free(more);
+    free(nodes_keys);
 }
 
 /* Some hundred tokens; prompts differ from their beginning on. */
@@ -105,7 +124,7 @@ static void only_prefill(int on)
 
 Test(kv_nodes, what_one_prefill_node_computed_another_reads)
 {
-    start("");
+    start("4MiB", false);
     only_prefill(P0);
     struct ts_answer cold = ask(1);
     cr_assert_eq(cold.cached, 0);
@@ -120,4 +139,137 @@ Test(kv_nodes, what_one_prefill_node_computed_another_reads)
     until(K1, "host", "read", 1);
     ts_answer_free(&hit);
     ts_answer_free(&cold);
+}
+
+/* What both nodes say of a tier of theirs. */
+static void until_both(const char *tier, const char *key, json_int_t least)
+{
+    json_int_t now = -1;
+    for (int i = 0; i < WAIT && now < least; i++) {
+        now = figure(K0, tier, key) + figure(K1, tier, key);
+        if (now < least)
+            usleep(100000);
+    }
+    if (now < least)
+        ts_cluster_show_logs();
+    cr_assert_geq(now, least, "%s of tier %s is %lld", key, tier, (long long)now);
+}
+
+/* Both nodes are killed. What they had said to have is there again, and right. */
+Test(kv_nodes, a_node_has_its_blocks_again_after_kill_9)
+{
+    start("4MiB", true);
+    only_prefill(P0);
+    struct ts_answer cold = ask(1);
+    until_both("ssd", "blocks", 10);
+    for (int k = K0; k <= K1; k++) {
+        ts_node_kill(&ts_cluster.node[k]);
+        ts_node_start(&ts_cluster.node[k]);
+    }
+    until_both("ssd", "blocks", 10);
+    only_prefill(P1);
+    struct ts_answer hit = ask(1);
+    cr_assert_str_eq(hit.text, cold.text);
+    cr_assert_gt(hit.cached, 200, "%d tokens cached", hit.cached);
+    until_both("ssd", "read", 7);
+    ts_answer_free(&hit);
+    ts_answer_free(&cold);
+}
+
+/* ---- fates ---- */
+
+enum { PROMPTS = 10 };
+
+struct blow {
+    pid_t pid;
+    int signal, after_us;
+};
+
+static void *strike(void *arg)
+{
+    const struct blow *b = arg;
+    usleep((useconds_t)b->after_us); /* somewhere within the prompts below; what it meets does not matter */
+    kill(b->pid, b->signal);
+    return NULL;
+}
+
+/* The device has not room for all prompts, so each is read from the nodes again, one after another. Meanwhile the blow
+ * falls. */
+static int all_prompts(struct ts_answer *cold, const struct blow *b, const char *when)
+{
+    pthread_t thread;
+    int cached = 0;
+    if (b)
+        cr_assert_eq(pthread_create(&thread, NULL, strike, (void *)(uintptr_t)b), 0);
+    for (int i = 0; i < PROMPTS; i++) {
+        struct ts_answer a = ask(i);
+        if (!cold[i].text) {
+            cold[i] = a;
+            continue;
+        }
+        cr_assert_str_eq(a.text, cold[i].text, "%s, prompt %d", when, i);
+        cached += a.cached > 200;
+        ts_answer_free(&a);
+    }
+    if (b)
+        pthread_join(thread, NULL);
+    return cached;
+}
+
+/* Nothing is held for anybody. */
+static void at_baseline(int node)
+{
+    json_int_t held = -1;
+    for (int i = 0; i < WAIT && held; i++) {
+        held = figure(node, "device", "held") + figure(node, "kv", "queue");
+        if (held)
+            usleep(100000);
+    }
+    cr_assert_eq(held, 0, "%lld pages are still held", (long long)held);
+}
+
+static void wait_back(int kv)
+{
+    ts_node_wait_log(&ts_cluster.node[kv], "node p0 is connected");
+}
+
+/* In mid-read a node is killed, stands still, drains, and comes back: every request is served with its text, and
+ * nothing stays behind. */
+Test(kv_nodes, a_node_may_die_stand_still_and_drain_while_it_is_read_from)
+{
+    static struct ts_answer cold[PROMPTS];
+    start("1MiB", true);
+    only_prefill(P0);
+    all_prompts(cold, NULL, "cold");
+    until_both("ssd", "blocks", 80);
+    cr_assert_gt(all_prompts(cold, NULL, "warm"), PROMPTS / 2);
+    static const int signals[] = {SIGSTOP, SIGKILL, SIGTERM};
+    for (int i = 0; i < 3; i++) {
+        int k = i % 2 ? K1 : K0;
+        struct ts_node *n = &ts_cluster.node[k];
+        char when[32], log[4300];
+        snprintf(when, sizeof when, "signal %d", signals[i]);
+        all_prompts(cold, &(struct blow){n->pid, signals[i], 40000 + 30000 * i}, when);
+        all_prompts(cold, NULL, when);
+        at_baseline(P0);
+        if (signals[i] == SIGSTOP)
+            kill(n->pid, SIGCONT);
+        if (signals[i] == SIGTERM) {
+            int status;
+            cr_assert_eq(waitpid(n->pid, &status, 0), n->pid);
+            cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "an orderly end: %x", (unsigned)status);
+        } else {
+            ts_node_kill(n);
+        }
+        snprintf(log, sizeof log, "%s/%s.log", ts_cluster.dir, n->name);
+        unlink(log);
+        ts_node_start(n);
+        wait_back(k);
+    }
+    until_both("ssd", "blocks", 80);
+    only_prefill(P0);
+    cr_assert_gt(all_prompts(cold, NULL, "all are back"), PROMPTS / 2);
+    at_baseline(P0);
+    for (int i = 0; i < PROMPTS; i++)
+        ts_answer_free(&cold[i]);
 }
