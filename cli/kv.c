@@ -21,6 +21,9 @@ enum which { SSD, SHARED };
 
 struct tool {
     const struct cfg_config *c;
+    const char *path; /* of the tier's files */
+    char node_path[CFG_PATH_TEXT];
+    int64_t size; /* of the ssd tier */
     struct kv_layout layout;
     struct kv_storage *storage;
     struct kv_tier *tier;
@@ -58,9 +61,9 @@ static int make_layout(struct tool *k, struct cfg_error *err)
 static int open_ssd(struct tool *k, struct cfg_error *err)
 {
     const struct kv_ssd_params p = {.storage = k->storage,
-                                    .folder = k->c->kv.ssd.path,
+                                    .folder = k->path,
                                     .layout = k->layout,
-                                    .bytes = k->c->kv.ssd.size,
+                                    .bytes = k->size,
                                     .reserve = k->c->kv.ssd.reserve,
                                     .direct = k->c->kv.ssd.direct,
                                     .clock = kv_clock_system,
@@ -74,7 +77,7 @@ static int open_shared(struct tool *k, struct cfg_error *err)
     char name[32];
     snprintf(name, sizeof name, "tool%d", (int)getpid());
     const struct kv_shared_params p = {.storage = k->storage,
-                                       .folder = k->c->kv.shared.path,
+                                       .folder = k->path,
                                        .node = name,
                                        .layout = k->layout,
                                        .bytes = INT64_MAX / 4,
@@ -104,17 +107,34 @@ static int settle(struct tool *k, struct cfg_error *err)
     }
 }
 
-static int open_tier(struct tool *k, enum which which, struct cfg_error *err)
+/* Whose files: this configuration's own, or those of one of its kv nodes. */
+static int find_files(struct tool *k, enum which which, const char *node, struct cfg_error *err)
 {
-    const char *path = which == SSD ? k->c->kv.ssd.path : k->c->kv.shared.path;
+    const struct cfg_config *c = k->c;
+    const struct cfg_node *n = node ? cfg_config_node(c, node) : NULL;
+    const char *path = node ? c->kv.nodes.path : which == SSD ? c->kv.ssd.path : c->kv.shared.path;
+    if (node && (!n || !(n->roles & CFG_ROLE_KV)))
+        return cfg_error_set(err, EINVAL, "the configuration has no node \"%s\" with the role kv", node);
     if (!path[0])
-        return cfg_error_set(
-            err, EINVAL,
-            "the configuration has no kv.%s.path; give the folder there, or look at the other tier with --tier %s",
-            which == SSD ? "ssd" : "shared", which == SSD ? "shared" : "ssd");
-    int r = make_layout(k, err);
+        return node ? cfg_error_set(err, EINVAL, "the configuration has no kv.nodes.path: its kv nodes keep no files")
+                    : cfg_error_set(err, EINVAL,
+                                    "the configuration has no kv.%s.path; give the folder there, or look at the other "
+                                    "tier with --tier %s",
+                                    which == SSD ? "ssd" : "shared", which == SSD ? "shared" : "ssd");
+    k->size = node ? c->kv.nodes.size : c->kv.ssd.size;
+    k->path = node ? k->node_path : path;
+    return node && cfg_kv_folder(c, n, k->node_path, sizeof k->node_path)
+               ? cfg_error_set(err, EINVAL, "kv.nodes.path is too long")
+               : 0;
+}
+
+static int open_tier(struct tool *k, enum which which, const char *node, struct cfg_error *err)
+{
+    int r = find_files(k, which, node, err);
     if (!r)
-        r = kv_storage_uring_new(path, DEPTH, &k->storage, err);
+        r = make_layout(k, err);
+    if (!r)
+        r = kv_storage_uring_new(k->path, DEPTH, &k->storage, err);
     if (!r)
         r = which == SSD ? open_ssd(k, err) : open_shared(k, err);
     if (!r)
@@ -241,10 +261,12 @@ int cli_kv_run(int argc, char **argv)
     static const char *const verbs[] = {"ls", "stat", "verify", "drop", NULL}, *const tiers[] = {"ssd", "shared", NULL};
     struct cfg_report report = {0};
     struct cfg_error err = {{0}};
+    const char *node = NULL;
     int which = SSD, verb, first;
     bool all = false;
     const struct cli_option options[] = {
         {CLI_CHOICE, "tier", 0, &which, "TIER", "ssd (the default) or shared", .choices = tiers},
+        {CLI_TEXT, "node", 0, &node, "NAME", "the ssd tier of this kv node, in place of the configuration's own"},
         {CLI_FLAG, "all", 0, &all, NULL, "drop: every block"},
         {.kind = CLI_END},
     };
@@ -254,8 +276,9 @@ int cli_kv_run(int argc, char **argv)
             "Looks at the blocks that a configuration's durable tiers keep.\n"
             "ls: keys, taint and age in seconds. stat: how much. verify: reads every block and drops what does not\n"
             "fit its checksum; exit status 1 when there was any. drop: removes blocks of the ssd tier; those of a\n"
-            "shared folder go with their files. The ssd tier must not be in use by a server, which reports the same\n"
-            "figures under /metrics.",
+            "shared folder go with their files. --node NAME, on the machine of that node: the files of a kv node.\n"
+            "The ssd tier must not be in use by a server, which reports the same figures under /metrics, or to\n"
+            "`weft status --json`.",
         .options = options,
         .min_args = 2,
         .max_args = -1,
@@ -265,6 +288,8 @@ int cli_kv_run(int argc, char **argv)
         return r;
     if (cli_parse_choice(argv[first], "the first argument", verbs, &verb, &err))
         return cli_error(CLI_USAGE, "%s", err.msg);
+    if (node && which == SHARED)
+        return cli_error(CLI_USAGE, "a kv node has no shared tier; leave --tier or --node out");
     if (verb == DROP && which == SHARED)
         return cli_error(CLI_USAGE, "blocks of a shared folder go with their files; remove seg-* files instead");
     if (verb == DROP && all == (argc - first > 2))
@@ -275,7 +300,7 @@ int cli_kv_run(int argc, char **argv)
     if (r)
         return CLI_USAGE;
     struct tool k = {.c = &config};
-    r = open_tier(&k, (enum which)which, &err);
+    r = open_tier(&k, (enum which)which, node, &err);
     if (r)
         r = cli_error(r == -EINVAL ? CLI_USAGE : CLI_FAILED, "%s", err.msg);
     else if (verb == LS)

@@ -1,6 +1,9 @@
 /* `weft kv` and `weft bench kv`, as programs. */
 #include "tests/harness.h"
 
+#include <stdio.h>
+#include <sys/stat.h>
+
 #include "kvtiers/ssd.h"
 #include "model/config.h"
 #include "model/kv.h"
@@ -59,6 +62,48 @@ static void make(void)
         cr_assert(ts_store_one(t, s, &l, i));
     t->ops->free(t);
     kv_storage_free(s);
+}
+
+/* The same files as those of a kv node. */
+Test(kv, looks_at_the_files_of_a_kv_node)
+{
+    char *text = NULL, *path = NULL, *dir = NULL;
+    make();
+    cr_assert_gt(asprintf(&dir, "%s/kv-0", folder), 0);
+    cr_assert_eq(mkdir(dir, 0755), 0);
+    static const char *const files[] = {"weft-kv.index", "weft-kv.000"};
+    for (int i = 0; i < 2; i++) {
+        char from[600], to[600];
+        snprintf(from, sizeof from, "%s/%s", folder, files[i]);
+        snprintf(to, sizeof to, "%s/%s", dir, files[i]);
+        cr_assert_eq(rename(from, to), 0, "%s", from);
+    }
+    cr_assert_gt(
+        asprintf(&text,
+                 "model = { path = \"tests/golden/mini8\"; };\n"
+                 "kv = { block_tokens = 32; ssd = { reserve = \"1MiB\"; direct = false; }; "
+                 "nodes = { path = \"%s\"; size = \"8MiB\"; }; };\n"
+                 "cluster = { secret_file = \"%s/secret\"; state = \"%s\"; };\n"
+                 "nodes = ( { name = \"all\"; roles = [\"gateway\", \"prefill\", \"decode\", \"expert\"]; port = "
+                 "7101; listen = \"127.0.0.1:8000\"; },\n { name = \"kv-0\"; roles = [\"kv\"]; port = 7102; } );\n",
+                 folder, folder, folder),
+        0);
+    path = ts_write_file(folder, "cluster.conf", text);
+    struct ts_result r = ts_run(ts_weft(), "kv", "verify", path, "--node", "kv-0");
+    cr_assert_eq(r.status, 0, "%s %s", r.out, r.err);
+    cr_assert_str_eq(r.out, "5 blocks, 0 bad\n");
+    ts_result_free(&r);
+    r = ts_run(ts_weft(), "kv", "drop", path, "--node", "kv-0", "--all");
+    cr_assert_eq(r.status, 0, "%s", r.err);
+    cr_assert_str_eq(r.out, "5 blocks dropped\n");
+    ts_result_free(&r);
+    r = ts_run(ts_weft(), "kv", "ls", path, "--node", "all");
+    cr_assert_eq(r.status, 2);
+    cr_assert(strstr(r.err, "no node \"all\" with the role kv"), "%s", r.err);
+    ts_result_free(&r);
+    free(path);
+    free(text);
+    free(dir);
 }
 
 static struct ts_result kv(const char *verb, const char *more)
