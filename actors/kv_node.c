@@ -4,12 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "actors/link.h"
 #include "actors/runtime/log.h"
 #include "actors/tier_store.h"
 
 _Static_assert(sizeof(struct act_key) == sizeof(struct kv_key), "keys travel as they are");
 
-enum { TICK_NS = 100000000, UNDER_WAY = 2, QUEUE_MAX = 1024, FINDS_MAX = 4096 };
+enum { TICK_NS = 100000000, QUEUE_MAX = 1024, FINDS_MAX = 4096 };
 
 /* A question that is with the store. */
 struct finding {
@@ -31,6 +32,9 @@ struct reading {
     int settled, ok[KV_SOURCES_MAX]; /* sources that the store has reported, and how much of each */
     int source, block;               /* what goes out next */
     int under_way;
+    uint32_t window, slot_bytes, generation; /* window 0: bytes go in messages */
+    uint64_t slot[ACT_REMOTE_SLOTS];         /* offsets there */
+    bool slot_taken[ACT_REMOTE_SLOTS];
     bool read;  /* the store is done with the pool */
     int status; /* why not all blocks come; of the store, or of the reader */
     bool given_up;
@@ -38,10 +42,13 @@ struct reading {
     struct kv_key key[ACT_REMOTE_READ_MAX];
 };
 
-/* A piece at its reader. */
+/* A piece on its way: being put into a slot, then (or at once) as a message at its reader. */
 struct piece {
     struct piece *next;
     uint64_t id, reading;
+    int slot;            /* -1: its bytes are in the message */
+    bool putting;        /* not to be forgotten: somebody reads the pool */
+    struct act_msg rows; /* what is said when the put is done */
 };
 
 /* Blocks that are with the store. */
@@ -184,44 +191,89 @@ static void give_up(struct node *k, struct reading *x, int status)
 {
     k->given_up += !x->given_up;
     x->given_up = true;
-    x->status = status;
+    if (x->status != -EREMOTEIO) /* the reader must know of that */
+        x->status = status;
     end_if_over(k, x);
 }
 
-/* The next blocks of the source that is going out: as many as one message takes; none when what is left failed. */
+/* Writes the extents of a piece into its slot. The message waits for the end of that. */
+static int put_piece(struct node *k, const struct reading *x, struct piece *p, int source, int first, int n)
+{
+    const struct kv_layout *l = &k->arg->layout;
+    struct act_put_range range[ACT_REMOTE_READ_MAX];
+    const struct act_put put = {.peer = x->reader.peer,
+                                .class = TP_CLASS_KV,
+                                .generation = x->generation,
+                                .from_window = k->arg->window,
+                                .to_window = x->window,
+                                .request = p->id};
+    for (int i = 0; i < n; i++)
+        range[i] = (struct act_put_range){
+            .from = (uint64_t)x->place[first + i] * l->block_bytes + l->offset[source],
+            .to = x->slot[p->slot] + (uint64_t)i * l->bytes[source],
+            .size = l->bytes[source],
+        };
+    return act_link_put(k->self, *k->arg->link, &put, range, n);
+}
+
+static int free_slot(const struct reading *x)
+{
+    int i = 0;
+    while (i < ACT_REMOTE_SLOTS && x->slot_taken[i])
+        i++;
+    return i;
+}
+
+static int say_rows(struct node *k, struct piece *p)
+{
+    p->rows.request = p->id;
+    int r = act_request(k->self, &p->rows);
+    if (r)
+        act_msg_drop(&p->rows);
+    return r;
+}
+
+/* The next blocks of the source that is going out: as many as one piece takes; none when what is left failed. */
 static int send_piece(struct node *k, struct reading *x)
 {
     const struct kv_layout *l = &k->arg->layout;
-    int s = x->source, most = (int)(ACT_REMOTE_PIECE / l->bytes[s]), n = x->ok[s] - x->block;
+    int s = x->source, room = x->window ? (int)x->slot_bytes : ACT_REMOTE_PIECE, most = room / (int)l->bytes[s],
+        n = x->ok[s] - x->block;
     n = n < most ? n : most > 0 ? most : 1;
+    bool put = x->window && n;
     struct piece *p = calloc(1, sizeof *p);
-    struct act_msg m;
     size_t bytes;
-    if (!p || act_msg_new(ACT_REMOTE_ROWS, x->reader, (size_t)n * (sizeof(uint64_t) + l->bytes[s]), &m)) {
+    if (!p ||
+        act_msg_new(ACT_REMOTE_ROWS, x->reader, (size_t)n * (sizeof(uint64_t) + (put ? 0 : l->bytes[s])), &p->rows)) {
         free(p);
         return -ENOMEM;
     }
+    *p = (struct piece){
+        .id = ++k->ids, .reading = x->id, .rows = p->rows, .putting = put, .slot = put ? free_slot(x) : -1};
     bool short_end = x->block + n == x->ok[s] && x->ok[s] < x->n;
-    *act_p_remote_rows(&m) = (struct act_p_remote_rows){.load = x->load,
-                                                        .source = (uint16_t)s,
-                                                        .first = (uint16_t)x->block,
-                                                        .blocks = (uint16_t)n,
-                                                        .status = short_end ? (x->status ? x->status : -EIO) : 0};
-    uint64_t *sum = act_msg_tail(&m, &bytes);
+    *act_p_remote_rows(&p->rows) = (struct act_p_remote_rows){.load = x->load,
+                                                              .source = (uint16_t)s,
+                                                              .first = (uint16_t)x->block,
+                                                              .blocks = (uint16_t)n,
+                                                              .slot = (uint16_t)(p->slot + 1),
+                                                              .status = short_end ? (x->status ? x->status : -EIO) : 0};
+    uint64_t *sum = act_msg_tail(&p->rows, &bytes);
     uint8_t *to = (uint8_t *)(sum + n);
-    for (int i = 0; i < n; i++, to += l->bytes[s]) {
+    for (int i = 0; i < n; i++) {
         const uint8_t *from = bytes_of(k, x->place[x->block + i]) + l->offset[s];
-        memcpy(to, from, l->bytes[s]);
-        sum[i] = kv_extent_sum(&x->key[x->block + i], s, 0, to, l->bytes[s]);
+        sum[i] = kv_extent_sum(&x->key[x->block + i], s, 0, from, l->bytes[s]);
+        if (!put)
+            memcpy(to + (size_t)i * l->bytes[s], from, l->bytes[s]);
     }
-    *p = (struct piece){.next = k->pieces, .id = ++k->ids, .reading = x->id};
-    m.request = p->id;
-    int r = act_request(k->self, &m);
+    int r = put ? put_piece(k, x, p, s, x->block, n) : say_rows(k, p);
     if (r) {
-        act_msg_drop(&m);
+        act_msg_drop(&p->rows);
         free(p);
         return r;
     }
+    if (put)
+        x->slot_taken[p->slot] = true;
+    p->next = k->pieces;
     k->pieces = p;
     x->under_way++;
     x->block += n;
@@ -235,7 +287,7 @@ static int send_piece(struct node *k, struct reading *x)
 static void send_on(struct node *k, struct reading *x)
 {
     int r = 0;
-    while (!r && !x->given_up && x->under_way < UNDER_WAY && x->source < x->settled)
+    while (!r && !x->given_up && x->under_way < ACT_REMOTE_SLOTS && x->source < x->settled)
         r = send_piece(k, x);
     if (r)
         give_up(k, x, r);
@@ -314,6 +366,16 @@ static bool known(const struct node *k, const struct act_msg *m)
     return false;
 }
 
+/* A slot takes an extent of every source at least, and this node can make puts. */
+static bool window_fits(const struct node *k, const struct act_b_remote_read *b)
+{
+    size_t largest = 0;
+    for (int s = 0; s < k->arg->layout.n_sources; s++)
+        largest = k->arg->layout.bytes[s] > largest ? k->arg->layout.bytes[s] : largest;
+    return !b->window || (b->slot_bytes >= largest && b->slot_bytes <= INT32_MAX && k->arg->window && k->arg->link &&
+                          !act_addr_is_nobody(*k->arg->link));
+}
+
 static void take_read(struct node *k, struct act_msg *m)
 {
     size_t bytes;
@@ -322,6 +384,8 @@ static void take_read(struct node *k, struct act_msg *m)
     struct act_promise promise = act_promise_of(m);
     int r = refuse(k, act_b_remote_read(m)->layout, in->blocks, ACT_REMOTE_READ_MAX);
     if (!r && bytes != (size_t)in->blocks * sizeof *key)
+        r = -EPROTO;
+    if (!r && !window_fits(k, act_b_remote_read(m)))
         r = -EPROTO;
     if (!r && known(k, m)) /* a link delivered it twice */
         return;
@@ -332,7 +396,12 @@ static void take_read(struct node *k, struct act_msg *m)
         answer_read(k, &promise, in->load, 0, r ? r : -ENOMEM);
         return;
     }
+    const struct act_b_remote_read *b = act_b_remote_read(m);
     *x = (struct reading){.promise = promise,
+                          .window = b->window,
+                          .slot_bytes = b->slot_bytes,
+                          .generation = b->generation,
+                          .slot = {b->slot_a, b->slot_b},
                           .reader = m->src,
                           .request = m->request,
                           .load = in->load,
@@ -377,6 +446,10 @@ static void take_taken(struct node *k, uint64_t id, int status)
         return;
     struct reading *x = reading_find(k, p->reading);
     *at = p->next;
+    if (x && p->slot >= 0)
+        x->slot_taken[p->slot] = false;
+    if (p->putting) /* it did not come so far as to be said */
+        act_msg_drop(&p->rows);
     free(p);
     if (!x)
         return;
@@ -386,6 +459,28 @@ static void take_taken(struct node *k, uint64_t id, int status)
         give_up(k, x, status);
     else
         send_on(k, x);
+}
+
+/* The rows are in their slot: now they may be told of. Or it is not known what is there. */
+static void take_put(struct node *k, uint64_t id, int status)
+{
+    struct piece *p = k->pieces;
+    while (p && p->id != id)
+        p = p->next;
+    if (!p || !p->putting)
+        return;
+    const struct reading *x = reading_find(k, p->reading);
+    if (!status && x && !x->given_up) {
+        p->putting = false;
+        status = say_rows(k, p);
+        if (!status)
+            return;
+    } else if (status) {
+        status = -EREMOTEIO;
+    } else {
+        status = -ECANCELED;
+    }
+    take_taken(k, id, status);
 }
 
 /* The reader has lost interest. */
@@ -513,14 +608,15 @@ static void on_tick(struct node *k)
             if (x->under_way && x->since < limit) {
                 uint64_t id = x->id;
                 for (struct piece **at = &k->pieces, *p; (p = *at);) {
-                    if (p->reading != id) {
+                    if (p->reading != id || p->putting) {
                         at = &p->next;
                         continue;
                     }
                     *at = p->next;
                     free(p);
+                    x->under_way--;
                 }
-                x->under_way = 0;
+                x->since = INT64_MAX; /* puts end by themselves */
                 give_up(k, x, -ETIMEDOUT);
                 again = true;
             }
@@ -545,6 +641,9 @@ static void take_returned(struct node *k, struct act_msg *m)
         break;
     case ACT_REMOTE_ROWS:
         take_taken(k, m->request, -ECONNRESET);
+        break;
+    case ACT_LINK_PUT:
+        take_put(k, m->request, -EREMOTEIO);
         break;
     default:
         break;
@@ -586,6 +685,9 @@ static void take(struct node *k, struct act_msg *m)
         break;
     case ACT_TIER_STORED:
         take_stored(k, m->request, act_p_tier_stored(m)->blocks, act_p_tier_stored(m)->status);
+        break;
+    case ACT_LINK_PUT_DONE:
+        take_put(k, m->request, act_p_link_put_done(m)->status);
         break;
     case ACT_CANCEL:
         take_cancel(k, m);
@@ -671,6 +773,9 @@ static void node_stop(struct act_self *self, void *state, int reason)
     FREE_LIST(struct finding, k->findings)
     FREE_LIST(struct reading, k->readings)
     FREE_LIST(struct reading, k->waiting)
+    for (struct piece *p = k->pieces; p; p = p->next)
+        if (p->putting)
+            act_msg_drop(&p->rows);
     FREE_LIST(struct piece, k->pieces)
     for (struct keeping *x = k->keepings; x; x = x->next)
         act_buf_free(x->buf);

@@ -6,6 +6,9 @@
  * of sources while later ones are still being read; few of them are under way per reader at a time. REMOTE_STORE  is
  * verified, then copied into the host tier, from where it goes on to the ssd tier.
  *
+ * Where the reader lends slots of a window of its own, rows are put there from the pool, and REMOTE_ROWS has their sums
+ * only; else the message has the rows.
+ *
  * Nothing here waits for a reader: what a reader does not take within `patience` is given up, what finds no room in the
  * queue is refused, and who asked hears of it by a status. A node that drains refuses everything new. */
 #ifndef WEFT_ACTORS_KV_NODE_H
@@ -15,6 +18,7 @@
 #include "kvtiers/extent.h"
 
 enum {
+    ACT_REMOTE_SLOTS = 2,        /* pieces of a read that may be under way */
     ACT_REMOTE_READ_MAX = 32,    /* blocks of a REMOTE_READ */
     ACT_REMOTE_FIND_MAX = 4096,  /* blocks of a REMOTE_FIND */
     ACT_REMOTE_STORE_MAX = 16,   /* blocks of a REMOTE_STORE */
@@ -42,8 +46,10 @@ struct act_kv_node_arg {
     const struct act_addr *store; /* the tier_store of the tiers that are served */
     uint8_t *buffer;              /* [buffers] blocks, at least ACT_REMOTE_READ_MAX */
     int buffers;
-    size_t store_bytes; /* of blocks that wait to be kept, at most */
-    int64_t patience;   /* ns */
+    uint32_t window;             /* the buffer's, as a source of puts; 0: it has none */
+    const struct act_addr *link; /* makes puts; nobody: there are none */
+    size_t store_bytes;          /* of blocks that wait to be kept, at most */
+    int64_t patience;            /* ns */
     struct act_log *log;
     struct act_kv_node_stats *stats; /* on the actor's worker; NULL: nobody wants to know */
 };

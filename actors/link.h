@@ -41,6 +41,8 @@ enum {
 /* Windows that every node has which has the memory. */
 enum act_link_window_id {
     ACT_WINDOW_PAGES = 1, /* the device tier's pages, one after the other */
+    ACT_WINDOW_POOL,      /* of a kv node: where its puts come from */
+    ACT_WINDOW_SLOTS,     /* where kv nodes put what they were asked for */
 };
 
 /* What the ports of TP_CLASS_KV are. */

@@ -35,6 +35,8 @@ struct server_kv {
     struct act_kv_node_arg arg;
     uint8_t *buffer;
     size_t buffer_bytes;
+    uint8_t *slots; /* of a node that computes; of that size too */
+    size_t slots_bytes;
     char folder[CFG_PATH_TEXT]; /* of its ssd tier */
 };
 

@@ -136,6 +136,8 @@ void server_kv_close(struct act_server *s)
     kv_storage_free(k->store.storage[0]);
     if (k->buffer)
         munmap(k->buffer, k->buffer_bytes);
+    if (k->slots)
+        munmap(k->slots, k->slots_bytes);
 }
 
 int server_spawn_kv(struct act_server *s, struct cfg_error *err)
@@ -152,6 +154,8 @@ int server_spawn_kv(struct act_server *s, struct cfg_error *err)
     k->arg.store = &k->store_addr;
     k->arg.buffer = k->buffer;
     k->arg.store_bytes = k->buffer_bytes;
+    k->arg.window = ACT_WINDOW_POOL;
+    k->arg.link = &s->engine.link;
     k->arg.patience = s->config->kv.nodes.quiet_us * 1000;
     k->arg.log = s->log;
     spec.behaviour = &act_kv_node_behaviour;
@@ -175,6 +179,14 @@ int server_spawn_watch(struct act_server *s, struct cfg_error *err)
 int server_nodes_open(struct act_server *s, struct cfg_error *err)
 {
     const struct cfg_config *c = s->config;
+    struct server_kv *k = &s->kv;
+    k->slots_bytes = (size_t)c->kv.nodes.buffer;
+    k->slots = mmap(NULL, k->slots_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (k->slots == MAP_FAILED) {
+        k->slots = NULL;
+        return cfg_error_set(err, ENOMEM, "%zu bytes for what kv nodes send are not available; lower kv.nodes.buffer",
+                             k->slots_bytes);
+    }
     struct act_nodes_arg a = {.layout = s->store.layout,
                               .link = &s->engine.link,
                               .here = &s->kv.addr,
@@ -182,6 +194,9 @@ int server_nodes_open(struct act_server *s, struct cfg_error *err)
                               .quiet_ns = c->kv.nodes.quiet_us * 1000,
                               /* The host tier has room left for what comes meanwhile. */
                               .store_bytes = (size_t)c->kv.write_behind / 2,
+                              .window = k->slots,
+                              .window_bytes = k->slots_bytes,
+                              .window_id = ACT_WINDOW_SLOTS,
                               .log = s->log};
     for (int here = 1; here >= 0; here--) /* this node first */
         for (int i = 0; i < c->n_nodes; i++) {

@@ -147,6 +147,12 @@ int server_plan_link(struct act_server *s, uint64_t epoch, struct cfg_error *err
             (struct act_link_window){.id = ACT_WINDOW_PAGES,
                                      .base = kv_device_bytes(s->engine.device, 0),
                                      .size = (size_t)kv_device_pages(s->engine.device) * s->engine.layout.block_bytes};
+    if (s->kv.buffer)
+        a->window[a->n_windows++] =
+            (struct act_link_window){.id = ACT_WINDOW_POOL, .base = s->kv.buffer, .size = s->kv.buffer_bytes};
+    if (s->kv.slots)
+        a->window[a->n_windows++] =
+            (struct act_link_window){.id = ACT_WINDOW_SLOTS, .base = s->kv.slots, .size = s->kv.slots_bytes};
     a->log = s->log;
     a->ctx = s;
     a->reload = c->files[0][0] ? reload_peers : NULL;

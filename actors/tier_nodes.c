@@ -272,7 +272,14 @@ static void remote_tick(struct kv_tier *tier)
 
 static void remote_free(struct kv_tier *tier)
 {
-    free(tier);
+    struct remote_tier *t = (struct remote_tier *)tier;
+    while (t->leases) { /* the windows are closed by now */
+        struct remote_lease *l = t->leases;
+        t->leases = l->next;
+        free(l);
+    }
+    free(t->free_slot);
+    free(t);
 }
 
 static const struct kv_tier_ops remote_ops = {
@@ -300,6 +307,10 @@ int act_nodes_new(const struct act_nodes_arg *arg, struct kv_tier **out, struct 
         t->place_id[i] = kv_place_id(arg->node[i].name);
         t->node[i].queue_end = &t->node[i].queue;
     }
+    if (remote_slots_init(t)) {
+        free(t);
+        return cfg_error_set(err, ENOMEM, "kv nodes: out of memory");
+    }
     *out = &t->base;
     return 0;
 }
@@ -313,6 +324,7 @@ int act_nodes_start(struct kv_tier *tier, struct act_self *self)
     if (!t->arg.link || act_addr_is_nobody(*t->arg.link))
         return 0;
     struct act_msg m = act_msg_make(ACT_NODES_WATCH, *t->arg.link);
+    act_p_nodes_watch(&m)->flags = ACT_WATCH_CLASSES;
     return act_send(self, &m);
 }
 
@@ -324,9 +336,13 @@ static void take_returned(struct remote_tier *t, struct act_msg *m)
         break;
     case ACT_REMOTE_READ:
         remote_take_done(t, m->request, -ECONNRESET, "lost");
+        remote_lease_end(t, m->request, 0); /* the connection is lost, or nobody was there */
         break;
     case ACT_REMOTE_STORE:
         remote_take_stored(t, m->request, 0, -ECONNRESET, "lost");
+        break;
+    case ACT_LINK_FENCE:
+        remote_take_fence(t, m->request); /* the link has ended, and all connections with it */
         break;
     default:
         break;
@@ -351,9 +367,18 @@ void act_nodes_message(struct kv_tier *tier, struct act_msg *m)
         break;
     case ACT_REMOTE_DONE:
         remote_take_done(t, m->request, act_p_remote_done(m)->status, NULL);
+        remote_lease_end(t, m->request, act_p_remote_done(m)->status);
         break;
     case ACT_REMOTE_STORED:
         remote_take_stored(t, m->request, (int)act_p_remote_stored(m)->blocks, act_p_remote_stored(m)->status, NULL);
+        break;
+    case ACT_NODE_CLASS:
+        if (act_p_node_class(m)->class == TP_CLASS_KV) /* comes before NODE_UP: by number, not by node */
+            t->generation[act_p_node_class(m)->peer & (ACT_PEERS_MAX - 1)] =
+                act_p_node_class(m)->up ? act_p_node_class(m)->generation : 0;
+        break;
+    case ACT_LINK_FENCE:
+        remote_take_fence(t, m->request);
         break;
     case ACT_UNDELIVERABLE:
         take_returned(t, m);

@@ -7,8 +7,12 @@
  * is not answered in quiet_ns end as misses, and that node is left out for a while that doubles with each further
  * failure.
  *
- * Rows are copied out of messages into the pages of a read, and verified there by checksums that are seeded with key
- * and source; so what comes late finds no read any more and touches nothing. Only clean blocks are kept. */
+ * Rows come in messages, or, where the provider writes into remote memory by itself, in slots of a window that are lent
+ * to the node with the read. In either case they are copied from there into the pages of the read, and verified in
+ * these by checksums that are seeded with key and source; so what comes late finds no read any more and touches
+ * nothing. A slot is lent until the request that lent it has ended: the node has no write under way then, or is lost
+ * with its connection. Only when a node says that a write failed, the connection is fenced first. Only clean blocks are
+ * kept. */
 #ifndef WEFT_ACTORS_TIER_NODES_H
 #define WEFT_ACTORS_TIER_NODES_H
 
@@ -29,6 +33,9 @@ struct act_nodes_arg {
     const struct act_addr *here; /* the kv_node actor of this process, which is node[0] then; nobody: none */
     int64_t find_ns, quiet_ns;
     size_t store_bytes; /* of blocks on their way to nodes, at most */
+    uint8_t *window;    /* memory that nodes may write, under that id; NULL: bytes come in messages */
+    size_t window_bytes;
+    uint32_t window_id;
     struct act_log *log;
 };
 

@@ -32,6 +32,16 @@ struct remote_lookup {
     int64_t deadline;
 };
 
+/* Slots of the window at a node, from a REMOTE_READ to its end, whatever has become of the read. */
+struct remote_lease {
+    struct remote_lease *next;
+    uint64_t id; /* of the fetch */
+    uint16_t peer;
+    uint32_t generation;
+    uint64_t fence; /* the request to the link that ends it; 0: none */
+    int slot[ACT_REMOTE_SLOTS];
+};
+
 /* Blocks of a read that come from one node. */
 struct remote_fetch {
     struct remote_fetch *next;
@@ -39,7 +49,8 @@ struct remote_fetch {
     struct kv_tier_op *op;
     int node, n;
     int64_t deadline;
-    int got[KV_SOURCES_MAX]; /* blocks whose extent of this source is settled, in order */
+    struct remote_lease *lease; /* NULL: bytes come in messages */
+    int got[KV_SOURCES_MAX];    /* blocks whose extent of this source is settled, in order */
     int at[ACT_REMOTE_READ_MAX];
 };
 
@@ -73,6 +84,10 @@ struct remote_tier {
     struct remote_node node[ACT_KV_NODES_MAX];
     struct remote_find *finds;
     struct remote_fetch *fetches;
+    struct remote_lease *leases;
+    size_t slot_bytes;
+    int *free_slot, n_free, n_slots;
+    uint32_t generation[ACT_PEERS_MAX]; /* of the class kv, by peer; 0: not connected */
     struct remote_batch *batches;
     size_t store_bytes; /* queued and under way */
     struct kv_tier_stats stats;
@@ -96,6 +111,10 @@ void remote_cancel(struct kv_tier *tier, struct kv_tier_op *op);
 void remote_take_rows(struct remote_tier *t, struct act_msg *m);
 /* why: the node failed, and how; NULL: it answered. */
 void remote_take_done(struct remote_tier *t, uint64_t id, int status, const char *why);
+/* The request that lent slots has ended. */
+void remote_lease_end(struct remote_tier *t, uint64_t id, int status);
+void remote_take_fence(struct remote_tier *t, uint64_t id);
+int remote_slots_init(struct remote_tier *t);
 void remote_read_tick(struct remote_tier *t, int64_t now);
 
 /* tier_nodes_store.c */

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "actors/link.h"
 #include "actors/tier_nodes_impl.h"
 
 /* An extent has its end. The last one ends op. */
@@ -47,6 +48,89 @@ static bool fetch_whole(const struct remote_tier *t, const struct remote_fetch *
     return true;
 }
 
+/* ---- slots ---- */
+
+int remote_slots_init(struct remote_tier *t)
+{
+    if (!t->arg.window)
+        return 0;
+    t->slot_bytes = ACT_REMOTE_PIECE;
+    for (int s = 0; s < t->arg.layout.n_sources; s++)
+        if (t->arg.layout.bytes[s] > t->slot_bytes)
+            t->slot_bytes = t->arg.layout.bytes[s];
+    t->n_slots = (int)(t->arg.window_bytes / t->slot_bytes);
+    t->free_slot = malloc((size_t)(t->n_slots + 1) * sizeof *t->free_slot);
+    if (!t->free_slot)
+        return -ENOMEM;
+    for (t->n_free = 0; t->n_free < t->n_slots; t->n_free++)
+        t->free_slot[t->n_free] = t->n_free;
+    return 0;
+}
+
+/* NULL: bytes come in messages, because there is no window, no room in it, or no connection of known generation. */
+static struct remote_lease *lend(struct remote_tier *t, int node, uint64_t id)
+{
+    uint16_t peer = t->node[node].peer; /* 0: it is this process itself */
+    if (t->n_free < ACT_REMOTE_SLOTS || !peer || !t->generation[peer & (ACT_PEERS_MAX - 1)])
+        return NULL;
+    struct remote_lease *l = calloc(1, sizeof *l);
+    if (!l)
+        return NULL;
+    *l = (struct remote_lease){
+        .next = t->leases, .id = id, .peer = peer, .generation = t->generation[peer & (ACT_PEERS_MAX - 1)]};
+    for (int i = 0; i < ACT_REMOTE_SLOTS; i++)
+        l->slot[i] = t->free_slot[--t->n_free];
+    t->leases = l;
+    return l;
+}
+
+static void take_back(struct remote_tier *t, struct remote_lease *l)
+{
+    struct remote_lease **at = &t->leases;
+    while (*at != l)
+        at = &(*at)->next;
+    *at = l->next;
+    for (int i = 0; i < ACT_REMOTE_SLOTS; i++)
+        t->free_slot[t->n_free++] = l->slot[i];
+    free(l);
+}
+
+/* Nothing that went over this connection lands any more once the link has answered. Where it cannot be asked, the slots
+ * stay lent. */
+static void fence(struct remote_tier *t, struct remote_lease *l)
+{
+    struct act_msg m = act_msg_make(ACT_LINK_FENCE, *t->arg.link);
+    *act_p_link_fence(&m) =
+        (struct act_p_link_fence){.peer = l->peer, .class = TP_CLASS_KV, .generation = l->generation};
+    m.request = l->fence = ++t->ids;
+    if (act_request(t->self, &m))
+        act_msg_drop(&m);
+}
+
+void remote_lease_end(struct remote_tier *t, uint64_t id, int status)
+{
+    struct remote_lease *l = t->leases;
+    while (l && l->id != id)
+        l = l->next;
+    if (!l || l->fence)
+        return;
+    if (status == -EREMOTEIO)
+        fence(t, l);
+    else
+        take_back(t, l);
+}
+
+void remote_take_fence(struct remote_tier *t, uint64_t id)
+{
+    struct remote_lease *l = t->leases;
+    while (l && l->fence != id)
+        l = l->next;
+    if (l)
+        take_back(t, l);
+}
+
+/* ---- reading ---- */
+
 /* Up to ACT_REMOTE_READ_MAX blocks at a time; all of a read's questions are asked at once, so that the first source of
  * all blocks comes first. */
 static int fetch_start(struct remote_tier *t, struct kv_tier_op *op, int node, const int *at, int n)
@@ -65,10 +149,20 @@ static int fetch_start(struct remote_tier *t, struct kv_tier_op *op, int node, c
         }
         f->id = m.request = ++t->ids;
         *act_p_remote_read(&m) = (struct act_p_remote_read){.blocks = (uint32_t)n, .load = (uint32_t)f->id};
-        act_b_remote_read(&m)->layout = t->layout;
+        f->lease = lend(t, node, f->id);
+        *act_b_remote_read(&m) = (struct act_b_remote_read){.layout = t->layout};
+        if (f->lease) {
+            act_b_remote_read(&m)->window = t->arg.window_id;
+            act_b_remote_read(&m)->slot_bytes = (uint32_t)t->slot_bytes;
+            act_b_remote_read(&m)->generation = f->lease->generation;
+            act_b_remote_read(&m)->slot_a = (uint64_t)f->lease->slot[0] * t->slot_bytes;
+            act_b_remote_read(&m)->slot_b = (uint64_t)f->lease->slot[1] * t->slot_bytes;
+        }
         r = act_request(t->self, &m);
         if (r)
             act_msg_drop(&m);
+        if (r && f->lease)
+            take_back(t, f->lease);
     }
     if (r) {
         free(f);
@@ -158,13 +252,15 @@ static int take_piece(struct remote_tier *t, struct remote_fetch *f, const struc
                       const uint8_t *tail, size_t bytes)
 {
     const struct kv_layout *l = &t->arg.layout;
-    if (p->source >= l->n_sources || p->first + p->blocks > f->n ||
-        bytes != p->blocks * (sizeof(uint64_t) + l->bytes[p->source]))
+    if (p->source >= l->n_sources || p->first + p->blocks > f->n || p->slot > (f->lease ? ACT_REMOTE_SLOTS : 0) ||
+        (p->slot && p->blocks * l->bytes[p->source] > t->slot_bytes) ||
+        bytes != p->blocks * (sizeof(uint64_t) + (p->slot ? 0 : l->bytes[p->source])))
         return -EPROTO;
     if (p->first > f->got[p->source])
         return -EIO; /* what was before it is lost */
     const uint64_t *sum = (const uint64_t *)(const void *)tail;
-    const uint8_t *rows = tail + p->blocks * sizeof *sum;
+    const uint8_t *rows =
+        p->slot ? t->arg.window + (size_t)f->lease->slot[p->slot - 1] * t->slot_bytes : tail + p->blocks * sizeof *sum;
     int source = p->source, end = p->first + p->blocks;
     for (int i = f->got[source]; i < end; i++) {
         struct kv_tier_block *b = &f->op->block[f->at[i]];

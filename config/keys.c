@@ -222,7 +222,7 @@ const struct cfg_key cfg_keys[] = {
      .help = "Room for blocks in a kv node's ssd tier. kv.ssd.reserve, .write_per_day and .direct hold for it too."},
     {"kv.nodes.buffer", CFG_SIZE, "B", 1 << 20, INT64_C(1) << 40, AT(kv.nodes.buffer), .fallback = "64MiB",
      .help = "A kv node's memory for blocks that are being read, and as much for blocks that are being stored. Reads "
-             "beyond that wait, stores beyond that are refused."},
+             "beyond that wait, stores beyond that are refused. And that of a node that reads, for what arrives."},
     {"kv.nodes.find_timeout", CFG_DURATION, "ms", 1, 60000, AT(kv.nodes.find_us), .fallback = "50ms",
      .help = "A prompt waits this long for what kv nodes say they have. A node that is later is left out for a while."},
     {"kv.nodes.quiet_timeout", CFG_DURATION, "ms", 1, 600000, AT(kv.nodes.quiet_us), .fallback = "1s",

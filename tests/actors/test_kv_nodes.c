@@ -14,7 +14,7 @@
 #include "tests/support/less.h"
 #include "tests/support/tier_world.h"
 
-enum { NODES = 2, POOL = ACT_REMOTE_READ_MAX };
+enum { NODES = 2, POOL = ACT_REMOTE_READ_MAX, WINDOW_SLOTS = 9, WINDOW_POOL = 20, SLOTS = 8, GENERATION = 7 };
 
 /* A kv_node actor to which something may happen at one of its messages. */
 struct fate {
@@ -42,6 +42,11 @@ struct rig {
     struct act_sim_fault link;
     bool scripted; /* node 0 has the script below its host tier */
     int64_t down;  /* when node 0 is told to be lost; 0: never */
+    bool puts;     /* nodes write into the reader's window */
+    int bad_put;   /* this one fails after half of its bytes; -1: none */
+    int n_puts, n_fences;
+    uint8_t *slots;
+    struct act_addr link_addr;
 };
 
 static struct rig rig;
@@ -89,6 +94,58 @@ static void outer_stop(struct act_self *self, void *state, int reason)
 
 static const struct act_behaviour liar_behaviour;
 
+/* ---- a link that makes puts ---- */
+
+static int put_all(const struct act_msg *m)
+{
+    const struct act_b_link_put *b = act_b_link_put((struct act_msg *)(uintptr_t)m);
+    size_t bytes;
+    const struct act_put_range *r = act_msg_tail(m, &bytes);
+    const struct keeper *from = &rig.node[b->from_window - WINDOW_POOL];
+    bool bad = rig.n_puts++ == rig.bad_put;
+    cr_assert_eq(b->to_window, WINDOW_SLOTS);
+    cr_assert_eq(b->generation, GENERATION);
+    for (size_t i = 0; i < bytes / sizeof *r; i++) {
+        cr_assert_leq(r[i].from + r[i].size, POOL * rig.t.layout.block_bytes);
+        cr_assert_leq(r[i].to + r[i].size, SLOTS * (size_t)ACT_REMOTE_PIECE);
+        memcpy(rig.slots + r[i].to, from->buffer + r[i].from, bad ? r[i].size / 2 : r[i].size);
+    }
+    return bad ? -ECONNRESET : 0;
+}
+
+static int puts_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    (void)state;
+    for (int i = 0; i < count; i++) {
+        struct act_promise p = act_promise_of(&m[i]);
+        if (m[i].type == ACT_LINK_PUT) {
+            struct act_msg r = act_msg_make(ACT_LINK_PUT_DONE, ACT_NOBODY);
+            act_p_link_put_done(&r)->status = put_all(&m[i]);
+            act_reply(self, &p, &r);
+        } else if (m[i].type == ACT_LINK_FENCE) {
+            struct act_msg r = act_msg_make(ACT_LINK_FENCE, ACT_NOBODY);
+            rig.n_fences++;
+            act_reply(self, &p, &r);
+        }
+    }
+    return 0;
+}
+
+static const struct act_behaviour puts_behaviour = {.name = "puts", .receive = puts_receive};
+
+static void spawn_puts(struct ts_world *w)
+{
+    struct cfg_error err;
+    const struct act_spawn spec = {.behaviour = &puts_behaviour, .worker = TS_WORLD_FAR};
+    cr_assert_eq(act_runtime_spawn(w->rt, &spec, &rig.link_addr, &err), 0);
+    for (int i = 0; i < NODES; i++) {
+        struct act_msg m = act_msg_make(ACT_NODE_CLASS, w->e.store);
+        *act_p_node_class(&m) = (struct act_p_node_class){
+            .peer = (uint16_t)(1 + i), .class = TP_CLASS_KV, .generation = GENERATION, .up = 1};
+        cr_assert_eq(act_runtime_post(w->rt, &m), 0);
+    }
+}
+
 /* ---- the world ---- */
 
 static void spawn_keeper(struct ts_world *w, struct keeper *k)
@@ -129,6 +186,8 @@ static void say_down(void *ctx)
 
 static void spawn_nodes(struct ts_world *w)
 {
+    if (rig.puts)
+        spawn_puts(w);
     for (int i = 0; i < NODES; i++) {
         spawn_keeper(w, &rig.node[i]);
         say_up(w, i);
@@ -163,6 +222,15 @@ static void open_process(int pages)
                               .find_ns = 50 * MS,
                               .quiet_ns = 200 * MS,
                               .store_bytes = 64 * t->layout.block_bytes};
+    rig.link_addr = ACT_NOBODY;
+    rig.n_puts = rig.n_fences = 0;
+    if (rig.puts) {
+        rig.slots = rig.slots ? rig.slots : malloc(SLOTS * (size_t)ACT_REMOTE_PIECE);
+        a.window = rig.slots;
+        a.window_bytes = SLOTS * (size_t)ACT_REMOTE_PIECE;
+        a.window_id = WINDOW_SLOTS;
+        a.link = &rig.link_addr;
+    }
     for (int i = 0; i < NODES; i++) {
         struct keeper *k = &rig.node[i];
         a.node[i].number = (uint16_t)(10 + i);
@@ -179,6 +247,8 @@ static void open_process(int pages)
                                           .buffer = k->buffer,
                                           .buffers = POOL,
                                           .store_bytes = POOL * t->layout.block_bytes,
+                                          .window = rig.puts ? (uint32_t)(WINDOW_POOL + i) : 0,
+                                          .link = &rig.link_addr,
                                           .patience = 200 * MS,
                                           .stats = &k->stats};
     }
@@ -208,6 +278,9 @@ static void close_process(void)
 
 static void forget_nodes(void)
 {
+    free(rig.slots);
+    rig.slots = NULL;
+    rig.puts = false;
     for (int i = 0; i < NODES; i++) {
         rig.node[i].host->ops->free(rig.node[i].host);
         free(rig.node[i].buffer);
@@ -315,12 +388,34 @@ Test(kv_nodes, layers_run_while_rows_of_later_ones_are_held_back)
     forget_nodes();
 }
 
+/* The same by puts into slots of the reader's window. A put that fails costs what it should have brought; nothing is
+ * lent again before that connection is fenced. */
+Test(kv_nodes, rows_are_put_into_the_readers_window)
+{
+    prepare(false);
+    rig.puts = true;
+    for (rig.bad_put = -1; rig.bad_put < 4; rig.bad_put++) {
+        second();
+        ts_tiers_prompts(&rig.t, 2);
+        ts_world_run(&rig.t.w, (uint64_t)rig.bad_put + 5);
+        cr_assert_geq(rig.n_puts, rig.bad_put < 0 ? rig.t.layout.n_sources * NODES : rig.bad_put + 1);
+        cr_assert_eq(rig.n_fences, rig.bad_put >= 0);
+        cr_assert_eq(rig.t.w.got[0].cached, rig.bad_put < 0 ? 144 : 0, "put %d", rig.bad_put);
+        cr_assert_eq(rig.t.w.got[1].cached, 144);
+        check("puts", 2);
+    }
+    rig.bad_put = -1;
+    forget_nodes();
+}
+
 /* ---- fates ---- */
 
 /* Whatever happens to node 0 at its k-th message, for every k: while a process reads, and while one stores. */
 static void every_message(bool storing, bool silent, enum act_type lose)
 {
     prepare(false);
+    rig.puts = !storing;
+    rig.bad_put = -1;
     for (int k = 0, more = 1; more; k += storing ? 2 * TS_LESS : TS_LESS) {
         char when[96];
         if (storing)

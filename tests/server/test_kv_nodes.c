@@ -88,6 +88,17 @@ static json_int_t figure(int node, const char *tier, const char *key)
     return sum;
 }
 
+/* Bytes that the node has written into windows of others. */
+static json_int_t put_bytes(int node)
+{
+    char *text = ts_node_ask(&ts_cluster.node[node], "status");
+    json_t *j = text ? json_loads(text, 0, NULL) : NULL, *kv = json_object_get(json_object_get(j, "transport"), "kv");
+    json_int_t n = json_integer_value(json_object_get(kv, "put_bytes_out"));
+    json_decref(j);
+    free(text);
+    return n;
+}
+
 static void until(int node, const char *tier, const char *key, json_int_t least)
 {
     json_int_t now = -1;
@@ -137,6 +148,8 @@ Test(kv_nodes, what_one_prefill_node_computed_another_reads)
     /* Both nodes had their share. */
     until(K0, "host", "read", 1);
     until(K1, "host", "read", 1);
+    /* Blocks of 12 KiB. */
+    cr_assert_geq(put_bytes(K0) + put_bytes(K1), 7 * 12288);
     ts_answer_free(&hit);
     ts_answer_free(&cold);
 }
