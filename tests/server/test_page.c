@@ -28,7 +28,7 @@ static struct ts_result browse(const char *what)
     snprintf(profile, sizeof profile, "--user-data-dir=%s/profile", dir);
     snprintf(url, sizeof url, "http://127.0.0.1:%d/", server.port);
     return ts_run("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-                  "--no-first-run", "--hide-scrollbars", "--window-size=1100,900", "--timeout=60000",
+                  "--no-first-run", "--hide-scrollbars", "--window-size=1100,1150", "--timeout=60000",
                   "--virtual-time-budget=4000", profile, what, url);
 }
 
@@ -45,7 +45,9 @@ Test(page, shows_what_the_server_does)
 {
     struct ts_flow f[3];
     char text[128], shot[4300];
-    ts_server_start(&server, NULL, "sampling = { temperature = 0.0; };\n");
+    ts_server_start(
+        &server, NULL,
+        "sampling = { temperature = 0.0; };\nkv = { block_tokens = 32; memory = \"1MiB\"; host = \"96MiB\"; };\n");
     dir = ts_temp_dir();
     struct ts_result r = ts_run("chromium", "--version");
     bool there = r.status == 0;
@@ -65,6 +67,8 @@ Test(page, shows_what_the_server_does)
     cr_expect(!strncmp(text_behind(r.out, "id=\"model\"", text), "tiny ", 5), "%s", text);
     cr_expect(strstr(r.out, "requests that generate"), "the tiles are missing");
     cr_expect(strstr(r.out, "sequences in the last step, "), "the batch is missing");
+    cr_expect(strstr(r.out, "<td>device</td>") && strstr(r.out, " of 96 MiB</td>"), "the tiers are missing");
+    cr_expect_null(strstr(r.out, "<td>ssd</td>"), "a tier that is not there");
     cr_expect(strstr(r.out, "<td>engine</td>") && strstr(r.out, "<td>io</td>"), "the workers are missing");
     cr_expect(strstr(r.out, "points=\""), "the chart is missing");
     cr_expect_null(strstr(r.out, "NaN"));
