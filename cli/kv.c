@@ -154,8 +154,10 @@ static void run(struct tool *k, void (*verb)(struct kv_tier *, struct kv_tier_op
     bool done = false;
     *op = (struct kv_tier_op){.block = block, .n = n, .done = on_done, .ctx = &done};
     verb(k->tier, op);
-    while (!done)
+    while (!done) {
+        k->tier->ops->tick(k->tier);
         k->storage->ops->wait(k->storage, WAIT_MS);
+    }
 }
 
 static void print_key(const struct kv_key *key)
@@ -275,8 +277,8 @@ int cli_kv_run(int argc, char **argv)
         .intro =
             "Looks at the blocks that a configuration's durable tiers keep.\n"
             "ls: keys, taint and age in seconds. stat: how much. verify: reads every block and drops what does not\n"
-            "fit its checksum; exit status 1 when there was any. drop: removes blocks of the ssd tier; those of a\n"
-            "shared folder go with their files. --node NAME, on the machine of that node: the files of a kv node.\n"
+            "fit its checksum; exit status 1 when there was any. drop: removes blocks, for other processes on a\n"
+            "shared folder too, and for good. --node NAME, on the machine of that node: the files of a kv node.\n"
             "The ssd tier must not be in use by a server, which reports the same figures under /metrics, or to\n"
             "`weft status --json`.",
         .options = options,

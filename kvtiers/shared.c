@@ -63,6 +63,7 @@ void shared_list(struct shared *t, struct shared_entry *e)
     struct shared_entry **head = bucket_of(t, &e->key);
     e->chain = *head;
     e->listed = true;
+    e->segment->listed++;
     *head = e;
     t->stats.blocks++;
 }
@@ -76,6 +77,7 @@ void shared_unlist(struct shared *t, struct shared_entry *e)
         at = &(*at)->chain;
     *at = e->chain;
     e->listed = false;
+    e->segment->listed--;
     t->stats.blocks--;
 }
 
@@ -240,19 +242,11 @@ static void shared_store(struct kv_tier *tier, struct kv_tier_op *op)
     shared_pump(t);
 }
 
-static void shared_drop(struct kv_tier *tier, struct kv_tier_op *op)
+static void shared_drop_op(struct kv_tier *tier, struct kv_tier_op *op)
 {
     struct shared *t = (struct shared *)tier;
-    struct shared_entry *e;
-    int n = 0;
-    for (int i = 0; i < op->n; i++) {
-        bool any = false;
-        for (; (e = shared_find(t, &op->block[i].key)); any = true)
-            shared_unlist(t, e);
-        n += any;
-    }
-    t->stats.dropped += (uint64_t)n;
-    kv_op_finish(op, n, 0);
+    shared_drop_ask(t, op);
+    shared_pump(t);
 }
 
 static void shared_stat(struct kv_tier *tier, struct kv_tier_stats *out)
@@ -261,7 +255,7 @@ static void shared_stat(struct kv_tier *tier, struct kv_tier_stats *out)
     *out = t->stats;
     out->capacity = (uint64_t)t->p.bytes;
     out->read_only = t->read_only;
-    out->rebuilding = !t->listed_at;
+    out->rebuilding = !t->listed_at || shared_drops_pending(t);
     out->queue = t->in_flight;
     for (const struct shared_segment *s = t->segments; s; s = s->next)
         out->rebuilding |= s->state == SEGMENT_NEW;
@@ -300,6 +294,7 @@ void shared_pump(struct shared *t)
             pump_read(t);
         shared_write_turn(t);
         shared_folder_turn(t);
+        shared_drop_turn(t);
     }
     t->pumping = false;
 }
@@ -316,6 +311,12 @@ static void shared_free(struct kv_tier *tier)
         next = op->next;
         kv_op_finish(op, 0, -ESHUTDOWN);
     }
+    struct kv_tier_op *drops[] = {t->drop_ops, t->drop_batch};
+    for (int i = 0; i < 2; i++)
+        for (struct kv_tier_op *op = drops[i], *next; op; op = next) {
+            next = op->next;
+            kv_op_finish(op, 0, -ESHUTDOWN);
+        }
     while (t->works) {
         struct shared_work *w = t->works;
         t->works = w->next;
@@ -332,6 +333,7 @@ static void shared_free(struct kv_tier *tier)
             alive = false;
     }
     shared_segments_free(t);
+    shared_drops_free(t);
     free(t->footer);
     free(t->seal_bytes);
     free(t->written);
@@ -345,7 +347,7 @@ static const struct kv_tier_ops shared_ops = {
     .lookup = shared_lookup,
     .read = shared_read_op,
     .store = shared_store,
-    .drop = shared_drop,
+    .drop = shared_drop_op,
     .stat = shared_stat,
     .tick = shared_tick,
     .each = shared_each,
@@ -372,6 +374,7 @@ int kv_shared_new(const struct kv_shared_params *params, struct kv_tier **out, s
     t->epoch = (uint64_t)shared_wall(t) << 20 | ((uint64_t)shared_now(t) & 0xfffff);
     t->works_end = &t->works;
     t->stores_end = &t->stores;
+    t->drop_ops_end = &t->drop_ops;
     t->file = -1;
     t->backoff = INT64_C(1000000000);
     t->removals_at = shared_now(t);

@@ -36,7 +36,9 @@ struct kv_shared_params {
 };
 
 /* As tier.h says, except: store ends when the bytes are written, the blocks are durable and visible to everybody once
- * their segment is sealed; drop forgets a block in this process only. kv_tier_ops.free seals what is open. */
+ * their segment is sealed. drop: this process forgets the blocks at once, the others when they list the folder, and a
+ * later life never finds them; it counts as a removal, and what is dropped meanwhile goes along. kv_tier_ops.free seals
+ * what is open. */
 int kv_shared_new(const struct kv_shared_params *params, struct kv_tier **out, struct cfg_error *err);
 
 #endif

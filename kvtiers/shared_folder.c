@@ -139,7 +139,8 @@ static void on_footer(struct kv_io *io)
         struct shared_entry *e = shared_entry_at(t, s->entries, i);
         e->segment = s;
         s->newest_s = e->stored_s > s->newest_s ? e->stored_s : s->newest_s;
-        shared_list(t, e);
+        if (!shared_dropped(t, id, &e->key))
+            shared_list(t, e);
     }
     s->worth = t->floor + 1;
     t->stats.bytes += s->size;
@@ -212,7 +213,7 @@ static void load_next(struct shared *t)
     struct shared_segment *s = t->segments;
     while (s && s->state != SEGMENT_NEW)
         s = s->next;
-    if (t->loading || !s)
+    if (t->loading || !s || shared_drops_pending(t)) /* what was dropped is never found, not even for a moment */
         return;
     t->loading = s;
     load_step(t, (struct kv_io){.op = KV_IO_OPEN, .path = s->name, .flags = t->p.direct ? (unsigned)KV_OPEN_DIRECT : 0},
@@ -288,18 +289,22 @@ static void on_listed(struct kv_io *io)
         s->seen = false;
     for (struct shared_open *o = t->opens; o; o = o->next)
         o->seen = false;
+    shared_drops_unsee(t);
     const char *name = io->names;
     for (int64_t i = 0; i < io->result; i++, name += strlen(name) + 1) {
         char node[SHARED_NODE];
         uint64_t epoch;
         if (parse_name(name, "seg", node, &epoch))
             see_segment(t, name, node);
+        else if (parse_name(name, "drop", node, &epoch))
+            shared_drop_see(t, name);
         else if (parse_name(name, "open", node, &epoch) && strcmp(name, t->writer ? t->open_name : ""))
             see_open(t, name, node, epoch);
     }
     free(io->names);
     io->names = NULL;
     forget_unseen(t);
+    shared_drops_forget(t);
     shared_pump(t);
 }
 
@@ -343,7 +348,7 @@ static struct shared_segment *victim(struct shared *t)
     for (struct shared_segment *s = t->segments; s; s = s->next) {
         if (s->state != SEGMENT_READY)
             continue;
-        if (too_old(t, s))
+        if (too_old(t, s) || (s->n && !s->listed))
             return s;
         struct shared_segment **best = s->own ? &own : &other;
         if (!*best || s->worth < (*best)->worth || (s->worth == (*best)->worth && s->newest_s < (*best)->newest_s))
@@ -370,6 +375,11 @@ static void remove_next(struct shared *t)
             remove_file(t, o->name);
             return;
         }
+    const char *drop = shared_drop_done(t);
+    if (drop) {
+        remove_file(t, drop);
+        return;
+    }
     struct shared_segment *s = victim(t);
     if (!s)
         return;

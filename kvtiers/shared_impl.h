@@ -1,5 +1,5 @@
 /* Inside of the shared tier: shared.c (verbs, reading), shared_write.c (the open segment), shared_folder.c (listing,
- * loading, removing). */
+ * loading, removing), shared_drop.c (drops that outlive the process). */
 #ifndef WEFT_KVTIERS_SHARED_IMPL_H
 #define WEFT_KVTIERS_SHARED_IMPL_H
 
@@ -43,7 +43,7 @@ struct shared_segment {
     bool own, seen, removing;
     uint64_t id, size;
     int file, pins, errors;
-    int n;
+    int n, listed;    /* entries, and how many of them can be found */
     uint8_t *entries; /* [n] of shared_entry_bytes */
     double worth;
     uint32_t uses;
@@ -56,6 +56,24 @@ struct shared_open {
     char name[SHARED_NAME];
     bool seen, removing;
     int64_t since; /* ns: first seen, or last tried to remove */
+};
+
+enum shared_drop_state { DROP_NEW, DROP_READY, DROP_BAD };
+
+struct shared_drop_pair {
+    uint64_t segment;
+    struct kv_key key;
+};
+
+/* A file of drops in the folder. */
+struct shared_drop {
+    struct shared_drop *next;
+    char name[SHARED_NAME];
+    enum shared_drop_state state;
+    int64_t done_at;            /* ns: since then nothing needs it; 0: something does */
+    bool seen, removing, fresh; /* fresh: written here, no listing since */
+    int n;
+    struct shared_drop_pair *pair; /* [n] */
 };
 
 struct shared_read {
@@ -108,6 +126,17 @@ struct shared {
     struct shared_segment *loading;
     uint8_t *footer;
     size_t footer_len;
+    /* drops */
+    struct shared_drop *drops, *drop_loading;
+    struct kv_tier_op *drop_ops, **drop_ops_end, *drop_batch; /* waiting; in the file being written */
+    struct shared_drop_pair *drop_pair;                       /* of that file */
+    int n_drop_pairs, drop_pair_cap;
+    bool drop_writing, drop_good;
+    int drop_phase, drop_status, drop_file;
+    struct kv_io drop_io;
+    uint8_t *drop_bytes;
+    size_t drop_len;
+    char drop_open_name[SHARED_NAME], drop_name[SHARED_NAME];
     /* writing */
     enum shared_writer writer;
     char open_name[SHARED_NAME], seal_name[SHARED_NAME];
@@ -155,7 +184,25 @@ void shared_segment_lose(struct shared *t, struct shared_segment *s, enum shared
 void shared_segments_sweep(struct shared *t);
 void shared_segments_free(struct shared *t);
 
+/* ---- shared_drop.c ---- */
+
+void shared_drop_ask(struct shared *t, struct kv_tier_op *op);
+/* Reads the next file of drops, or writes one of what waits. */
+void shared_drop_turn(struct shared *t);
+/* A listing begins; has a file of drops; has ended. */
+void shared_drops_unsee(struct shared *t);
+void shared_drop_see(struct shared *t, const char *name);
+void shared_drops_forget(struct shared *t);
+bool shared_drops_pending(const struct shared *t);
+bool shared_dropped(const struct shared *t, uint64_t segment, const struct kv_key *key);
+/* A file of drops that can go, marked as going; NULL: none. */
+const char *shared_drop_done(struct shared *t);
+void shared_drops_free(struct shared *t);
+
 /* ---- shared_write.c ---- */
+
+/* Takes a block out of the open segment, if it is there. */
+bool shared_unwrite(struct shared *t, const struct kv_key *key);
 
 /* Takes stores, seals what is due. */
 void shared_write_turn(struct shared *t);

@@ -202,6 +202,17 @@ static bool in_open(const struct shared *t, const struct kv_key *key)
     return false;
 }
 
+bool shared_unwrite(struct shared *t, const struct kv_key *key)
+{
+    int n = t->n_written;
+    for (int i = 0; t->writer == WRITER_OPEN && i < t->n_written; i++)
+        if (!memcmp(&shared_entry_at(t, t->written, i)->key, key, sizeof *key)) {
+            uint8_t *at = t->written + (size_t)i-- * t->entry_bytes;
+            memmove(at, at + t->entry_bytes, (size_t)(--t->n_written - i - 1) * t->entry_bytes);
+        }
+    return t->n_written < n;
+}
+
 static bool have(const struct shared *t, const struct kv_key *key)
 {
     return shared_find(t, key) || in_open(t, key);

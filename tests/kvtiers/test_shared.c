@@ -284,6 +284,153 @@ Test(shared, a_flipped_byte_anywhere_is_a_miss)
     cr_assert_gt(misses, 20);
 }
 
+static bool drop(struct node *n, int first, int count, struct node *const *all, int nodes)
+{
+    static struct ts_op o;
+    int block[64];
+    for (int i = 0; i < count; i++)
+        block[i] = first + i;
+    ts_op_run(&o, n->tier, n->storage, &n->layout, TS_DROP, block, count);
+    for (int i = 0; i < 100 && !o.done; i++)
+        pass(all, nodes, 20);
+    cr_assert_eq(o.done, 1);
+    bool whole = o.op.count == count && !o.op.status;
+    ts_op_free(&o);
+    return whole;
+}
+
+/* A drop reaches every node and every later life; what is stored again afterwards is found again. */
+Test(shared, drops_outlive_the_process_and_reach_the_others)
+{
+    struct kv_disk *disk = kv_disk_new(31);
+    struct node a, b;
+    open_node(&a, disk, "a");
+    open_node(&b, disk, "b");
+    struct node *all[] = {&a, &b};
+    for (int i = 0; i < 30; i++)
+        cr_assert(store(&a, i));
+    pass(all, 2, 600);
+    cr_assert(has(&b, 7) && has(&b, 29));
+    cr_assert(drop(&b, 5, 10, all, 2), "any node may drop");
+    pass(all, 2, 200);
+    for (int life = 0; life < 2; life++) {
+        for (int i = 0; i < 30; i++)
+            for (int k = 0; k < 2; k++)
+                cr_assert_eq(read_back(all[k], i), i < 5 || i >= 15, "life %d: node %d, block %d", life, k, i);
+        close_node(&a);
+        close_node(&b);
+        open_node(&a, disk, "a");
+        open_node(&b, disk, "b");
+        pass(all, 2, 600);
+    }
+    cr_assert(store(&a, 7));
+    pass(all, 2, 600);
+    cr_assert(read_back(&b, 7), "stored again");
+    close_node(&a);
+    close_node(&b);
+    kv_disk_free(disk);
+}
+
+/* Also what its segment has not published yet; and when all of a segment is dropped, the files go. */
+Test(shared, drops_before_the_seal_and_of_whole_segments_leave_no_files)
+{
+    struct kv_disk *disk = kv_disk_new(32);
+    struct node a, b;
+    open_node(&a, disk, "a");
+    open_node(&b, disk, "b");
+    struct node *all[] = {&a, &b};
+    pass(all, 2, 100);
+    for (int i = 0; i < 6; i++)
+        cr_assert(store(&a, i));
+    cr_assert(drop(&a, 2, 2, all, 2), "not sealed yet");
+    pass(all, 2, 600);
+    for (int i = 0; i < 6; i++)
+        cr_assert_eq(has(&b, i), i != 2 && i != 3, "block %d", i);
+    cr_assert(drop(&a, 0, 2, all, 2));
+    cr_assert(drop(&b, 4, 2, all, 2));
+    pass(all, 2, 2000);
+    cr_assert_eq(files_with(a.storage, "seg-"), 0, "a segment without blocks");
+    cr_assert_eq(files_with(a.storage, "drop-"), 2, "a folder may show its names late");
+    pass(all, 2, 62000);
+    cr_assert_eq(files_with(a.storage, "drop-"), 0, "drops without a segment");
+    close_node(&a);
+    close_node(&b);
+    kv_disk_free(disk);
+}
+
+/* A writer of drops that dies at any write: a drop that was reported holds in every later life, others may; nothing
+ * else is lost, and nothing that is left over stays. */
+Test(shared, a_drop_that_was_reported_survives_every_crash, .timeout = 300)
+{
+    for (int how = KV_CRASH_KILL; how <= KV_CRASH_POWER; how++)
+        for (int64_t n = 0, end = 0; !end; n++) {
+            struct kv_disk *disk = kv_disk_new((uint64_t)n + 90);
+            struct node a, b;
+            static struct ts_op o;
+            int block[4] = {3, 4, 5, 6};
+            open_node(&a, disk, "a");
+            struct node *all[] = {&a};
+            for (int i = 0; i < 10; i++)
+                cr_assert(store(&a, i));
+            pass(all, 1, 600);
+            kv_disk_stop_after(disk, n);
+            ts_op_run(&o, a.tier, a.storage, &a.layout, TS_DROP, block, 4);
+            for (int i = 0; i < 20 && !o.done && !kv_disk_stopped(disk); i++)
+                pass(all, 1, 20);
+            bool reported = o.done && !o.op.status;
+            end = !kv_disk_stopped(disk);
+            cr_assert(!end || reported);
+            kv_disk_stop_after(disk, -1);
+            if (!end) {
+                close_node(&a);
+                kv_disk_crash(disk, (enum kv_crash)how);
+            } else {
+                close_node(&a);
+            }
+            ts_op_free(&o);
+            ts_clock_s++;
+            open_node(&b, disk, "a");
+            struct node *later[] = {&b};
+            pass(later, 1, 1000);
+            for (int i = 0; i < 10; i++)
+                if (i < 3 || i > 6)
+                    cr_assert(read_back(&b, i), "point %d: block %d is lost", (int)n, i);
+                else if (reported)
+                    cr_assert_not(has(&b, i), "point %d: block %d is back", (int)n, i);
+            cr_assert_eq(files_with(b.storage, "open-"), 0);
+            close_node(&b);
+            kv_disk_free(disk);
+        }
+}
+
+/* As many files of drops as removals are allowed, however many ask. */
+Test(shared, drops_are_limited_in_rate_and_gathered)
+{
+    struct kv_disk *disk = kv_disk_new(33);
+    struct node a = {.layout = ts_layout(256), .storage = kv_storage_sim_new(disk)};
+    struct kv_shared_params p = params(&a, "a");
+    p.removals_per_s = 1;
+    open_with(&a, &p);
+    struct node *all[] = {&a};
+    static struct ts_op o[40];
+    for (int i = 0; i < 40; i++)
+        cr_assert(store(&a, i));
+    pass(all, 1, 600);
+    for (int i = 0; i < 40; i += 1)
+        ts_op_begin(&o[i], a.tier, &a.layout, TS_DROP, &i, 1);
+    pass(all, 1, 3000);
+    for (int i = 0; i < 39; i++) {
+        cr_assert_eq(o[i].done, 1, "drop %d", i);
+        cr_assert_not(has(&a, i));
+        ts_op_free(&o[i]);
+    }
+    ts_op_free(&o[39]);
+    int files = files_with(a.storage, "drop-");
+    cr_assert(files >= 1 && files <= 4, "%d files", files);
+    close_node(&a);
+    kv_disk_free(disk);
+}
+
 /* Old segments of one's own make room, a few per second; a reader that had begun reads to its end. */
 Test(shared, room_is_made_slowly_and_harms_no_reader)
 {

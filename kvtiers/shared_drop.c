@@ -1,0 +1,478 @@
+/* Drops of the shared tier: files that name blocks of segments that are not to be found any more. A segment never
+ * changes, so this is how a drop outlives its process and reaches the others. One file per batch; writing one counts as
+ * a removal, and those are limited in rate. A file goes when none of its segments is left. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "kvtiers/shared_impl.h"
+
+enum {
+    VERSION = 1,
+    HEAD = 64,
+    PAGE_SUM = KV_PAGE - 8,
+    ENTRY = 8 + KV_KEY_BYTES,
+    PER_PAGE = (PAGE_SUM - HEAD) / ENTRY,
+    PAGES_MAX = 4096
+};
+
+static const char magic[8] = "WEFTKVSD";
+
+static void put(uint8_t *p, uint64_t v, int bytes)
+{
+    for (int i = 0; i < bytes; i++)
+        p[i] = (uint8_t)(v >> (8 * i));
+}
+
+static uint64_t get(const uint8_t *p, int bytes)
+{
+    uint64_t v = 0;
+    for (int i = 0; i < bytes; i++)
+        v |= (uint64_t)p[i] << (8 * i);
+    return v;
+}
+
+/* ---- what is dropped ---- */
+
+static struct shared_drop *drop_find(struct shared *t, const char *name)
+{
+    struct shared_drop *d = t->drops;
+    while (d && strcmp(d->name, name))
+        d = d->next;
+    return d;
+}
+
+static struct shared_drop *drop_new(struct shared *t, const char *name)
+{
+    struct shared_drop *d = calloc(1, sizeof *d);
+    if (!d)
+        return NULL;
+    snprintf(d->name, sizeof d->name, "%s", name);
+    d->next = t->drops;
+    t->drops = d;
+    return d;
+}
+
+void shared_drop_see(struct shared *t, const char *name)
+{
+    struct shared_drop *d = drop_find(t, name);
+    d = d ? d : drop_new(t, name);
+    if (d)
+        d->seen = true;
+}
+
+void shared_drops_unsee(struct shared *t)
+{
+    for (struct shared_drop *d = t->drops; d; d = d->next)
+        d->seen = false;
+}
+
+static void drop_free(struct shared_drop *d)
+{
+    free(d->pair);
+    free(d);
+}
+
+void shared_drops_forget(struct shared *t)
+{
+    for (struct shared_drop **at = &t->drops; *at;) {
+        struct shared_drop *d = *at;
+        if (d->seen || d == t->drop_loading || d->fresh) {
+            d->fresh = false; /* the listing may have begun before it was there */
+            at = &d->next;
+            continue;
+        }
+        *at = d->next;
+        drop_free(d);
+    }
+}
+
+void shared_drops_free(struct shared *t)
+{
+    while (t->drops) {
+        struct shared_drop *d = t->drops;
+        t->drops = d->next;
+        drop_free(d);
+    }
+    free(t->drop_bytes);
+    free(t->drop_pair);
+}
+
+bool shared_drops_pending(const struct shared *t)
+{
+    for (const struct shared_drop *d = t->drops; d; d = d->next)
+        if (d->state == DROP_NEW)
+            return true;
+    return false;
+}
+
+bool shared_dropped(const struct shared *t, uint64_t segment, const struct kv_key *key)
+{
+    for (const struct shared_drop *d = t->drops; d; d = d->next)
+        for (int i = 0; i < d->n; i++)
+            if (d->pair[i].segment == segment && !memcmp(&d->pair[i].key, key, sizeof *key))
+                return true;
+    return false;
+}
+
+static void apply(struct shared *t, const struct shared_drop *d)
+{
+    for (struct shared_segment *s = t->segments; s; s = s->next)
+        for (int i = 0; i < s->n && s->state == SEGMENT_READY; i++) {
+            struct shared_entry *e = shared_entry_at(t, s->entries, i);
+            for (int k = 0; k < d->n && e->listed; k++)
+                if (d->pair[k].segment == s->id && !memcmp(&d->pair[k].key, &e->key, sizeof e->key))
+                    shared_unlist(t, e);
+        }
+}
+
+/* A file that has done its work: all segments in the folder are known, and for long none of its own was among them (a
+ * folder may show its names late). */
+const char *shared_drop_done(struct shared *t)
+{
+    for (const struct shared_segment *s = t->segments; s; s = s->next)
+        if (s->state == SEGMENT_NEW)
+            return NULL;
+    for (struct shared_drop *d = t->drops; d; d = d->next) {
+        bool wanted = d->state != DROP_READY || d->fresh || d->removing;
+        for (int i = 0; i < d->n && !wanted; i++)
+            for (const struct shared_segment *s = t->segments; s && !wanted; s = s->next)
+                wanted = s->id == d->pair[i].segment && s->state != SEGMENT_GONE;
+        int64_t now = shared_now(t);
+        d->done_at = wanted ? 0 : d->done_at ? d->done_at : now;
+        if (!wanted && now - d->done_at >= t->p.orphan_ns) {
+            d->removing = true;
+            return d->name;
+        }
+    }
+    return NULL;
+}
+
+/* ---- reading a file ---- */
+
+static void load_end(struct shared *t, enum shared_drop_state state)
+{
+    struct shared_drop *d = t->drop_loading;
+    t->drop_loading = NULL;
+    free(t->drop_bytes);
+    t->drop_bytes = NULL;
+    d->state = state;
+    if (state == DROP_READY)
+        apply(t, d);
+    shared_pump(t);
+}
+
+static void load_step(struct shared *t, struct kv_io io, void (*done)(struct kv_io *))
+{
+    t->drop_io = io;
+    shared_submit(t, &t->drop_io, done);
+}
+
+static void on_load_closed(struct kv_io *io)
+{
+    struct shared *t = io->ctx;
+    t->in_flight--;
+    load_end(t, t->drop_good ? DROP_READY : DROP_BAD);
+}
+
+static bool page_good(const struct shared *t, const uint8_t *p, uint64_t number, uint64_t pages)
+{
+    return !memcmp(p, magic, 8) && get(p + 8, 4) == VERSION && get(p + 12, 4) <= PER_PAGE && get(p + 16, 8) == number &&
+           get(p + 24, 8) == t->layout_id && get(p + 32, 8) == pages &&
+           get(p + PAGE_SUM, 8) == XXH3_64bits(p, PAGE_SUM);
+}
+
+static bool parse(struct shared *t, const uint8_t *bytes, uint64_t pages)
+{
+    struct shared_drop *d = t->drop_loading;
+    d->pair = calloc((size_t)pages * PER_PAGE, sizeof *d->pair);
+    for (uint64_t p = 0; d->pair && p < pages; p++, bytes += KV_PAGE) {
+        if (!page_good(t, bytes, p, pages)) {
+            d->n = 0;
+            return false;
+        }
+        for (uint64_t i = 0; i < get(bytes + 12, 4); i++) {
+            const uint8_t *at = bytes + HEAD + i * ENTRY;
+            d->pair[d->n].segment = get(at, 8);
+            memcpy(&d->pair[d->n++].key, at + 8, KV_KEY_BYTES);
+        }
+    }
+    return d->pair != NULL;
+}
+
+static void on_load_read(struct kv_io *io)
+{
+    struct shared *t = io->ctx;
+    t->in_flight--;
+    t->drop_good = io->result == (int64_t)io->len && parse(t, t->drop_bytes, io->len / KV_PAGE);
+    load_step(t, (struct kv_io){.op = KV_IO_CLOSE, .file = t->drop_file}, on_load_closed);
+}
+
+static void on_load_size(struct kv_io *io)
+{
+    struct shared *t = io->ctx;
+    int64_t size = io->result;
+    t->in_flight--;
+    bool fits = size >= KV_PAGE && size % KV_PAGE == 0 && size <= (int64_t)PAGES_MAX * KV_PAGE;
+    t->drop_good = false;
+    t->drop_bytes = fits ? aligned_alloc(KV_PAGE, (size_t)size) : NULL;
+    if (!t->drop_bytes) {
+        load_step(t, (struct kv_io){.op = KV_IO_CLOSE, .file = t->drop_file}, on_load_closed);
+        return;
+    }
+    load_step(t,
+              (struct kv_io){.op = KV_IO_READ,
+                             .file = t->drop_file,
+                             .flags = t->p.direct ? KV_OPEN_DIRECT : 0,
+                             .bytes = t->drop_bytes,
+                             .len = (size_t)size},
+              on_load_read);
+}
+
+static void on_load_opened(struct kv_io *io)
+{
+    struct shared *t = io->ctx;
+    t->in_flight--;
+    if (io->result < 0) {
+        load_end(t, DROP_BAD);
+        return;
+    }
+    t->drop_file = (int)io->result;
+    load_step(t, (struct kv_io){.op = KV_IO_SIZE, .file = t->drop_file}, on_load_size);
+}
+
+/* ---- writing one ---- */
+
+static bool pair_add(struct shared *t, uint64_t segment, const struct kv_key *key)
+{
+    if (t->n_drop_pairs == t->drop_pair_cap) {
+        int cap = t->drop_pair_cap ? 2 * t->drop_pair_cap : 64;
+        struct shared_drop_pair *p = realloc(t->drop_pair, (size_t)cap * sizeof *p);
+        if (!p)
+            return false;
+        t->drop_pair = p;
+        t->drop_pair_cap = cap;
+    }
+    t->drop_pair[t->n_drop_pairs++] = (struct shared_drop_pair){.segment = segment, .key = *key};
+    return true;
+}
+
+/* From now on nobody finds the blocks here; those of the open segment will not be in it. */
+static void take_op(struct shared *t, struct kv_tier_op *op)
+{
+    struct shared_entry *e;
+    op->count = 0;
+    op->status = 0;
+    for (int i = 0; i < op->n; i++) {
+        const struct kv_key *key = &op->block[i].key;
+        bool any = shared_unwrite(t, key);
+        for (; (e = shared_find(t, key)); any = true) {
+            if (!pair_add(t, e->segment->id, key))
+                op->status = -ENOMEM;
+            shared_unlist(t, e);
+        }
+        op->count += any;
+    }
+    t->stats.dropped += (uint64_t)op->count;
+}
+
+static void write_end(struct shared *t, int status)
+{
+    struct kv_tier_op *ops = t->drop_batch;
+    t->drop_batch = NULL;
+    t->drop_writing = false;
+    free(t->drop_bytes);
+    t->drop_bytes = NULL;
+    if (!status) { /* known without being read */
+        struct shared_drop *d = drop_new(t, t->drop_name);
+        if (d) {
+            d->state = DROP_READY;
+            d->fresh = true;
+            d->pair = t->drop_pair;
+            d->n = t->n_drop_pairs;
+            t->drop_pair = NULL;
+            t->drop_pair_cap = 0;
+        }
+    } else {
+        t->stats.errors++;
+        shared_say(t, true, "%s: a drop cannot be written: %s; until the next start only", t->p.folder,
+                   strerror(-status));
+    }
+    t->n_drop_pairs = 0;
+    while (ops) {
+        struct kv_tier_op *op = ops;
+        ops = op->next;
+        kv_op_finish(op, op->count, status ? status : op->status);
+    }
+    shared_pump(t);
+}
+
+enum { W_OPEN, W_WRITE, W_SYNC, W_CLOSE, W_RENAME, W_FOLDER, W_FOLDER_SYNC, W_FOLDER_CLOSE };
+
+static void on_failed_closed(struct kv_io *io)
+{
+    struct shared *t = io->ctx;
+    t->in_flight--;
+    write_end(t, t->drop_status);
+}
+
+/* What is left of the file has the name of an orphan. */
+static void write_failed(struct shared *t, int status)
+{
+    t->drop_status = status;
+    if (t->drop_phase == W_WRITE || t->drop_phase == W_SYNC || t->drop_phase == W_FOLDER_SYNC)
+        load_step(t, (struct kv_io){.op = KV_IO_CLOSE, .file = t->drop_file}, on_failed_closed);
+    else
+        write_end(t, status);
+}
+
+static void on_write_step(struct kv_io *io)
+{
+    struct shared *t = io->ctx;
+    t->in_flight--;
+    bool whole = io->op != KV_IO_WRITE || io->result == (int64_t)io->len;
+    if (io->result < 0 || !whole) {
+        write_failed(t, io->result < 0 ? (int)io->result : -ENOSPC);
+        return;
+    }
+    struct kv_io next = {.op = KV_IO_WRITE};
+    switch (t->drop_phase++) {
+    case W_OPEN:
+        t->drop_file = (int)io->result;
+        next = (struct kv_io){.op = KV_IO_WRITE,
+                              .file = t->drop_file,
+                              .flags = t->p.direct ? KV_OPEN_DIRECT : 0,
+                              .bytes = t->drop_bytes,
+                              .len = t->drop_len};
+        break;
+    case W_WRITE:
+        next = (struct kv_io){.op = KV_IO_SYNC, .file = t->drop_file};
+        break;
+    case W_SYNC:
+        next = (struct kv_io){.op = KV_IO_CLOSE, .file = t->drop_file};
+        break;
+    case W_CLOSE:
+        next = (struct kv_io){.op = KV_IO_RENAME, .path = t->drop_open_name, .path2 = t->drop_name};
+        break;
+    case W_RENAME:
+        next = (struct kv_io){.op = KV_IO_OPEN, .path = "", .flags = KV_OPEN_FOLDER};
+        break;
+    case W_FOLDER:
+        t->drop_file = (int)io->result;
+        next = (struct kv_io){.op = KV_IO_SYNC, .file = t->drop_file, .flags = KV_OPEN_FOLDER};
+        break;
+    case W_FOLDER_SYNC:
+        next = (struct kv_io){.op = KV_IO_CLOSE, .file = t->drop_file};
+        break;
+    default:
+        write_end(t, 0);
+        return;
+    }
+    load_step(t, next, on_write_step);
+}
+
+static bool make_pages(struct shared *t)
+{
+    uint64_t pages = (uint64_t)((t->n_drop_pairs + PER_PAGE - 1) / PER_PAGE);
+    t->drop_len = (size_t)pages * KV_PAGE;
+    t->drop_bytes = aligned_alloc(KV_PAGE, t->drop_len);
+    if (!t->drop_bytes)
+        return false;
+    memset(t->drop_bytes, 0, t->drop_len);
+    for (uint64_t p = 0; p < pages; p++) {
+        uint8_t *page = t->drop_bytes + p * KV_PAGE;
+        int first = (int)p * PER_PAGE, n = t->n_drop_pairs - first < PER_PAGE ? t->n_drop_pairs - first : (int)PER_PAGE;
+        memcpy(page, magic, 8);
+        put(page + 8, VERSION, 4);
+        put(page + 12, (uint64_t)n, 4);
+        put(page + 16, p, 8);
+        put(page + 24, t->layout_id, 8);
+        put(page + 32, pages, 8);
+        for (int i = 0; i < n; i++) {
+            put(page + HEAD + i * ENTRY, t->drop_pair[first + i].segment, 8);
+            memcpy(page + HEAD + i * ENTRY + 8, &t->drop_pair[first + i].key, KV_KEY_BYTES);
+        }
+        put(page + PAGE_SUM, XXH3_64bits(page, PAGE_SUM), 8);
+    }
+    return true;
+}
+
+/* Everything that waits goes into one file. */
+static void write_begin(struct shared *t)
+{
+    t->drop_writing = true;
+    while (t->drop_ops && t->n_drop_pairs < PAGES_MAX * PER_PAGE / 2) {
+        struct kv_tier_op *op = t->drop_ops;
+        t->drop_ops = op->next;
+        take_op(t, op);
+        op->next = t->drop_batch;
+        t->drop_batch = op;
+    }
+    if (!t->drop_ops)
+        t->drop_ops_end = &t->drop_ops;
+    if (!t->n_drop_pairs) { /* nothing of it was ever sealed */
+        struct kv_tier_op *ops = t->drop_batch;
+        t->drop_batch = NULL;
+        t->drop_writing = false;
+        while (ops) {
+            struct kv_tier_op *op = ops;
+            ops = op->next;
+            kv_op_finish(op, op->count, op->status);
+        }
+        return;
+    }
+    if (!make_pages(t)) {
+        write_end(t, -ENOMEM);
+        return;
+    }
+    uint32_t number = t->sequence++;
+    snprintf(t->drop_open_name, SHARED_NAME, "open-%s-%016llx-%08x", t->node, (unsigned long long)t->epoch, number);
+    snprintf(t->drop_name, SHARED_NAME, "drop-%s-%016llx-%08x", t->node, (unsigned long long)t->epoch, number);
+    t->removals -= 1;
+    t->drop_phase = W_OPEN;
+    load_step(t,
+              (struct kv_io){.op = KV_IO_OPEN,
+                             .path = t->drop_open_name,
+                             .flags = KV_OPEN_WRITE | KV_OPEN_CREATE | KV_OPEN_EXCL |
+                                      (t->p.direct ? (unsigned)KV_OPEN_DIRECT : 0)},
+              on_write_step);
+}
+
+/* All that is in the folder is known, and no segment of this process is between its end and its name: then a drop
+ * misses nothing. */
+static bool view_complete(const struct shared *t)
+{
+    if (!t->listed_at || t->listing || t->loading || t->writer == WRITER_SEALING || shared_drops_pending(t))
+        return false;
+    for (const struct shared_segment *s = t->segments; s; s = s->next)
+        if (s->state == SEGMENT_NEW)
+            return false;
+    return true;
+}
+
+void shared_drop_turn(struct shared *t)
+{
+    struct shared_drop *d = t->drops;
+    if (t->drop_writing || t->drop_loading || t->ending)
+        return;
+    while (d && d->state != DROP_NEW)
+        d = d->next;
+    if (d) {
+        t->drop_loading = d;
+        load_step(
+            t, (struct kv_io){.op = KV_IO_OPEN, .path = d->name, .flags = t->p.direct ? (unsigned)KV_OPEN_DIRECT : 0},
+            on_load_opened);
+        return;
+    }
+    if (t->drop_ops && t->removals >= 1 && view_complete(t))
+        write_begin(t);
+}
+
+void shared_drop_ask(struct shared *t, struct kv_tier_op *op)
+{
+    op->next = NULL;
+    *t->drop_ops_end = op;
+    t->drop_ops_end = &op->next;
+}
