@@ -286,9 +286,10 @@ struct act_sending *act_left_find(struct act_left *list, const struct act_msg *m
 static bool let_go(struct act_left **at, int64_t now)
 {
     struct act_left *l = *at;
-    if (l->sending.puts)
+    if (l->sending.puts && now < l->keep_until)
         return false;
-    return_pages(&l->sending, ACT_PAGES_BACK, l->page, l->n_pages);
+    /* An end that never came: the tier ends the connection before it uses the pages. */
+    return_pages(&l->sending, l->sending.puts ? ACT_PAGES_FENCED : ACT_PAGES_BACK, l->page, l->n_pages);
     l->n_pages = 0;
     if (l->sending.lost && now < l->keep_until)
         return false;
