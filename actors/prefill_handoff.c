@@ -10,11 +10,12 @@
 
 /* ---- tickets of other processes ---- */
 
-/* The job's ticket is lost or done. A job in a step stays until the step ends. */
+/* The job's ticket is lost or done. A job in a step stays until the step ends, also when the writes of a ticket that
+ * was lost end before. */
 static void ticket_did(struct prefill *p, struct job *j, unsigned todo, int status)
 {
-    if (todo & ACT_TICKET_DO_FAIL && j->segment >= 0)
-        j->broken = status;
+    if (todo & (ACT_TICKET_DO_FAIL | ACT_TICKET_DO_END) && j->segment >= 0)
+        j->broken = j->broken ? j->broken : status;
     else if (todo & ACT_TICKET_DO_FAIL)
         pre_job_fail(p, j, status, "the hand-off to the decoder failed");
     else if (todo & ACT_TICKET_DO_END)

@@ -139,7 +139,10 @@ static void leave_many(const struct ts_server *s, int n)
     for (int started = 0, open = 1; open;) {
         open = 0;
         for (int i = 0; i < AT_A_TIME; i++) {
-            cr_assert_not(f[i].fd >= 0 && f[i].ended && f[i].len, "it has ended: %s", f[i].data);
+            bool early = f[i].fd >= 0 && f[i].ended && f[i].len;
+            if (early)
+                ts_cluster_show_logs();
+            cr_assert_not(early, "it has ended: %s", f[i].data);
             if (f[i].fd >= 0 && f[i].len >= leave[i])
                 ts_flow_close(&f[i]);
             if (f[i].fd < 0 && started < n) {
