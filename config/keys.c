@@ -114,7 +114,7 @@ const struct cfg_key cfg_keys[] = {
      .help = "Sample among the most likely tokens that together have at least this probability."},
     {"sampling.min_p", CFG_DOUBLE, .min = 0, .max = 1, AT(sampling.min_p), .fallback = "0.0",
      .help = "Drop tokens that are less likely than this share of the most likely one."},
-    {"sampling.repetition_penalty", CFG_DOUBLE, .min = 0, .max = 10, .above_min = true, AT(sampling.repetition_penalty),
+    {"sampling.repetition_penalty", CFG_DOUBLE, .min = 1e-6, .max = 10, AT(sampling.repetition_penalty),
      .fallback = "1.0", .help = "Weakens tokens that have occurred, by division or multiplication. 1: off."},
     {"sampling.presence_penalty", CFG_DOUBLE, .min = -2, .max = 2, AT(sampling.presence_penalty), .fallback = "0.0",
      .help = "Subtracted once from tokens that the output already has."},

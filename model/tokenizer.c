@@ -12,6 +12,7 @@ enum {
     JIT_STACK_MAX = 8 << 20,
     CACHE_WORDS = 1 << 14,
     WORD_BYTES = 30,
+    KEEP_PARTS = 1 << 16, /* room for words of so many bytes is kept */
     WORD_IDS = 8,
 };
 
@@ -167,6 +168,18 @@ static int reserve_parts(struct mdl_tok_encoder *e, size_t n)
     return e->cap ? 0 : nomem(e);
 }
 
+/* What one huge word needed is not kept for the next. */
+static void trim_parts(struct mdl_tok_encoder *e)
+{
+    if (e->cap <= KEEP_PARTS)
+        return;
+    free(e->part);
+    free(e->heap);
+    e->part = NULL;
+    e->heap = NULL;
+    e->cap = 0;
+}
+
 /* Applies the merges to a piece: always the one of lowest rank, of equals the leftmost. Appends the ids. A queued merge
  * whose parts have changed since is recognised by what the pair would become now. */
 static int merge_piece(struct mdl_tok_encoder *e, const char *s, size_t n)
@@ -199,11 +212,11 @@ static int merge_piece(struct mdl_tok_encoder *e, const char *s, size_t n)
         if (p[pos].prev >= 0)
             offer(e, p[pos].prev);
     }
-    if (ids_reserve(e->out, n))
-        return nomem(e);
-    for (int32_t i = 0; i >= 0; i = p[i].next)
+    rc = ids_reserve(e->out, n) ? nomem(e) : 0;
+    for (int32_t i = 0; !rc && i >= 0; i = p[i].next)
         e->out->v[e->out->n++] = p[i].id;
-    return 0;
+    trim_parts(e);
+    return rc;
 }
 
 /* A piece that no split divides any further. */

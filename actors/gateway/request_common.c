@@ -230,11 +230,7 @@ bool gw_read_penalty(struct gw_parse *p, const char *name, const json_t *v)
         return gw_want_real(p, name, v, -2, 2, &p->out->presence_penalty);
     if (strcmp(name, "frequency_penalty") == 0)
         return gw_want_real(p, name, v, -2, 2, &p->out->frequency_penalty);
-    if (!gw_want_real(p, name, v, 0, 10, &p->out->repetition_penalty))
-        return false;
-    if (p->out->repetition_penalty <= 0)
-        return gw_fail(p, name, "must be above 0 and at most 10");
-    return true;
+    return gw_want_real(p, name, v, 1e-6, 10, &p->out->repetition_penalty);
 }
 
 bool gw_read_seed(struct gw_parse *p, const char *name, const json_t *v)

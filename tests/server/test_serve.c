@@ -650,3 +650,22 @@ Test(serve, out_of_pages_the_youngest_wait)
     ts_until_metric(&server, "weft_kv_pages_held", 8);
     free(alone);
 }
+
+/* One long word needs much memory to be divided into tokens, and gives it back. */
+Test(serve, a_huge_word_keeps_no_memory)
+{
+    enum { WORD = 1 << 20 };
+    ts_server_start(&server, NULL, "");
+    double before = ts_metric(&server, "weft_heap_bytes");
+    char *body = malloc(WORD + 64);
+    size_t at = (size_t)sprintf(body, "{\"prompt\":\"");
+    memset(body + at, 'a', WORD);
+    strcpy(body + at + WORD, "\"}");
+    struct ts_reply r = ts_post(&server, "/v1/completions", body);
+    free(body);
+    cr_expect_eq(r.status, 400);
+    cr_expect(strstr(r.body, "context_length_exceeded"), "%s", r.body);
+    ts_reply_free(&r);
+    if (TS_LESS == 1)
+        cr_expect_lt(ts_metric(&server, "weft_heap_bytes") - before, 8.0 * (1 << 20));
+}

@@ -109,6 +109,7 @@ static const struct row hostile[] = {
     {GW_CHAT, "{" MSG ",\"presence_penalty\":3}", "presence_penalty"},
     {GW_CHAT, "{" MSG ",\"frequency_penalty\":-3}", "frequency_penalty"},
     {GW_CHAT, "{" MSG ",\"repetition_penalty\":0}", "repetition_penalty"},
+    {GW_CHAT, "{" MSG ",\"repetition_penalty\":1e-38}", "repetition_penalty"},
     {GW_CHAT, "{" MSG ",\"seed\":1.5}", "seed"},
     {GW_CHAT, "{" MSG ",\"seed\":99999999999999999999}", "seed"},
     {GW_CHAT, "{" MSG ",\"stream\":1}", "stream"},
