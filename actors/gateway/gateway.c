@@ -37,7 +37,7 @@ void gw_answer_error(struct gw_context *g, struct gw_exchange *x, enum gw_protoc
 {
     size_t len;
     char retry[16], id[GW_REQUEST_ID], *body = gw_error_body(protocol, err, &len);
-    struct gw_header h[3] = {{"X-Request-Id", id}};
+    struct gw_header h[4] = {{"X-Request-Id", id}};
     int n = 1;
     gw_request_id(g, x, id);
     snprintf(retry, sizeof retry, "%d", err->retry_after);
@@ -45,6 +45,8 @@ void gw_answer_error(struct gw_context *g, struct gw_exchange *x, enum gw_protoc
         h[n++] = (struct gw_header){"Retry-After", retry};
     if (err->status == 401)
         h[n++] = (struct gw_header){"WWW-Authenticate", "Bearer"};
+    if (err->allow)
+        h[n++] = (struct gw_header){"Allow", err->allow};
     gw_exchange_reply(x, err->status, "application/json", h, n, body ? body : "", body ? len : 0);
     free(body);
 }
@@ -513,25 +515,37 @@ static void answer(struct gw_context *g, struct gw_exchange *x, enum route route
     }
 }
 
+static void refuse_method(struct gw_context *g, struct gw_exchange *x, const char *allow)
+{
+    const struct gw_http_request *h = gw_exchange_request(x);
+    struct gw_error err = {
+        .status = 405, .type = "invalid_request_error", .code = "method_not_allowed", .allow = allow};
+    snprintf(err.message, sizeof err.message, "%.16s is not allowed for %.180s", h->method, h->path);
+    g->metrics.refused[GW_REF_BAD_REQUEST]++;
+    gw_answer_error(g, x, protocol_of(h->path), &err);
+}
+
 static void on_request(void *ctx, struct gw_exchange *x)
 {
     struct gw_context *g = ctx;
     const struct gw_http_request *h = gw_exchange_request(x);
-    bool path = false;
+    const char *allow = NULL;
     for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
         if (!leads_to(i, h->path))
             continue;
-        path = true;
+        allow = !strcmp(routes[i].method, "GET") ? "GET, HEAD" : routes[i].method;
         if (!strcmp(routes[i].method, h->method) || (!strcmp(h->method, "HEAD") && !strcmp(routes[i].method, "GET"))) {
             answer(g, x, routes[i].route);
             return;
         }
     }
+    if (allow) {
+        refuse_method(g, x, allow);
+        return;
+    }
     char message[256];
-    snprintf(message, sizeof message, path ? "%.16s is not allowed for %.180s" : "there is nothing at %.0s%.180s",
-             h->method, h->path);
-    refuse(g, x, protocol_of(h->path), GW_REF_BAD_REQUEST, path ? 405 : 404, "invalid_request_error",
-           path ? "method_not_allowed" : "not_found", message);
+    snprintf(message, sizeof message, "there is nothing at %.180s", h->path);
+    refuse(g, x, protocol_of(h->path), GW_REF_BAD_REQUEST, 404, "invalid_request_error", "not_found", message);
 }
 
 static void on_refuse(void *ctx, struct gw_exchange *x, int status, const char *reason)

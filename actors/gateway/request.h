@@ -21,7 +21,8 @@ struct gw_error {
     char code[48]; /* short machine name, may be "" */
     char param[96];
     char message[512];
-    int retry_after; /* seconds, 0: no header */
+    int retry_after;   /* seconds, 0: no header */
+    const char *allow; /* of status 405: the methods that are allowed; else NULL. Not owned */
 };
 
 struct gw_logit_bias {

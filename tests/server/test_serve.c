@@ -76,6 +76,11 @@ Test(serve, small_endpoints)
     cr_expect(json_is_object(json_object_get(j, "error")));
     json_decref(j);
     r = ts_get(&server, "/v1/chat/completions");
+    cr_expect(strstr(r.head, "\r\nAllow: POST\r\n"), "%s", r.head);
+    j = parsed(&r, 405);
+    json_decref(j);
+    r = ts_post(&server, "/v1/models", "{}");
+    cr_expect(strstr(r.head, "\r\nAllow: GET, HEAD\r\n"), "%s", r.head);
     j = parsed(&r, 405);
     json_decref(j);
 }
