@@ -7,6 +7,7 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "kvtiers/bytes.h"
 #include "kvtiers/shared_impl.h"
 
 enum {
@@ -19,20 +20,6 @@ enum {
 };
 
 static const char magic[8] = "WEFTKVSD";
-
-static void put(uint8_t *p, uint64_t v, int bytes)
-{
-    for (int i = 0; i < bytes; i++)
-        p[i] = (uint8_t)(v >> (8 * i));
-}
-
-static uint64_t get(const uint8_t *p, int bytes)
-{
-    uint64_t v = 0;
-    for (int i = 0; i < bytes; i++)
-        v |= (uint64_t)p[i] << (8 * i);
-    return v;
-}
 
 /* ---- what is dropped ---- */
 
@@ -179,9 +166,9 @@ static void on_load_closed(struct kv_io *io)
 
 static bool page_good(const struct shared *t, const uint8_t *p, uint64_t number, uint64_t pages)
 {
-    return !memcmp(p, magic, 8) && get(p + 8, 4) == VERSION && get(p + 12, 4) <= PER_PAGE && get(p + 16, 8) == number &&
-           get(p + 24, 8) == t->layout_id && get(p + 32, 8) == pages &&
-           get(p + PAGE_SUM, 8) == XXH3_64bits(p, PAGE_SUM);
+    return !memcmp(p, magic, 8) && kv_get_uint(p + 8, 4) == VERSION && kv_get_uint(p + 12, 4) <= PER_PAGE &&
+           kv_get_uint(p + 16, 8) == number && kv_get_uint(p + 24, 8) == t->layout_id &&
+           kv_get_uint(p + 32, 8) == pages && kv_get_uint(p + PAGE_SUM, 8) == XXH3_64bits(p, PAGE_SUM);
 }
 
 static bool parse(struct shared *t, const uint8_t *bytes, uint64_t pages)
@@ -193,9 +180,9 @@ static bool parse(struct shared *t, const uint8_t *bytes, uint64_t pages)
             d->n = 0;
             return false;
         }
-        for (uint64_t i = 0; i < get(bytes + 12, 4); i++) {
+        for (uint64_t i = 0; i < kv_get_uint(bytes + 12, 4); i++) {
             const uint8_t *at = bytes + HEAD + i * ENTRY;
-            d->pair[d->n].segment = get(at, 8);
+            d->pair[d->n].segment = kv_get_uint(at, 8);
             memcpy(&d->pair[d->n++].key, at + 8, KV_KEY_BYTES);
         }
     }
@@ -385,16 +372,16 @@ static bool make_pages(struct shared *t)
         uint8_t *page = t->drop_bytes + p * KV_PAGE;
         int first = (int)p * PER_PAGE, n = t->n_drop_pairs - first < PER_PAGE ? t->n_drop_pairs - first : (int)PER_PAGE;
         memcpy(page, magic, 8);
-        put(page + 8, VERSION, 4);
-        put(page + 12, (uint64_t)n, 4);
-        put(page + 16, p, 8);
-        put(page + 24, t->layout_id, 8);
-        put(page + 32, pages, 8);
+        kv_put_uint(page + 8, VERSION, 4);
+        kv_put_uint(page + 12, (uint64_t)n, 4);
+        kv_put_uint(page + 16, p, 8);
+        kv_put_uint(page + 24, t->layout_id, 8);
+        kv_put_uint(page + 32, pages, 8);
         for (int i = 0; i < n; i++) {
-            put(page + HEAD + i * ENTRY, t->drop_pair[first + i].segment, 8);
+            kv_put_uint(page + HEAD + i * ENTRY, t->drop_pair[first + i].segment, 8);
             memcpy(page + HEAD + i * ENTRY + 8, &t->drop_pair[first + i].key, KV_KEY_BYTES);
         }
-        put(page + PAGE_SUM, XXH3_64bits(page, PAGE_SUM), 8);
+        kv_put_uint(page + PAGE_SUM, XXH3_64bits(page, PAGE_SUM), 8);
     }
     return true;
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "kvtiers/bytes.h"
 #include "kvtiers/shared_impl.h"
 
 #define NS_PER_S INT64_C(1000000000)
@@ -12,28 +13,14 @@ static const char page_magic[8] = "WEFTKVSI", trailer_magic[8] = "WEFTKVSE";
 
 enum { VERSION = 1, PAGE_SUM = KV_PAGE - 8 };
 
-static void put(uint8_t *p, uint64_t v, int bytes)
-{
-    for (int i = 0; i < bytes; i++)
-        p[i] = (uint8_t)(v >> (8 * i));
-}
-
-static uint64_t get(const uint8_t *p, int bytes)
-{
-    uint64_t v = 0;
-    for (int i = 0; i < bytes; i++)
-        v |= (uint64_t)p[i] << (8 * i);
-    return v;
-}
-
 static void seal_page(uint8_t *page, uint64_t id)
 {
-    put(page + PAGE_SUM, XXH3_64bits_withSeed(page, PAGE_SUM, id), 8);
+    kv_put_uint(page + PAGE_SUM, XXH3_64bits_withSeed(page, PAGE_SUM, id), 8);
 }
 
 static bool sealed(const uint8_t *page, const char magic[8], uint64_t id)
 {
-    return !memcmp(page, magic, 8) && get(page + PAGE_SUM, 8) == XXH3_64bits_withSeed(page, PAGE_SUM, id);
+    return !memcmp(page, magic, 8) && kv_get_uint(page + PAGE_SUM, 8) == XXH3_64bits_withSeed(page, PAGE_SUM, id);
 }
 
 /* ---- the pages at the end ---- */
@@ -51,28 +38,28 @@ int shared_footer_entries(const struct shared *t)
 static void entry_write(const struct shared *t, const struct shared_entry *e, uint8_t *at)
 {
     memcpy(at, e->key.b, KV_KEY_BYTES);
-    put(at + 32, (uint64_t)e->info.taint, 4);
-    put(at + 36, (uint64_t)(uint32_t)e->info.hit, 4);
-    put(at + 40, e->offset, 8);
-    put(at + 48, e->run_len, 4);
-    put(at + 52, e->run_at, 4);
-    put(at + 56, (uint64_t)e->stored_s, 8);
+    kv_put_uint(at + 32, (uint64_t)e->info.taint, 4);
+    kv_put_uint(at + 36, (uint64_t)(uint32_t)e->info.hit, 4);
+    kv_put_uint(at + 40, e->offset, 8);
+    kv_put_uint(at + 48, e->run_len, 4);
+    kv_put_uint(at + 52, e->run_at, 4);
+    kv_put_uint(at + 56, (uint64_t)e->stored_s, 8);
     for (int k = 0; k < t->p.layout.n_sources; k++)
-        put(at + SHARED_ENTRY + 8 * k, e->sum[k], 8);
+        kv_put_uint(at + SHARED_ENTRY + 8 * k, e->sum[k], 8);
 }
 
 static bool entry_read(const struct shared *t, const uint8_t *at, uint64_t end, struct shared_entry *e)
 {
     const struct kv_layout *l = &t->p.layout;
     memcpy(e->key.b, at, KV_KEY_BYTES);
-    uint64_t taint = get(at + 32, 4);
-    e->info = (struct kv_block_info){(enum kv_taint)taint, (int32_t)get(at + 36, 4)};
-    e->offset = get(at + 40, 8);
-    e->run_len = (uint32_t)get(at + 48, 4);
-    e->run_at = (uint32_t)get(at + 52, 4);
-    e->stored_s = (int64_t)get(at + 56, 8);
+    uint64_t taint = kv_get_uint(at + 32, 4);
+    e->info = (struct kv_block_info){(enum kv_taint)taint, (int32_t)kv_get_uint(at + 36, 4)};
+    e->offset = kv_get_uint(at + 40, 8);
+    e->run_len = (uint32_t)kv_get_uint(at + 48, 4);
+    e->run_at = (uint32_t)kv_get_uint(at + 52, 4);
+    e->stored_s = (int64_t)kv_get_uint(at + 56, 8);
     for (int k = 0; k < l->n_sources; k++)
-        e->sum[k] = get(at + SHARED_ENTRY + 8 * k, 8);
+        e->sum[k] = kv_get_uint(at + SHARED_ENTRY + 8 * k, 8);
     return taint <= KV_TAINTED && e->run_len >= 1 && e->run_len <= SHARED_RUN_MAX && e->run_at < e->run_len &&
            e->offset % KV_PAGE == 0 && e->offset <= end && e->run_len * l->block_bytes <= end - e->offset;
 }
@@ -80,12 +67,12 @@ static bool entry_read(const struct shared *t, const uint8_t *at, uint64_t end, 
 bool shared_trailer_read(const struct shared *t, const uint8_t *page, uint64_t size, uint64_t *id, uint64_t *offset,
                          uint64_t *pages)
 {
-    *id = get(page + 16, 8);
-    *offset = get(page + 32, 8);
-    *pages = get(page + 40, 8);
-    return sealed(page, trailer_magic, *id) && get(page + 8, 4) == VERSION && get(page + 24, 8) == t->layout_id &&
-           *offset % KV_PAGE == 0 && *pages >= 1 && *pages <= 1 << 16 && *offset <= size &&
-           *offset + (*pages + 1) * KV_PAGE == size;
+    *id = kv_get_uint(page + 16, 8);
+    *offset = kv_get_uint(page + 32, 8);
+    *pages = kv_get_uint(page + 40, 8);
+    return sealed(page, trailer_magic, *id) && kv_get_uint(page + 8, 4) == VERSION &&
+           kv_get_uint(page + 24, 8) == t->layout_id && *offset % KV_PAGE == 0 && *pages >= 1 && *pages <= 1 << 16 &&
+           *offset <= size && *offset + (*pages + 1) * KV_PAGE == size;
 }
 
 int shared_footer_read(const struct shared *t, const uint8_t *footer, uint64_t pages, uint64_t id, uint64_t end,
@@ -95,8 +82,8 @@ int shared_footer_read(const struct shared *t, const uint8_t *footer, uint64_t p
     *entries = calloc((size_t)pages * (size_t)per, t->entry_bytes);
     for (uint64_t p = 0; *entries && p < pages; p++) {
         const uint8_t *page = footer + p * KV_PAGE;
-        int here = (int)get(page + 8, 4);
-        if (!sealed(page, page_magic, id) || get(page + 16, 8) != p || here > per) {
+        int here = (int)kv_get_uint(page + 8, 4);
+        if (!sealed(page, page_magic, id) || kv_get_uint(page + 16, 8) != p || here > per) {
             free(*entries);
             *entries = NULL;
             return -1;
@@ -178,8 +165,8 @@ static void create(struct shared *t)
     uint32_t number = t->sequence++;
     memset(b, 0, sizeof b);
     memcpy(b, t->node, strlen(t->node));
-    put(b + SHARED_NODE, t->epoch, 8);
-    put(b + SHARED_NODE + 8, number, 4);
+    kv_put_uint(b + SHARED_NODE, t->epoch, 8);
+    kv_put_uint(b + SHARED_NODE + 8, number, 4);
     t->segment_id = XXH3_64bits(b, sizeof b);
     snprintf(t->open_name, sizeof t->open_name, "open-%s-%016llx-%08x", t->node, (unsigned long long)t->epoch, number);
     snprintf(t->seal_name, sizeof t->seal_name, "seg-%s-%016llx-%08x", t->node, (unsigned long long)t->epoch, number);
@@ -458,19 +445,19 @@ static void seal(struct shared *t)
         uint8_t *page = t->seal_bytes + p * KV_PAGE;
         int first = (int)p * per, n = t->n_written - first < per ? t->n_written - first : per;
         memcpy(page, page_magic, 8);
-        put(page + 8, (uint64_t)n, 4);
-        put(page + 16, p, 8);
+        kv_put_uint(page + 8, (uint64_t)n, 4);
+        kv_put_uint(page + 16, p, 8);
         for (int i = 0; i < n; i++)
             entry_write(t, shared_entry_at(t, t->written, first + i), page + SHARED_HEAD + (size_t)i * disk_entry(t));
         seal_page(page, t->segment_id);
     }
     uint8_t *last = t->seal_bytes + pages * KV_PAGE;
     memcpy(last, trailer_magic, 8);
-    put(last + 8, VERSION, 4);
-    put(last + 16, t->segment_id, 8);
-    put(last + 24, t->layout_id, 8);
-    put(last + 32, t->offset, 8);
-    put(last + 40, pages, 8);
+    kv_put_uint(last + 8, VERSION, 4);
+    kv_put_uint(last + 16, t->segment_id, 8);
+    kv_put_uint(last + 24, t->layout_id, 8);
+    kv_put_uint(last + 32, t->offset, 8);
+    kv_put_uint(last + 40, pages, 8);
     seal_page(last, t->segment_id);
     t->writer = WRITER_SEALING;
     t->seal_io = (struct kv_io){.op = KV_IO_WRITE,

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "kvtiers/bytes.h"
 #include "kvtiers/ssd_impl.h"
 
 enum {
@@ -19,30 +20,14 @@ enum {
 static const char header_magic[8] = "WEFTKVIX", slab_magic[8] = "WEFTKVSL";
 static const char index_name[] = "weft-kv.index", new_name[] = "weft-kv.index.new", lock_name[] = "weft-kv.lock";
 
-/* ---- little-endian fields ---- */
-
-static void put(uint8_t *p, uint64_t v, int bytes)
-{
-    for (int i = 0; i < bytes; i++)
-        p[i] = (uint8_t)(v >> (8 * i));
-}
-
-static uint64_t get(const uint8_t *p, int bytes)
-{
-    uint64_t v = 0;
-    for (int i = 0; i < bytes; i++)
-        v |= (uint64_t)p[i] << (8 * i);
-    return v;
-}
-
 static void seal(uint8_t *page)
 {
-    put(page + PAGE_SUM, XXH3_64bits(page, PAGE_SUM), 8);
+    kv_put_uint(page + PAGE_SUM, XXH3_64bits(page, PAGE_SUM), 8);
 }
 
 static bool sealed(const uint8_t *page, const char magic[8])
 {
-    return !memcmp(page, magic, 8) && get(page + PAGE_SUM, 8) == XXH3_64bits(page, PAGE_SUM);
+    return !memcmp(page, magic, 8) && kv_get_uint(page + PAGE_SUM, 8) == XXH3_64bits(page, PAGE_SUM);
 }
 
 /* ---- pages of slabs ---- */
@@ -75,25 +60,25 @@ void ssd_page_make(const struct ssd *t, int slab, uint8_t *page)
         if (e->state != ENTRY_VISIBLE && e->state != ENTRY_COMMITTING)
             continue;
         memcpy(at, e->key.b, KV_KEY_BYTES);
-        put(at + 32, (uint64_t)e->info.taint, 4);
-        put(at + 36, (uint64_t)(uint32_t)e->info.hit, 4);
-        put(at + 40, e->run_first, 2);
-        put(at + 42, e->run_len, 2);
-        put(at + 44, e->run_at, 2);
-        put(at + 48, (uint64_t)e->stored_s, 8);
+        kv_put_uint(at + 32, (uint64_t)e->info.taint, 4);
+        kv_put_uint(at + 36, (uint64_t)(uint32_t)e->info.hit, 4);
+        kv_put_uint(at + 40, e->run_first, 2);
+        kv_put_uint(at + 42, e->run_len, 2);
+        kv_put_uint(at + 44, e->run_at, 2);
+        kv_put_uint(at + 48, (uint64_t)e->stored_s, 8);
         for (int k = 0; k < l->n_sources; k++)
-            put(at + ENTRY_FIXED + 8 * k, t->sum[(size_t)id * (size_t)l->n_sources + (size_t)k], 8);
+            kv_put_uint(at + ENTRY_FIXED + 8 * k, t->sum[(size_t)id * (size_t)l->n_sources + (size_t)k], 8);
         at += entry_bytes(l);
         n++;
         used = e->run_first + e->run_len > used ? e->run_first + e->run_len : used;
     }
     memcpy(page, slab_magic, 8);
-    put(page + 8, (uint64_t)slab, 8);
-    put(page + 16, s->sequence + 1, 8);
-    put(page + 24, s->generation, 8);
-    put(page + 32, t->layout_id, 8);
-    put(page + 40, (uint64_t)n, 4);
-    put(page + 44, (uint64_t)used, 4);
+    kv_put_uint(page + 8, (uint64_t)slab, 8);
+    kv_put_uint(page + 16, s->sequence + 1, 8);
+    kv_put_uint(page + 24, s->generation, 8);
+    kv_put_uint(page + 32, t->layout_id, 8);
+    kv_put_uint(page + 40, (uint64_t)n, 4);
+    kv_put_uint(page + 44, (uint64_t)used, 4);
     seal(page);
 }
 
@@ -102,20 +87,20 @@ static bool entry_read(const struct ssd *t, const uint8_t *at, struct ssd_entry 
 {
     *e = (struct ssd_entry){.state = ENTRY_VISIBLE, .chain = SSD_NONE};
     memcpy(e->key.b, at, KV_KEY_BYTES);
-    uint64_t taint = get(at + 32, 4);
+    uint64_t taint = kv_get_uint(at + 32, 4);
     e->info.taint = (enum kv_taint)taint;
-    e->info.hit = (int32_t)get(at + 36, 4);
-    e->run_first = (uint16_t)get(at + 40, 2);
-    e->run_len = (uint16_t)get(at + 42, 2);
-    e->run_at = (uint16_t)get(at + 44, 2);
-    e->stored_s = (int64_t)get(at + 48, 8);
+    e->info.hit = (int32_t)kv_get_uint(at + 36, 4);
+    e->run_first = (uint16_t)kv_get_uint(at + 40, 2);
+    e->run_len = (uint16_t)kv_get_uint(at + 42, 2);
+    e->run_at = (uint16_t)kv_get_uint(at + 44, 2);
+    e->stored_s = (int64_t)kv_get_uint(at + 48, 8);
     return taint <= KV_TAINTED && e->run_at < e->run_len && e->run_first + e->run_len <= t->slab_blocks;
 }
 
 static void take_entries(struct ssd *t, int slab, const uint8_t *page)
 {
     const struct kv_layout *l = &t->p.layout;
-    int n = (int)get(page + 40, 4), most = ssd_page_entries(l);
+    int n = (int)kv_get_uint(page + 40, 4), most = ssd_page_entries(l);
     const uint8_t *at = page + PAGE_HEAD;
     for (int i = 0; i < n && i < most; i++, at += entry_bytes(l)) {
         struct ssd_entry e;
@@ -130,7 +115,7 @@ static void take_entries(struct ssd *t, int slab, const uint8_t *page)
         }
         t->entry[id] = e;
         for (int k = 0; k < l->n_sources; k++)
-            t->sum[(size_t)id * (size_t)l->n_sources + (size_t)k] = get(at + ENTRY_FIXED + 8 * k, 8);
+            t->sum[(size_t)id * (size_t)l->n_sources + (size_t)k] = kv_get_uint(at + ENTRY_FIXED + 8 * k, 8);
         ssd_table_add(t, id);
         struct ssd_slab *s = &t->slab[slab];
         s->first_s = s->visible && s->first_s < e.stored_s ? s->first_s : e.stored_s;
@@ -147,10 +132,10 @@ static void take_slab(struct ssd *t, int slab, const uint8_t *pages)
     int best = -1;
     for (int c = 0; c < 2; c++) {
         const uint8_t *p = pages + (size_t)c * KV_PAGE;
-        if (sealed(p, slab_magic) && get(p + 8, 8) == (uint64_t)slab && get(p + 32, 8) == t->layout_id &&
-            (best < 0 || get(p + 16, 8) > s->sequence)) {
+        if (sealed(p, slab_magic) && kv_get_uint(p + 8, 8) == (uint64_t)slab &&
+            kv_get_uint(p + 32, 8) == t->layout_id && (best < 0 || kv_get_uint(p + 16, 8) > s->sequence)) {
             best = c;
-            s->sequence = get(p + 16, 8);
+            s->sequence = kv_get_uint(p + 16, 8);
         }
     }
     s->state = SLAB_FREE;
@@ -158,8 +143,8 @@ static void take_slab(struct ssd *t, int slab, const uint8_t *pages)
     s->generation = t->epoch << 32 | t->next_generation++;
     if (best >= 0) {
         const uint8_t *p = pages + (size_t)best * KV_PAGE;
-        int used = (int)get(p + 44, 4);
-        s->generation = get(p + 24, 8);
+        int used = (int)kv_get_uint(p + 44, 4);
+        s->generation = kv_get_uint(p + 24, 8);
         s->used = (uint16_t)(used < t->slab_blocks ? used : t->slab_blocks);
         take_entries(t, slab, p);
         for (int i = 0; i < s->used; i++)
@@ -251,13 +236,13 @@ static void header_make(const struct ssd *t, uint64_t sequence, uint8_t *page)
 {
     memset(page, 0, KV_PAGE);
     memcpy(page, header_magic, 8);
-    put(page + 8, VERSION, 4);
-    put(page + 12, (uint64_t)t->slab_blocks, 4);
-    put(page + 16, (uint64_t)t->n_slabs, 8);
-    put(page + 24, t->layout_id, 8);
-    put(page + 32, t->epoch, 8);
-    put(page + 40, sequence, 8);
-    put(page + 48, (uint64_t)t->file_slabs, 8);
+    kv_put_uint(page + 8, VERSION, 4);
+    kv_put_uint(page + 12, (uint64_t)t->slab_blocks, 4);
+    kv_put_uint(page + 16, (uint64_t)t->n_slabs, 8);
+    kv_put_uint(page + 24, t->layout_id, 8);
+    kv_put_uint(page + 32, t->epoch, 8);
+    kv_put_uint(page + 40, sequence, 8);
+    kv_put_uint(page + 48, (uint64_t)t->file_slabs, 8);
     seal(page);
 }
 
@@ -282,14 +267,15 @@ static uint64_t header_read(struct ssd *t, const uint8_t *pages, const char **wh
         const uint8_t *p = pages + (size_t)c * KV_PAGE;
         if (!sealed(p, header_magic))
             continue;
-        if (get(p + 32, 8) >= t->epoch) /* also of a header that does not fit: never the same epoch twice */
-            t->epoch = get(p + 32, 8) + 1;
-        bool fits = get(p + 8, 4) == VERSION && get(p + 24, 8) == t->layout_id &&
-                    get(p + 12, 4) == (uint64_t)t->slab_blocks && get(p + 48, 8) == (uint64_t)t->file_slabs;
+        if (kv_get_uint(p + 32, 8) >= t->epoch) /* also of a header that does not fit: never the same epoch twice */
+            t->epoch = kv_get_uint(p + 32, 8) + 1;
+        bool fits = kv_get_uint(p + 8, 4) == VERSION && kv_get_uint(p + 24, 8) == t->layout_id &&
+                    kv_get_uint(p + 12, 4) == (uint64_t)t->slab_blocks &&
+                    kv_get_uint(p + 48, 8) == (uint64_t)t->file_slabs;
         if (!fits)
             *why = "it holds blocks of another layout";
-        else if (get(p + 40, 8) > sequence)
-            sequence = get(p + 40, 8);
+        else if (kv_get_uint(p + 40, 8) > sequence)
+            sequence = kv_get_uint(p + 40, 8);
     }
     return sequence;
 }
