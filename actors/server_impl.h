@@ -92,6 +92,11 @@ int server_plan(struct act_server *s, struct cfg_error *err);
 /* server_tiers.c: opens the tiers below the device, as configured, when the device tier exists; and closes them. */
 int server_tiers_open(struct act_server *s, struct cfg_error *err);
 void server_tiers_close(struct act_server *s);
+/* One more tier of a store. */
+void server_add_tier(struct act_store *store, enum act_tier_kind kind, struct kv_tier *t);
+/* The ssd tier of a store whose storage 0 is open, of so many bytes in the folder, which it does not copy. */
+int server_add_ssd(struct act_server *s, struct act_store *store, const char *folder, int64_t bytes,
+                   void (*log)(void *ctx, bool warning, const char *text), struct cfg_error *err);
 /* server_kv.c: whether this node keeps blocks for others; its tiers and pool; its actors, before those that compute;
  * the tier through which a node that computes uses kv nodes, into store.nodes. */
 bool server_keeps_blocks(const struct act_server *s);

@@ -37,12 +37,6 @@ static void on_log(void *ctx, bool warning, const char *text)
     act_log_write(((struct act_server *)ctx)->log, warning ? ACT_LOG_WARNING : ACT_LOG_INFO, "kv-node", 0, "%s", text);
 }
 
-static void add(struct server_kv *k, enum act_tier_kind kind, struct kv_tier *t)
-{
-    k->store.kind[k->store.n_tiers] = kind;
-    k->store.tier[k->store.n_tiers++] = t;
-}
-
 /* Memory that the kernel reads and writes, pinned once where that is allowed. */
 static void register_memory(struct act_server *s, struct kv_tier *host, const char *folder)
 {
@@ -64,7 +58,6 @@ static int open_ssd(struct act_server *s, struct kv_tier *host, struct cfg_error
 {
     const struct cfg_config *c = s->config;
     char *folder = s->kv.folder;
-    struct kv_tier *ssd;
     if (cfg_kv_folder(c, s->node, folder, sizeof s->kv.folder))
         return cfg_error_set(err, ENAMETOOLONG, "kv.nodes.path is too long");
     if (mkdir(folder, 0755) && errno != EEXIST)
@@ -74,21 +67,7 @@ static int open_ssd(struct act_server *s, struct kv_tier *host, struct cfg_error
     if (r)
         return r;
     register_memory(s, host, folder);
-    const struct kv_ssd_params p = {.storage = s->kv.store.storage[0],
-                                    .folder = folder,
-                                    .layout = s->kv.store.layout,
-                                    .bytes = c->kv.nodes.size,
-                                    .reserve = c->kv.ssd.reserve,
-                                    .ttl_s = c->kv.ttl_us / US_PER_S,
-                                    .write_bytes_per_day = c->kv.ssd.write_per_day,
-                                    .direct = c->kv.ssd.direct,
-                                    .clock = kv_clock_system,
-                                    .log = on_log,
-                                    .log_ctx = s};
-    r = kv_ssd_new(&p, &ssd, err);
-    if (!r)
-        add(&s->kv, ACT_TIER_SSD, ssd);
-    return r;
+    return server_add_ssd(s, &s->kv.store, folder, c->kv.nodes.size, on_log, err);
 }
 
 int server_kv_open(struct act_server *s, struct cfg_error *err)
@@ -122,7 +101,7 @@ int server_kv_open(struct act_server *s, struct cfg_error *err)
     r = kv_host_new(&p, &host, err);
     if (r)
         return r;
-    add(k, ACT_TIER_HOST, host);
+    server_add_tier(&k->store, ACT_TIER_HOST, host);
     return c->kv.nodes.path[0] ? open_ssd(s, host, err) : 0;
 }
 

@@ -22,10 +22,32 @@ static void on_shared_log(void *ctx, bool warning, const char *text)
                   text);
 }
 
-static void add_tier(struct act_store *c, enum act_tier_kind kind, struct kv_tier *t)
+void server_add_tier(struct act_store *c, enum act_tier_kind kind, struct kv_tier *t)
 {
     c->kind[c->n_tiers] = kind;
     c->tier[c->n_tiers++] = t;
+}
+
+int server_add_ssd(struct act_server *s, struct act_store *store, const char *folder, int64_t bytes,
+                   void (*log)(void *ctx, bool warning, const char *text), struct cfg_error *err)
+{
+    const struct cfg_config *c = s->config;
+    struct kv_tier *ssd;
+    const struct kv_ssd_params p = {.storage = store->storage[SSD],
+                                    .folder = folder,
+                                    .layout = store->layout,
+                                    .bytes = bytes,
+                                    .reserve = c->kv.ssd.reserve,
+                                    .ttl_s = c->kv.ttl_us / US_PER_S,
+                                    .write_bytes_per_day = c->kv.ssd.write_per_day,
+                                    .direct = c->kv.ssd.direct,
+                                    .clock = kv_clock_system,
+                                    .log = log,
+                                    .log_ctx = s};
+    int r = kv_ssd_new(&p, &ssd, err);
+    if (!r)
+        server_add_tier(store, ACT_TIER_SSD, ssd);
+    return r;
 }
 
 /* Requests on registered memory cost the kernel less. Where it cannot be had, everything works all the same. */
@@ -51,26 +73,11 @@ static void register_memory(struct act_server *s, struct kv_storage *st, struct 
 static int open_ssd(struct act_server *s, struct kv_tier *host, struct cfg_error *err)
 {
     const struct cfg_config *c = s->config;
-    struct kv_tier *ssd;
     int r = kv_storage_uring_new(c->kv.ssd.path, DEPTH, &s->store.storage[SSD], err);
     if (r)
         return r;
     register_memory(s, s->store.storage[SSD], host, c->kv.ssd.path);
-    const struct kv_ssd_params p = {.storage = s->store.storage[SSD],
-                                    .folder = c->kv.ssd.path,
-                                    .layout = s->store.layout,
-                                    .bytes = c->kv.ssd.size,
-                                    .reserve = c->kv.ssd.reserve,
-                                    .ttl_s = c->kv.ttl_us / US_PER_S,
-                                    .write_bytes_per_day = c->kv.ssd.write_per_day,
-                                    .direct = c->kv.ssd.direct,
-                                    .clock = kv_clock_system,
-                                    .log = on_ssd_log,
-                                    .log_ctx = s};
-    r = kv_ssd_new(&p, &ssd, err);
-    if (!r)
-        add_tier(&s->store, ACT_TIER_SSD, ssd);
-    return r;
+    return server_add_ssd(s, &s->store, c->kv.ssd.path, c->kv.ssd.size, on_ssd_log, err);
 }
 
 static int open_shared(struct act_server *s, struct cfg_error *err)
@@ -99,7 +106,7 @@ static int open_shared(struct act_server *s, struct cfg_error *err)
                                        .log_ctx = s};
     r = kv_shared_new(&p, &shared, err);
     if (!r)
-        add_tier(&s->store, ACT_TIER_SHARED, shared);
+        server_add_tier(&s->store, ACT_TIER_SHARED, shared);
     return r;
 }
 
@@ -140,12 +147,12 @@ int server_tiers_open(struct act_server *s, struct cfg_error *err)
     r = kv_host_new(&p, &host, err);
     if (r)
         return r;
-    add_tier(&s->store, ACT_TIER_HOST, host);
+    server_add_tier(&s->store, ACT_TIER_HOST, host);
     r = ssd ? open_ssd(s, host, err) : 0;
     if (!r && nodes)
         r = server_nodes_open(s, err);
     if (!r && nodes)
-        add_tier(&s->store, ACT_TIER_NODES, s->store.nodes);
+        server_add_tier(&s->store, ACT_TIER_NODES, s->store.nodes);
     if (!r && shared)
         r = open_shared(s, err);
     return r;

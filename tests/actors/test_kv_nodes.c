@@ -344,35 +344,18 @@ Test(kv_nodes, what_one_process_computed_another_reads)
     forget_nodes();
 }
 
-struct trace {
-    int64_t first[MDL_MAX_LAYERS]; /* virtual time of a layer's first dispatch */
-};
-
-static bool note_layers(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m,
-                        int *fail)
-{
-    struct trace *t = w->before_ctx;
-    (void)fail;
-    if (who->part == TS_PART_EXPERT && m->type == ACT_EXPERT_DISPATCH) {
-        int layer = act_p_expert_dispatch(m)->layer;
-        if (layer < MDL_MAX_LAYERS && !t->first[layer])
-            t->first[layer] = act_now(self);
-    }
-    return false;
-}
-
 /* Rows of a source that the node's own tier holds back: the layers before it have run by then, as with local tiers. */
 Test(kv_nodes, layers_run_while_rows_of_later_ones_are_held_back)
 {
     prepare(true);
     const int sources = rig.t.layout.n_sources;
     for (int held = 0; held < sources; held++) {
-        static struct trace t;
+        static struct ts_trace t;
         memset(&t, 0, sizeof t);
         rig.node[0].host->ops->free(rig.node[0].host);
         rig.node[0].host = NULL; /* only the script has them */
         second();
-        rig.t.w.before = note_layers;
+        rig.t.w.before = ts_note_layers;
         rig.t.w.before_ctx = &t;
         for (int s = 0; s < sources; s++)
             rig.t.script.at[s] = s >= held ? 150 * MS : 0;

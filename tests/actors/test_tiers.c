@@ -21,23 +21,6 @@ Test(tiers, blocks_come_back_from_below)
 
 /* ---- overlap ---- */
 
-struct trace {
-    int64_t first[MDL_MAX_LAYERS]; /* virtual time of a layer's first dispatch */
-};
-
-static bool note_layers(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m,
-                        int *fail)
-{
-    struct trace *t = w->before_ctx;
-    (void)fail;
-    if (who->part == TS_PART_EXPERT && m->type == ACT_EXPERT_DISPATCH) {
-        int layer = act_p_expert_dispatch(m)->layer;
-        if (layer < MDL_MAX_LAYERS && !t->first[layer])
-            t->first[layer] = act_now(self);
-    }
-    return false;
-}
-
 /* Each source's rows are held back for a long time: the layers before it have run by then, and it has not. */
 Test(tiers, layers_run_while_rows_of_later_ones_are_held_back)
 {
@@ -45,11 +28,11 @@ Test(tiers, layers_run_while_rows_of_later_ones_are_held_back)
     ts_tiers_prepare(&r);
     const int sources = r.layout.n_sources;
     for (int held = 0; held < sources; held++) {
-        static struct trace t;
+        static struct ts_trace t;
         memset(&t, 0, sizeof t);
         ts_tiers_second(&r, 64);
         ts_tiers_prompts(&r, 1);
-        r.w.before = note_layers;
+        r.w.before = ts_note_layers;
         r.w.before_ctx = &t;
         for (int s = 0; s < sources; s++)
             r.script.at[s] = s >= held ? 1000 * MS : 0;

@@ -29,21 +29,6 @@ static const char *const prompts[PROMPTS] = {
     "It was a dark and stormy night, and the rain fell in torrents upon the roofs of the city and upon "
     "the long road that led from it; nobody was abroad but the watchman with his lamp, who counted the hours"};
 
-static char *complete(const struct ts_server *s, const char *prompt)
-{
-    char *body = ts_body(TS_COMPLETIONS, prompt, TOKENS, false, "\"temperature\":0");
-    struct ts_reply r = ts_post(s, ts_path(TS_COMPLETIONS), body);
-    if (r.status != 200)
-        ts_cluster_show_logs();
-    cr_assert_eq(r.status, 200, "%d %s", r.status, r.body ? r.body : "");
-    struct ts_answer a = ts_answer_of(TS_COMPLETIONS, r.body, false);
-    char *text = strdup(a.text);
-    ts_answer_free(&a);
-    ts_reply_free(&r);
-    free(body);
-    return text;
-}
-
 /* A node's answer to `weft status`, asked over rdma. */
 static json_t *status_of(int node)
 {
@@ -110,12 +95,12 @@ Test(rdma_nodes, a_deployment_over_rdma_says_what_one_process_says_and_uses_no_t
     rr_need_guest();
     ts_server_start(&alone, NULL, "compute = { threads = 1; };\nkv = { memory = \"64MiB\"; snapshots = \"8MiB\"; };\n");
     for (int i = 0; i < PROMPTS; i++)
-        want[i] = complete(&alone, prompts[i]);
+        want[i] = ts_cluster_complete_to(&alone, prompts[i], TOKENS);
     ts_server_free(&alone);
     long before = rr_counter("rxe0", "sent_pkts");
     ts_cluster_start(nodes, NODES, "", "transport = { provider = \"rdma\"; };\n");
     for (int i = 0; i < PROMPTS; i++) {
-        char *got = complete(&ts_cluster.node[GATEWAY].http, prompts[i]);
+        char *got = ts_cluster_complete_to(&ts_cluster.node[GATEWAY].http, prompts[i], TOKENS);
         if (strcmp(got, want[i]))
             ts_cluster_show_logs();
         cr_expect_str_eq(got, want[i], "\"%s\"", prompts[i]);

@@ -200,7 +200,12 @@ void ts_cluster_start(const struct ts_node *nodes, int n, const char *engine, co
 
 char *ts_cluster_complete(const struct ts_server *s, const char *prompt)
 {
-    char *body = ts_body(TS_COMPLETIONS, prompt, TS_CLUSTER_TOKENS, false, "\"temperature\":0");
+    return ts_cluster_complete_to(s, prompt, TS_CLUSTER_TOKENS);
+}
+
+char *ts_cluster_complete_to(const struct ts_server *s, const char *prompt, int tokens)
+{
+    char *body = ts_body(TS_COMPLETIONS, prompt, tokens, false, "\"temperature\":0");
     struct ts_reply r = ts_post(s, ts_path(TS_COMPLETIONS), body);
     if (r.status != 200)
         ts_cluster_show_logs();

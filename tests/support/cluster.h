@@ -30,7 +30,8 @@ extern struct ts_cluster ts_cluster;
 extern const char *const ts_cluster_prompts[TS_CLUSTER_PROMPTS];
 
 /* Starts n nodes, the last one first, and waits until the gateways are ready; each with one thread and the sample
- * model. engine: further keys of that group; more: further groups of the file (kv in place of a small device). Skips the test without the model. */
+ * model. engine: further keys of that group; more: further groups of the file (kv in place of a small device). Skips
+ * the test without the model. */
 void ts_cluster_start(const struct ts_node *nodes, int n, const char *engine, const char *more);
 /* Writes weft.conf and the secret only; somebody else starts the nodes. */
 void ts_cluster_write(const struct ts_node *nodes, int n, const char *engine, const char *more);
@@ -51,6 +52,8 @@ char *ts_node_ask(const struct ts_node *n, const char *question);
 
 /* The text of a greedy completion of TS_CLUSTER_TOKENS, freed by the caller; fails on any other status than 200. */
 char *ts_cluster_complete(const struct ts_server *s, const char *prompt);
+/* The same of so many tokens. */
+char *ts_cluster_complete_to(const struct ts_server *s, const char *prompt, int tokens);
 /* What a single process says to the prompts; more: further keys of its file. */
 void ts_cluster_ask_alone(const char *more, char *want[TS_CLUSTER_PROMPTS]);
 /* Asks every prompt and compares. when: for the message. */

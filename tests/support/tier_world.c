@@ -232,3 +232,15 @@ void ts_tiers_other(struct ts_tiers *r, int i)
     for (int k = 0; k < 160; k++)
         r->w.wanted[i].prompt[k] = (k * (17 + i) + 3) % r->w.m->cfg->vocab_size;
 }
+
+bool ts_note_layers(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m, int *fail)
+{
+    struct ts_trace *t = w->before_ctx;
+    (void)fail;
+    if (who->part == TS_PART_EXPERT && m->type == ACT_EXPERT_DISPATCH) {
+        int layer = act_p_expert_dispatch(m)->layer;
+        if (layer < MDL_MAX_LAYERS && !t->first[layer])
+            t->first[layer] = act_now(self);
+    }
+    return false;
+}

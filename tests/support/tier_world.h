@@ -60,4 +60,13 @@ void ts_tiers_prepare(struct ts_tiers *r);
 /* A second process: the device and the host (4 blocks) are empty, the script has the blocks. */
 void ts_tiers_second(struct ts_tiers *r, int pages);
 
+/* What ts_note_layers sees, in a world's before_ctx. */
+struct ts_trace {
+    int64_t first[MDL_MAX_LAYERS]; /* virtual time of a layer's first dispatch */
+};
+
+/* A world's `before`: notes when each layer's experts were first asked. */
+bool ts_note_layers(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m,
+                    int *fail);
+
 #endif
