@@ -308,6 +308,31 @@ Test(handoff, cancels_while_rows_are_under_way_harm_nobody)
     }
 }
 
+/* Writes that are under way when the reader gives a request up, and end before the step that computes more of its
+ * prompt: the prompt stays until that step has ended. */
+Test(handoff, the_writes_of_a_given_up_request_end_while_it_is_in_a_step)
+{
+    for (uint64_t seed = 1; seed <= 8 / TS_LESS; seed++) {
+        struct ts_world w;
+        ts_world_open(&w, 64, 2);
+        w.wire = (struct ts_wire){.delay_max = 1 << (12 + seed % 8), .half = true};
+        ts_world_split(&w, 64, MDL_HANDOFF_FULL);
+        ts_world_requests(&w, 16, (unsigned)seed);
+        for (int i = 0; i < w.n; i++) {
+            w.wanted[i].n_prompt = 100;
+            for (int k = 0; k < 100; k++)
+                w.wanted[i].prompt[k] = 1 + (i + k) % 50;
+            if (i % 4)
+                w.wanted[i].cancel = w.wanted[i].start + rand() % 3000000;
+        }
+        ts_world_run(&w, seed);
+        for (int i = 0; i < w.n; i += 4)
+            ts_world_check_same(&w, i);
+        ts_world_check_baseline(&w);
+        ts_world_close(&w);
+    }
+}
+
 Test(handoff, a_connection_that_ends_before_any_put_costs_a_retry)
 {
     static struct undisturbed u;
