@@ -27,6 +27,7 @@ struct dec_move {
     struct act_sending sending;
     int told;     /* ids in RESERVE */
     bool stopped; /* in no round any more */
+    int64_t stopped_at;
 };
 
 struct decode;

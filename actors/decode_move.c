@@ -1,9 +1,10 @@
 /* Planned moves: a running sequence goes on at the Decode of another node, with the same bits in every mode.
  *
  * The side that it leaves is the writer of a ticket as Prefill is (sending.h). It decodes on while the rows that are
- * there go over; when all of them have, or it has grown by as much as the other side has pages for, it takes part in no
- * further round, and what is left follows: the last rows, the state, the ids. A round that is under way ends first, so
- * a block is verified and committed, or rolled back, before the state is read.
+ * there go over; when all of them have, or it has grown by as much as the other side has pages for, also while it waits
+ * for the grant of them, it takes part in no further round, and what is left follows: the last rows, the state, the
+ * ids. A round that is under way ends first, so a block is verified and committed, or rolled back, before the state is
+ * read.
  *
  * Who has the sequence is decided in one place. The receiver does nothing before its requester says MOVE_GO. The
  * requester says so when it has MOVED from the side that had the sequence until then, behind all its tokens. That side
@@ -17,8 +18,9 @@
 #include "actors/runtime/log.h"
 
 enum {
-    MOVES_MAX = 4,   /* at a time; others wait for their turn, still decoding */
-    PIECE_BLOCKS = 8 /* rows of so many blocks are copied at a time, between two phases of a round */
+    MOVES_MAX = 4,       /* at a time; others wait for their turn, still decoding */
+    PIECE_BLOCKS = 8,    /* rows of so many blocks are copied at a time, between two phases of a round */
+    PAUSE_NS = 500000000 /* the longest gap that waiting for a place makes: then it decodes on and asks again later */
 };
 
 /* As long as the other side may take to hear of it. */
@@ -255,15 +257,33 @@ static int finish(struct decode *d, struct dec_stream *s)
                               (size_t)(s->n_ids - s->move->told) * sizeof *s->ids, &known);
 }
 
+/* In no further round. */
+static void stop(struct decode *d, struct dec_move *v)
+{
+    if (!v->stopped)
+        v->stopped_at = act_now(d->self);
+    v->stopped = true;
+}
+
+/* The longest that the other side may take to answer, or to receive what it has room for. */
+static int64_t deadline(const struct dec_move *v)
+{
+    int64_t at = v->sending.ticket.deadline, pause = v->stopped_at + PAUSE_NS;
+    return v->stopped && v->sending.ticket.state == ACT_TICKET_ASKING && pause < at ? pause : at;
+}
+
 /* True: there is more to send at once. */
 static bool push(struct decode *d, struct dec_stream *s)
 {
     struct dec_move *v = s->move;
     int whole = s->seq->len & ~1, end = v->sending.sent + PIECE_BLOCKS * d->e->layout.block_tokens;
+    if (s->n_ids - v->told + MDL_ROUND_MAX > act_move_slack(d->e))
+        stop(d, v);
     if (!act_sending_writing(&v->sending))
         return false;
     int r = act_sending_rows(&v->sending, s->pages, end < whole ? end : whole);
-    v->stopped |= (!r && v->sending.sent == whole) || s->n_ids - v->told + MDL_ROUND_MAX > act_move_slack(d->e);
+    if (!r && v->sending.sent == whole)
+        stop(d, v);
     if (!r && v->sending.sent < whole)
         return true;
     if (!r && v->stopped && !s->in_round)
@@ -380,15 +400,13 @@ void dec_move_deadlines(struct decode *d)
     for (int i = 0; i < d->e->limits.streams; i++) {
         struct dec_stream *s = &d->stream[i];
         bool waits = s->state == DEC_ARRIVED || s->state == DEC_LEAVING;
-        if (s->move && s->move->sending.self && s->move->sending.ticket.deadline <= now)
+        if (s->move && s->move->sending.self && deadline(s->move) <= now)
             dec_move_drop(d, s, -ETIMEDOUT);
         if (waits && s->wait_until <= now) {
             give_up(d, s);
             continue;
         }
-        int64_t at = s->move && s->move->sending.self ? s->move->sending.ticket.deadline
-                     : waits                          ? s->wait_until
-                                                      : INT64_MAX;
+        int64_t at = s->move && s->move->sending.self ? deadline(s->move) : waits ? s->wait_until : INT64_MAX;
         first = at < first ? at : first;
     }
     if (first != INT64_MAX)

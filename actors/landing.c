@@ -9,6 +9,7 @@
 #include "actors/link.h"
 #include "actors/recipe.h"
 #include "actors/router.h"
+#include "actors/runtime/log.h"
 
 enum { RETRY_NS = 5000000, SPARE = 16, TOMBSTONES = 256, TAG_LEASE = 1, TAG_RETRY = 2, TAG_LOAD = 3 };
 
@@ -203,7 +204,8 @@ static void fence(struct landing *l, const struct slot *s)
         act_msg_drop(&m); /* once more at the next deadline */
 }
 
-static void hand_on(struct landing *l, struct slot *s);
+static int hand_on(struct landing *l, struct slot *s);
+static void say_failed(struct landing *l, const struct slot *s, int status);
 
 static void step_n(struct landing *l, struct slot *s, enum act_ticket_event event, uint32_t n, int status)
 {
@@ -216,9 +218,13 @@ static void step_n(struct landing *l, struct slot *s, enum act_ticket_event even
     if (todo & ACT_TICKET_DO_REFUSE)
         refuse(l, &s->promise, status);
     if (todo & ACT_TICKET_DO_TAKE) {
-        l->stats->taken++;
-        tell_writer(l, s->writer, s->request, s->attempt, number, s->ticket.generation, true);
-        hand_on(l, s);
+        l->err.msg[0] = 0;
+        int r = hand_on(l, s);
+        tell_writer(l, s->writer, s->request, s->attempt, number, s->ticket.generation, !r);
+        if (r)
+            say_failed(l, s, r);
+        else
+            l->stats->taken++;
     }
     if (todo & ACT_TICKET_DO_FAIL) {
         l->stats->failed++;
@@ -320,7 +326,8 @@ static int load_moved(struct landing *l, struct slot *s, const uint8_t *state, s
     return r;
 }
 
-static void hand_on(struct landing *l, struct slot *s)
+/* 0: Decode has the sequence. Else the place is given up with the slot. */
+static int hand_on(struct landing *l, struct slot *s)
 {
     const size_t body = act_type_info(ACT_KV_READY)->body_size,
                  vocab = (size_t)l->e->m->cfg->vocab_size * sizeof(float);
@@ -338,13 +345,22 @@ static void hand_on(struct landing *l, struct slot *s)
     struct handed *h = &l->decode[s->decode].handed[s->place];
     if (!r)
         r = full ? hand_to_decode(l, s, b, tail + b->state, bytes - (size_t)b->state) : hand_to_replay(l, s, b);
-    if (r) {
-        l->stats->failed++;
-        tell_failed(l, s->requester, s->request, s->attempt, r);
-        return; /* the place is given up with the slot */
-    }
+    if (r)
+        return r;
     s->placed = false;
     *h = (struct handed){s->request, s->attempt, s->requester};
+    return 0;
+}
+
+/* What came could not be used. A sequence that was to move is still whole where it was, and goes on there. */
+static void say_failed(struct landing *l, const struct slot *s, int status)
+{
+    l->stats->failed++;
+    act_log_event(l->e->log, ACT_LOG_WARNING, "landing", s->request, "not_taken",
+                  "attempt=%u peer=%u tokens=%d moved=%d reason=%d%s%s", s->attempt, s->writer.peer, s->recipe.n_ids,
+                  is_moved(s), status, *l->err.msg ? " " : "", l->err.msg);
+    if (!is_moved(s))
+        tell_failed(l, s->requester, s->request, s->attempt, status);
 }
 
 /* ---- a question ---- */

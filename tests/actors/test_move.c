@@ -9,9 +9,12 @@
 #include "tests/support/engine_world.h"
 #include "tests/support/less.h"
 
-enum { REQUESTS = 4 };
+enum { REQUESTS = 4, CONTEXT = 192 };
 
 /* Requests that decode for long. replay 0: exact mode, in which one that goes on elsewhere has the same tokens too. */
+static bool longer;              /* to the end of the context */
+static int64_t turn_ns = 100000; /* of Decode */
+
 static void open_world(struct ts_world *w, unsigned seed, int replay, enum mdl_handoff_form form)
 {
     ts_world_open(w, 96, 2);
@@ -20,9 +23,11 @@ static void open_world(struct ts_world *w, unsigned seed, int replay, enum mdl_h
     ts_world_split(w, 96, form);
     ts_world_add_other(w, 96);
     ts_world_requests(w, REQUESTS, seed);
-    w->cost[TS_PART_DECODE] = 100000;
+    w->cost[TS_PART_DECODE] = turn_ns;
     for (int i = 0; i < w->n; i++) {
-        w->wanted[i].max_new = 30 + rand() % 20;
+        if (longer && w->wanted[i].n_prompt > 24)
+            w->wanted[i].n_prompt = 24;
+        w->wanted[i].max_new = longer ? CONTEXT - w->wanted[i].n_prompt : 30 + rand() % 20;
         w->wanted[i].start += 1000000; /* when the Router has heard of both */
     }
 }
@@ -280,6 +285,65 @@ Test(move, every_message_between_the_two_may_be_lost)
         cr_assert_lt(k, 200);
     }
     cr_expect_gt(all, 0);
+}
+
+/* The answer to RESERVE takes longer than a sequence takes to outgrow what the other side will have pages for. */
+Test(move, a_place_that_is_long_in_coming)
+{
+    static const int64_t delays[] = {1000000, 10000000, 15000000, 20000000, 25000000, 700000000};
+    int all = 0;
+    static struct undisturbed u;
+    longer = true;
+    turn_ns = 10000;
+    run_undisturbed(11, 24, MDL_HANDOFF_FULL, false, &u);
+    for (int k = 0; k < 6; k++) {
+        struct ts_world w;
+        char when[64];
+        open_world(&w, 11, 24, MDL_HANDOFF_FULL);
+        drain(&w, u.begin + 4 * delays[k] + 20000000, false);
+        w.kv_link = (struct act_sim_fault){.delay_min = delays[k], .delay_max = delays[k]};
+        ts_world_run(&w, 11);
+        snprintf(when, sizeof when, "delay of %d us", (int)(delays[k] / 1000));
+        check_undisturbed(&w, &u, when);
+        cr_assert_eq(replaced(&w), 0, "%s: %d requests had to be placed again", when, replaced(&w));
+        cr_assert_eq(w.other.stats.failed, 0, "%s: %d were too long", when, (int)w.other.stats.failed);
+        all += moved(&w);
+        ts_world_close(&w);
+    }
+    turn_ns = 100000;
+    longer = false;
+    cr_expect_gt(all, 0);
+}
+
+/* What comes cannot be used, which shows only when all of it is there: the sequence is still where it was. */
+static bool spoil(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m, int *fail)
+{
+    int *spoilt = w->before_ctx;
+    (void)self, (void)fail;
+    if (who->part == TS_PART_LANDING && who->index >= TS_OTHER && m->type == ACT_KV_READY && m->buf &&
+        act_addr_equal(m->src, w->far.e.decode[0])) {
+        act_b_kv_ready(m)->state--;
+        ++*spoilt;
+    }
+    return false;
+}
+
+Test(move, what_cannot_be_taken_stays)
+{
+    static struct undisturbed u;
+    struct ts_world w;
+    int spoilt = 0;
+    run_undisturbed(3, 24, MDL_HANDOFF_FULL, false, &u);
+    open_world(&w, 3, 24, MDL_HANDOFF_FULL);
+    drain(&w, moment(&u, 1, 3), false);
+    w.before = spoil;
+    w.before_ctx = &spoilt;
+    ts_world_run(&w, 3);
+    check_undisturbed(&w, &u, "spoilt");
+    cr_expect_gt(spoilt, 0);
+    cr_expect_eq(moved(&w), 0);
+    cr_expect_eq(replaced(&w), 0);
+    ts_world_close(&w);
 }
 
 /* Everything at once: links that lose one in fifty, double one in fifty and delay all. */
