@@ -1,4 +1,4 @@
-#include "actors/landing.h"
+#include "actors/landing_impl.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -7,94 +7,16 @@
 #include "actors/figures.h"
 #include "actors/handoff.h"
 #include "actors/link.h"
-#include "actors/recipe.h"
-#include "actors/router.h"
 #include "actors/runtime/log.h"
 
-enum { RETRY_NS = 5000000, SPARE = 16, TOMBSTONES = 256, TAG_LEASE = 1, TAG_RETRY = 2, TAG_LOAD = 3 };
-
-struct slot {
-    struct act_ticket ticket;
-    uint64_t request;
-    uint16_t attempt;
-    struct act_addr writer, requester;
-    struct act_promise promise; /* of RESERVE, until it is answered */
-    struct act_buf *buf;        /* of RESERVE */
-    struct act_recipe recipe;
-    int max_new;
-    int decode;     /* whose place it has or asked for */
-    uint32_t place; /* there */
-    bool placed, asked_pages, later;
-    uint32_t *pages; /* [blocks of the prompt] */
-    int n_pages;
-    uint32_t link; /* the connection that the writer's puts use; 0: it is of this process, or has no ticket yet */
-    struct mdl_seq *seq;
-    struct act_buf *ready;
-    struct act_p_kv_ready announced;
-};
-
-/* A sequence that Decode has: whom to tell when it ends. */
-struct handed {
-    uint64_t request;
-    uint16_t attempt;
-    struct act_addr requester;
-};
-
-struct decoder {
-    struct act_addr addr;
-    struct act_b_load load;
-    uint32_t given;        /* places since that report */
-    struct handed *handed; /* [limits.streams], by place */
-};
-
-struct tombstone {
-    uint64_t request;
-    uint16_t attempt;
-};
-
-struct landing {
-    struct act_landing_stats own, *stats;
-    struct act_self *self;
-    const struct act_landing_arg *arg;
-    const struct act_engine *e;
-    struct act_addr replay;
-    struct slot *slot;
-    int n_slots;
-    struct decoder decode[ACT_INSTANCES_MAX];
-    struct act_timer lease, retry, load;
-    uint32_t link[ACT_PEERS_MAX]; /* connections of class kv, by node; 0: none */
-    struct act_routers routers;   /* of other nodes */
-    uint32_t load_sequence;
-    bool draining; /* Routers of other nodes are told; the own one finishes what its gateway has taken */
-    struct tombstone tombstone[TOMBSTONES];
-    unsigned next_tombstone;
-    struct cfg_error err;
-};
+enum { RETRY_NS = 5000000, SPARE = 16, TAG_LEASE = 1, TAG_RETRY = 2, TAG_LOAD = 3 };
 
 static int block_count(const struct landing *l, int tokens)
 {
     return (tokens + l->e->layout.block_tokens - 1) / l->e->layout.block_tokens;
 }
 
-static bool is_moved(const struct slot *s)
-{
-    return s->recipe.body->flags & ACT_RECIPE_MOVED;
-}
-
-/* Tokens that there are rows for at most when the ticket is ready. */
-static int most_tokens(const struct landing *l, const struct slot *s)
-{
-    int n = s->recipe.n_ids + (is_moved(s) ? act_move_slack(l->e) : 0), most = s->recipe.n_ids + s->max_new;
-    return n < most ? n : most;
-}
-
 /* ---- what a ticket's rules ask for ---- */
-
-static void send(struct landing *l, struct act_msg *m)
-{
-    if (act_send(l->self, m))
-        act_msg_drop(m);
-}
 
 static void return_pages(struct landing *l, const uint32_t *page, int n)
 {
@@ -104,7 +26,7 @@ static void return_pages(struct landing *l, const uint32_t *page, int n)
         return;
     memcpy(act_msg_tail(&m, &bytes), page, (size_t)n * sizeof *page);
     act_p_pages_back(&m)->pages = (uint32_t)n;
-    send(l, &m);
+    land_send(l, &m);
 }
 
 static void tell_failed(struct landing *l, struct act_addr to, uint64_t request, uint16_t attempt, int status)
@@ -119,7 +41,7 @@ static void tell_failed(struct landing *l, struct act_addr to, uint64_t request,
     m.request = request;
     m.attempt = attempt;
     act_p_failed(&m)->status = status;
-    send(l, &m);
+    land_send(l, &m);
 }
 
 static void refuse(struct landing *l, struct act_promise *p, int status)
@@ -131,7 +53,7 @@ static void refuse(struct landing *l, struct act_promise *p, int status)
         act_msg_drop(&r);
 }
 
-static void grant(struct landing *l, struct slot *s)
+static void grant(struct landing *l, struct land_slot *s)
 {
     struct act_msg r;
     size_t bytes;
@@ -157,11 +79,11 @@ static void tell_writer(struct landing *l, struct act_addr writer, uint64_t requ
     else
         *act_p_ticket_abort(&m) =
             (struct act_p_ticket_abort){.ticket = slot, .generation = generation, .reason = -ECANCELED};
-    send(l, &m);
+    land_send(l, &m);
 }
 
 /* Frees what the slot still holds; the next ticket in it has another generation. */
-static void clear(struct landing *l, struct slot *s)
+static void clear(struct landing *l, struct land_slot *s)
 {
     uint32_t generation = s->ticket.generation + 1;
     return_pages(l, s->pages, s->n_pages);
@@ -171,12 +93,12 @@ static void clear(struct landing *l, struct slot *s)
     act_buf_free(s->buf);
     act_buf_free(s->ready);
     free(s->pages);
-    *s = (struct slot){.ticket = {.generation = generation, .deadline = INT64_MAX}};
+    *s = (struct land_slot){.ticket = {.generation = generation, .deadline = INT64_MAX}};
     l->stats->open--;
 }
 
 /* The Landing ends while somebody may write to these pages. */
-static void return_fenced(struct landing *l, struct slot *s)
+static void return_fenced(struct landing *l, struct land_slot *s)
 {
     struct act_msg m;
     size_t bytes;
@@ -190,11 +112,11 @@ static void return_fenced(struct landing *l, struct slot *s)
     *act_p_pages_fenced(&m) = (struct act_p_pages_fenced){
         .pages = (uint32_t)s->n_pages, .peer = s->writer.peer, .class = TP_CLASS_KV, .generation = s->link};
     s->n_pages = 0;
-    send(l, &m);
+    land_send(l, &m);
 }
 
 /* Ends the connection that the slot's writer uses. */
-static void fence(struct landing *l, const struct slot *s)
+static void fence(struct landing *l, const struct land_slot *s)
 {
     struct act_msg m = act_msg_make(ACT_LINK_FENCE, l->e->link);
     *act_p_link_fence(&m) =
@@ -204,10 +126,9 @@ static void fence(struct landing *l, const struct slot *s)
         act_msg_drop(&m); /* once more at the next deadline */
 }
 
-static int hand_on(struct landing *l, struct slot *s);
-static void say_failed(struct landing *l, const struct slot *s, int status);
+static void say_failed(struct landing *l, const struct land_slot *s, int status);
 
-static void step_n(struct landing *l, struct slot *s, enum act_ticket_event event, uint32_t n, int status)
+static void step_n(struct landing *l, struct land_slot *s, enum act_ticket_event event, uint32_t n, int status)
 {
     bool held = s->ticket.state != ACT_TICKET_FREE;
     unsigned todo = act_ticket_step(&s->ticket, event, n, act_now(l->self), &l->e->tickets);
@@ -219,7 +140,7 @@ static void step_n(struct landing *l, struct slot *s, enum act_ticket_event even
         refuse(l, &s->promise, status);
     if (todo & ACT_TICKET_DO_TAKE) {
         l->err.msg[0] = 0;
-        int r = hand_on(l, s);
+        int r = land_hand_on(l, s);
         tell_writer(l, s->writer, s->request, s->attempt, number, s->ticket.generation, !r);
         if (r)
             say_failed(l, s, r);
@@ -242,130 +163,25 @@ static void step_n(struct landing *l, struct slot *s, enum act_ticket_event even
         step_n(l, s, ACT_TICKET_ON_DOWN, 0, status);
 }
 
-static void step(struct landing *l, struct slot *s, enum act_ticket_event event, int status)
+static void step(struct landing *l, struct land_slot *s, enum act_ticket_event event, int status)
 {
     step_n(l, s, event, 0, status);
 }
 
-/* ---- a ready ticket ---- */
-
-/* To Decode as a Prefill of this process does it. last [n bytes]: logits, or ids of a sequence that moves. */
-static int hand_to_decode(struct landing *l, struct slot *s, const struct act_b_kv_ready *b, const uint8_t *last,
-                          size_t n)
-{
-    size_t bytes, held = (size_t)s->n_pages * sizeof *s->pages;
-    struct act_msg m;
-    if (act_handoff_new(ACT_HANDOFF, l->decode[s->decode].addr, s->seq, n + held, &m))
-        return -ENOMEM;
-    m.request = s->request;
-    m.attempt = s->attempt;
-    act_p_handoff(&m)->ticket = s->place;
-    act_p_handoff(&m)->pages = (uint32_t)s->n_pages;
-    *act_b_handoff(&m) = (struct act_b_handoff){.cached = b->cached,
-                                                .hit = b->hit,
-                                                .taint = b->taint,
-                                                .decoder_start = b->decoder_start,
-                                                .moved = is_moved(s) ? (uint32_t)(n / sizeof(int32_t)) + 1 : 0};
-    uint8_t *tail = act_msg_tail(&m, &bytes);
-    if (n)
-        memcpy(tail, last, n);
-    memcpy(tail + n, s->pages, held);
-    s->seq = NULL;
-    s->n_pages = 0;
-    send(l, &m);
-    return 0;
-}
-
-static int hand_to_replay(struct landing *l, struct slot *s, const struct act_b_kv_ready *b)
-{
-    size_t bytes, held = (size_t)s->n_pages * sizeof *s->pages;
-    struct act_msg m;
-    if (act_addr_is_nobody(l->replay)) /* it has ended for good, or there never was one */
-        return act_addr_is_nobody(l->arg->replay) ? -ENOTSUP : -EHOSTDOWN;
-    if (act_handoff_new(ACT_REPLAY, l->replay, s->seq, held + s->buf->size, &m))
-        return -ENOMEM;
-    m.request = s->request;
-    m.attempt = s->attempt;
-    act_p_replay(&m)->ticket = s->place;
-    act_p_replay(&m)->pages = (uint32_t)s->n_pages;
-    *act_b_replay(&m) = (struct act_b_replay){.decode = l->decode[s->decode].addr,
-                                              .form = s->announced.form,
-                                              .ids = (uint32_t)s->recipe.n_ids,
-                                              .max_tokens = (uint32_t)s->max_new,
-                                              .cached = b->cached,
-                                              .hit = b->hit,
-                                              .requester = s->requester};
-    uint8_t *tail = act_msg_tail(&m, &bytes);
-    memcpy(tail, s->pages, held);
-    memcpy(tail + held, s->buf->data, s->buf->size);
-    s->seq = NULL;
-    s->n_pages = 0;
-    send(l, &m);
-    return 0;
-}
-
-/* Of a sequence that moves: the ids behind those of its RESERVE are in `last` [n bytes]. */
-static int load_moved(struct landing *l, struct slot *s, const uint8_t *state, size_t state_bytes, const uint8_t *last,
-                      size_t n)
-{
-    int more = (int)(n / sizeof(int32_t)), all = s->recipe.n_ids + more;
-    if (n % sizeof(int32_t) || n > (size_t)act_move_slack(l->e) * sizeof(int32_t) || all - 1 > most_tokens(l, s))
-        return -EPROTO;
-    int32_t *ids = malloc((size_t)all * sizeof *ids);
-    if (!ids)
-        return -ENOMEM;
-    memcpy(ids, s->recipe.ids, (size_t)s->recipe.n_ids * sizeof *ids);
-    if (n)
-        memcpy(ids + s->recipe.n_ids, last, n);
-    int r = 0;
-    for (int i = 0; i < all && !r; i++)
-        r = ids[i] < 0 || ids[i] >= l->e->m->cfg->vocab_size ? -EPROTO : 0;
-    if (!r)
-        r = mdl_handoff_state_load(s->seq, MDL_HANDOFF_FULL, ids, all - 1, state, state_bytes, &l->err);
-    free(ids);
-    return r;
-}
-
-/* 0: Decode has the sequence. Else the place is given up with the slot. */
-static int hand_on(struct landing *l, struct slot *s)
-{
-    const size_t body = act_type_info(ACT_KV_READY)->body_size,
-                 vocab = (size_t)l->e->m->cfg->vocab_size * sizeof(float);
-    const struct act_b_kv_ready *b = (const struct act_b_kv_ready *)(const void *)s->ready->data;
-    const uint8_t *tail = s->ready->data + body;
-    size_t bytes = s->ready->size - body;
-    enum mdl_handoff_form form = (enum mdl_handoff_form)s->announced.form;
-    bool full = form == MDL_HANDOFF_FULL;
-    int r = form >= MDL_HANDOFF_FORMS || b->state > bytes || (is_moved(s) && !full) ||
-                    (full && !is_moved(s) && bytes - b->state != vocab)
-                ? -EPROTO
-            : is_moved(s)
-                ? load_moved(l, s, tail, (size_t)b->state, tail + b->state, bytes - (size_t)b->state)
-                : mdl_handoff_state_load(s->seq, form, s->recipe.ids, s->recipe.n_ids, tail, (size_t)b->state, &l->err);
-    struct handed *h = &l->decode[s->decode].handed[s->place];
-    if (!r)
-        r = full ? hand_to_decode(l, s, b, tail + b->state, bytes - (size_t)b->state) : hand_to_replay(l, s, b);
-    if (r)
-        return r;
-    s->placed = false;
-    *h = (struct handed){s->request, s->attempt, s->requester};
-    return 0;
-}
-
 /* What came could not be used. A sequence that was to move is still whole where it was, and goes on there. */
-static void say_failed(struct landing *l, const struct slot *s, int status)
+static void say_failed(struct landing *l, const struct land_slot *s, int status)
 {
     l->stats->failed++;
     act_log_event(l->e->log, ACT_LOG_WARNING, "landing", s->request, "not_taken",
                   "attempt=%u peer=%u tokens=%d moved=%d reason=%d%s%s", s->attempt, s->writer.peer, s->recipe.n_ids,
-                  is_moved(s), status, *l->err.msg ? " " : "", l->err.msg);
-    if (!is_moved(s))
+                  land_is_moved(s), status, *l->err.msg ? " " : "", l->err.msg);
+    if (!land_is_moved(s))
         tell_failed(l, s->requester, s->request, s->attempt, status);
 }
 
 /* ---- a question ---- */
 
-static struct slot *find_slot(struct landing *l, uint64_t request, uint16_t attempt)
+static struct land_slot *find_slot(struct landing *l, uint64_t request, uint16_t attempt)
 {
     for (int i = 0; i < l->n_slots; i++)
         if (l->slot[i].ticket.state != ACT_TICKET_FREE && l->slot[i].request == request &&
@@ -377,7 +193,7 @@ static struct slot *find_slot(struct landing *l, uint64_t request, uint16_t atte
 static void give_up(struct landing *l, uint64_t request, int attempt)
 {
     for (int i = 0; i < l->n_slots; i++) {
-        struct slot *s = &l->slot[i];
+        struct land_slot *s = &l->slot[i];
         if (s->ticket.state != ACT_TICKET_FREE && s->request == request && s->attempt <= attempt)
             step(l, s, ACT_TICKET_ON_GIVE_UP, -ECANCELED);
     }
@@ -387,7 +203,7 @@ static int best_decode(const struct landing *l)
 {
     int best = 0;
     for (int i = 1; i < l->e->n_decode; i++) {
-        const struct decoder *a = &l->decode[i], *b = &l->decode[best];
+        const struct land_decoder *a = &l->decode[i], *b = &l->decode[best];
         if (act_addr_is_nobody(b->addr) ||
             (!act_addr_is_nobody(a->addr) &&
              a->load.running + a->load.waiting + a->given < b->load.running + b->load.waiting + b->given))
@@ -396,7 +212,7 @@ static int best_decode(const struct landing *l)
     return best;
 }
 
-static void ask_decode(struct landing *l, struct slot *s)
+static void ask_decode(struct landing *l, struct land_slot *s)
 {
     struct act_msg m;
     size_t bytes;
@@ -420,7 +236,7 @@ static void ask_decode(struct landing *l, struct slot *s)
 static bool was_cancelled(struct landing *l, uint64_t request, uint16_t attempt)
 {
     bool yes = false;
-    for (int i = 0; i < TOMBSTONES; i++)
+    for (int i = 0; i < LAND_TOMBSTONES; i++)
         if (request && l->tombstone[i].request == request) {
             yes |= l->tombstone[i].attempt >= attempt;
             l->tombstone[i].request = 0;
@@ -453,7 +269,7 @@ static void take_reserve(struct landing *l, struct act_msg *m)
     if (m->attempt)
         give_up(l, m->request, m->attempt - 1);
     int status = was_cancelled(l, m->request, m->attempt) ? -ECANCELED : check_reserve(l, m, &recipe);
-    struct slot *s = NULL;
+    struct land_slot *s = NULL;
     for (int i = 0; i < l->n_slots && !s; i++)
         if (l->slot[i].ticket.state == ACT_TICKET_FREE)
             s = &l->slot[i];
@@ -478,12 +294,12 @@ static void take_reserve(struct landing *l, struct act_msg *m)
     ask_decode(l, s);
 }
 
-static void ask_pages(struct landing *l, struct slot *s)
+static void ask_pages(struct landing *l, struct land_slot *s)
 {
     struct act_msg m = act_msg_make(ACT_PAGES_ASK, l->e->tier);
     m.request = s->request;
     m.attempt = s->attempt;
-    act_p_pages_ask(&m)->pages = (uint32_t)block_count(l, most_tokens(l, s));
+    act_p_pages_ask(&m)->pages = (uint32_t)block_count(l, land_most_tokens(l, s));
     s->later = false;
     s->asked_pages = act_request(l->self, &m) == 0;
     if (!s->asked_pages)
@@ -492,7 +308,7 @@ static void ask_pages(struct landing *l, struct slot *s)
 
 static void take_reserved(struct landing *l, struct act_msg *m)
 {
-    struct slot *s = find_slot(l, m->request, m->attempt);
+    struct land_slot *s = find_slot(l, m->request, m->attempt);
     const struct act_p_reserved *in = act_p_reserved(m);
     if (!s || s->ticket.state != ACT_TICKET_GRANTING) { /* given up: a cancel may have overtaken the question */
         if (!in->status)
@@ -508,7 +324,7 @@ static void take_reserved(struct landing *l, struct act_msg *m)
     ask_pages(l, s);
 }
 
-static int make_sequence(struct landing *l, struct slot *s)
+static int make_sequence(struct landing *l, struct land_slot *s)
 {
     const struct mdl_seq_params params = act_seq_params(l->e, s->recipe.n_ids + s->max_new);
     int r = mdl_seq_new(l->e->m->cfg, &params, &s->seq, &l->err);
@@ -519,7 +335,7 @@ static int make_sequence(struct landing *l, struct slot *s)
 
 static void take_pages(struct landing *l, struct act_msg *m)
 {
-    struct slot *s = find_slot(l, m->request, m->attempt);
+    struct land_slot *s = find_slot(l, m->request, m->attempt);
     const struct act_p_pages_given *in = act_p_pages_given(m);
     size_t bytes;
     const uint32_t *page = act_msg_tail(m, &bytes);
@@ -553,13 +369,13 @@ static void take_pages(struct landing *l, struct act_msg *m)
 
 /* ---- writes ---- */
 
-static struct slot *slot_of(struct landing *l, uint32_t number, uint32_t generation)
+static struct land_slot *slot_of(struct landing *l, uint32_t number, uint32_t generation)
 {
-    struct slot *s = number < (uint32_t)l->n_slots ? &l->slot[number] : NULL;
+    struct land_slot *s = number < (uint32_t)l->n_slots ? &l->slot[number] : NULL;
     return s && s->ticket.state != ACT_TICKET_FREE && s->ticket.generation == generation ? s : NULL;
 }
 
-static bool takes_rows(const struct slot *s)
+static bool takes_rows(const struct land_slot *s)
 {
     return s && (s->ticket.state == ACT_TICKET_OPEN || s->ticket.state == ACT_TICKET_CLOSING);
 }
@@ -567,7 +383,7 @@ static bool takes_rows(const struct slot *s)
 /* From a writer of this process. */
 static void take_written(struct landing *l, struct act_msg *m)
 {
-    struct slot *s = slot_of(l, act_p_kv_written(m)->ticket, act_p_kv_written(m)->generation);
+    struct land_slot *s = slot_of(l, act_p_kv_written(m)->ticket, act_p_kv_written(m)->generation);
     if (takes_rows(s) && !s->link)
         step(l, s, ACT_TICKET_ON_WRITE, -EPROTO);
     else
@@ -579,7 +395,7 @@ static void take_immediate(struct landing *l, struct act_msg *m)
 {
     const struct act_p_link_immediate *in = act_p_link_immediate(m);
     uint32_t number = in->immediate >> 16 & (ACT_TICKET_SLOTS_MAX - 1);
-    struct slot *s = number < (uint32_t)l->n_slots ? &l->slot[number] : NULL;
+    struct land_slot *s = number < (uint32_t)l->n_slots ? &l->slot[number] : NULL;
     if (takes_rows(s) && (s->ticket.generation & 0xffff) == (in->immediate & 0xffff) && s->writer.peer == in->peer &&
         s->link && s->link == in->generation)
         step(l, s, ACT_TICKET_ON_WRITE, -EPROTO);
@@ -590,7 +406,7 @@ static void take_immediate(struct landing *l, struct act_msg *m)
 static void take_ready(struct landing *l, struct act_msg *m)
 {
     const struct act_p_kv_ready in = *act_p_kv_ready(m);
-    struct slot *s = slot_of(l, in.ticket, in.generation);
+    struct land_slot *s = slot_of(l, in.ticket, in.generation);
     if (!s) { /* the writer learns that there is no such ticket */
         l->stats->stale++;
         tell_writer(l, m->src, m->request, m->attempt, in.ticket, in.generation, false);
@@ -605,7 +421,7 @@ static void take_ready(struct landing *l, struct act_msg *m)
 
 static void take_closed(struct landing *l, struct act_msg *m)
 {
-    struct slot *s = slot_of(l, act_p_ticket_closed(m)->ticket, act_p_ticket_closed(m)->generation);
+    struct land_slot *s = slot_of(l, act_p_ticket_closed(m)->ticket, act_p_ticket_closed(m)->generation);
     if (s)
         step(l, s, ACT_TICKET_ON_CLOSED, -EHOSTDOWN);
     else
@@ -618,7 +434,7 @@ static void take_closed(struct landing *l, struct act_msg *m)
 static void connection_ended(struct landing *l, uint16_t peer, uint32_t link)
 {
     for (int i = 0; i < l->n_slots; i++) {
-        struct slot *s = &l->slot[i];
+        struct land_slot *s = &l->slot[i];
         if (s->ticket.state != ACT_TICKET_FREE && s->link && s->link == link && s->writer.peer == peer)
             step(l, s, ACT_TICKET_ON_DOWN, -EHOSTDOWN);
     }
@@ -649,15 +465,15 @@ static void take_cancel(struct landing *l, struct act_msg *m)
     if (!act_addr_is_nobody(l->replay))
         act_cancel(l->self, l->replay, m->request, m->attempt, act_p_cancel(m)->reason);
     if (!known)
-        l->tombstone[l->next_tombstone++ % TOMBSTONES] = (struct tombstone){m->request, m->attempt};
+        l->tombstone[l->next_tombstone++ % LAND_TOMBSTONES] = (struct land_tombstone){m->request, m->attempt};
 }
 
 /* The Decode that got the sequence; NULL: none did, or it has ended since. */
-static struct decoder *who_got(struct landing *l, uint64_t request, uint16_t attempt, struct act_addr *requester)
+static struct land_decoder *who_got(struct landing *l, uint64_t request, uint16_t attempt, struct act_addr *requester)
 {
     for (int i = 0; i < l->e->n_decode; i++)
         for (int k = 0; k < l->e->limits.streams; k++) {
-            const struct handed *h = &l->decode[i].handed[k];
+            const struct land_handed *h = &l->decode[i].handed[k];
             if (!request || h->request != request || h->attempt != attempt)
                 continue;
             *requester = h->requester;
@@ -678,13 +494,13 @@ static void refuse_move(struct landing *l, struct act_addr requester, enum act_t
     no.attempt = m->attempt;
     *act_p_moved(&no) =
         (struct act_p_moved){.to = act_p_move(m)->to, .status = -ENOENT, .attempt = act_p_move(m)->attempt};
-    send(l, &no);
+    land_send(l, &no);
 }
 
 static void pass_move(struct landing *l, struct act_msg *m)
 {
     struct act_addr requester;
-    const struct decoder *d = who_got(l, m->request, m->attempt, &requester);
+    const struct land_decoder *d = who_got(l, m->request, m->attempt, &requester);
     if (!d) {
         refuse_move(l, m->src, (enum act_type)m->type, m);
         return;
@@ -693,7 +509,7 @@ static void pass_move(struct landing *l, struct act_msg *m)
     on.request = m->request;
     on.attempt = m->attempt;
     memcpy(on.data, m->data, sizeof on.data);
-    send(l, &on);
+    land_send(l, &on);
 }
 
 /* Decode did not have the place any more. Where the requester had not cancelled it, it goes on elsewhere. */
@@ -701,11 +517,11 @@ static void tell_unplaced(struct landing *l, uint64_t request, uint16_t attempt)
 {
     for (int i = 0; i < l->e->n_decode; i++)
         for (int k = 0; k < l->e->limits.streams; k++) {
-            struct handed *h = &l->decode[i].handed[k];
+            struct land_handed *h = &l->decode[i].handed[k];
             if (h->request != request || h->attempt != attempt)
                 continue;
             tell_failed(l, h->requester, request, attempt, -EHOSTDOWN);
-            *h = (struct handed){0};
+            *h = (struct land_handed){0};
         }
 }
 
@@ -724,7 +540,7 @@ static void pass_budget(struct landing *l, const struct act_msg *m)
 static void take_returned(struct landing *l, struct act_msg *m)
 {
     enum act_type type = act_msg_returned_type(m);
-    struct slot *s = find_slot(l, m->request, m->attempt);
+    struct land_slot *s = find_slot(l, m->request, m->attempt);
     size_t bytes;
     if (type == ACT_HANDOFF && m->buf) { /* Decode had given the place up: a cancel crossed the hand-off */
         uint32_t moved = ((const struct act_b_handoff *)(const void *)m->buf->data)->moved;
@@ -775,9 +591,9 @@ static void take_down(struct landing *l, struct act_msg *m)
             act_monitor(l->self, now, i);
         return;
     }
-    struct decoder *d = &l->decode[i];
+    struct land_decoder *d = &l->decode[i];
     for (int k = 0; k < l->n_slots; k++) {
-        struct slot *s = &l->slot[k];
+        struct land_slot *s = &l->slot[k];
         if (s->ticket.state == ACT_TICKET_FREE || s->decode != (int)i)
             continue;
         bool granted = s->ticket.state != ACT_TICKET_GRANTING;
@@ -787,10 +603,10 @@ static void take_down(struct landing *l, struct act_msg *m)
         step(l, s, ACT_TICKET_ON_GIVE_UP, -EAGAIN);
     }
     for (int k = 0; k < l->e->limits.streams; k++) {
-        struct handed *h = &d->handed[k];
+        struct land_handed *h = &d->handed[k];
         if (h->request)
             tell_failed(l, h->requester, h->request, h->attempt, -EHOSTDOWN);
-        *h = (struct handed){0};
+        *h = (struct land_handed){0};
     }
     d->addr = now;
     d->load = (struct act_b_load){0};
@@ -843,7 +659,7 @@ static void look_at_leases(struct landing *l)
 {
     int64_t now = act_now(l->self), first = INT64_MAX;
     for (int i = 0; i < l->n_slots; i++) {
-        struct slot *s = &l->slot[i];
+        struct land_slot *s = &l->slot[i];
         if (s->ticket.state != ACT_TICKET_FREE && s->ticket.deadline <= now)
             step(l, s, ACT_TICKET_ON_LEASE, s->ticket.state == ACT_TICKET_GRANTING ? -EAGAIN : -ETIMEDOUT);
         if (s->ticket.state != ACT_TICKET_FREE && s->ticket.deadline < first)
@@ -946,7 +762,7 @@ static void landing_stop(struct act_self *self, void *state, int reason)
     /* Nobody learns any more when a Decode ends, so its sequences, whose requesters learn of this end, go too. */
     for (int i = 0; i < ACT_INSTANCES_MAX; i++) {
         for (int k = 0; l->decode[i].handed && k < l->e->limits.streams; k++) {
-            const struct handed *h = &l->decode[i].handed[k];
+            const struct land_handed *h = &l->decode[i].handed[k];
             if (!h->request)
                 continue;
             act_cancel(l->self, l->decode[i].addr, h->request, h->attempt, -EHOSTDOWN);
@@ -976,7 +792,7 @@ static int landing_start(struct act_self *self, void *state, const void *arg)
         l->slot[i].ticket = (struct act_ticket){.generation = generation, .deadline = INT64_MAX};
     for (int i = 0; !r && i < l->e->n_decode; i++) {
         l->decode[i].addr = l->e->decode[i];
-        l->decode[i].handed = calloc((size_t)l->e->limits.streams, sizeof(struct handed));
+        l->decode[i].handed = calloc((size_t)l->e->limits.streams, sizeof(struct land_handed));
         r = l->decode[i].handed ? act_monitor(self, l->decode[i].addr, (uint32_t)i) : -ENOMEM;
     }
     if (!r && !act_addr_is_nobody(l->replay))
@@ -989,7 +805,7 @@ static int landing_start(struct act_self *self, void *state, const void *arg)
     if (!act_addr_is_nobody(l->e->link)) {
         struct act_msg m = act_msg_make(ACT_NODES_WATCH, l->e->link);
         act_p_nodes_watch(&m)->flags = ACT_WATCH_CLASSES;
-        send(l, &m);
+        land_send(l, &m);
     }
     return 0;
 }

@@ -1,0 +1,92 @@
+/* What the parts of the Landing actor share; its own worker alone calls them. */
+#ifndef WEFT_ACTORS_LANDING_IMPL_H
+#define WEFT_ACTORS_LANDING_IMPL_H
+
+#include "actors/landing.h"
+#include "actors/recipe.h"
+#include "actors/router.h"
+
+enum { LAND_TOMBSTONES = 256 };
+
+struct land_slot {
+    struct act_ticket ticket;
+    uint64_t request;
+    uint16_t attempt;
+    struct act_addr writer, requester;
+    struct act_promise promise; /* of RESERVE, until it is answered */
+    struct act_buf *buf;        /* of RESERVE */
+    struct act_recipe recipe;
+    int max_new;
+    int decode;     /* whose place it has or asked for */
+    uint32_t place; /* there */
+    bool placed, asked_pages, later;
+    uint32_t *pages; /* [blocks of the prompt] */
+    int n_pages;
+    uint32_t link; /* the connection that the writer's puts use; 0: it is of this process, or has no ticket yet */
+    struct mdl_seq *seq;
+    struct act_buf *ready;
+    struct act_p_kv_ready announced;
+};
+
+/* A sequence that Decode has: whom to tell when it ends. */
+struct land_handed {
+    uint64_t request;
+    uint16_t attempt;
+    struct act_addr requester;
+};
+
+struct land_decoder {
+    struct act_addr addr;
+    struct act_b_load load;
+    uint32_t given;             /* places since that report */
+    struct land_handed *handed; /* [limits.streams], by place */
+};
+
+struct land_tombstone {
+    uint64_t request;
+    uint16_t attempt;
+};
+
+struct landing {
+    struct act_landing_stats own, *stats;
+    struct act_self *self;
+    const struct act_landing_arg *arg;
+    const struct act_engine *e;
+    struct act_addr replay;
+    struct land_slot *slot;
+    int n_slots;
+    struct land_decoder decode[ACT_INSTANCES_MAX];
+    struct act_timer lease, retry, load;
+    uint32_t link[ACT_PEERS_MAX]; /* connections of class kv, by node; 0: none */
+    struct act_routers routers;   /* of other nodes */
+    uint32_t load_sequence;
+    bool draining; /* Routers of other nodes are told; the own one finishes what its gateway has taken */
+    struct land_tombstone tombstone[LAND_TOMBSTONES];
+    unsigned next_tombstone;
+    struct cfg_error err;
+};
+
+/* What cannot be sent is dropped: deadlines do without it. */
+static inline void land_send(struct landing *l, struct act_msg *m)
+{
+    if (act_send(l->self, m))
+        act_msg_drop(m);
+}
+
+static inline bool land_is_moved(const struct land_slot *s)
+{
+    return s->recipe.body->flags & ACT_RECIPE_MOVED;
+}
+
+/* Tokens that there are rows for at most when the ticket is ready. */
+static inline int land_most_tokens(const struct landing *l, const struct land_slot *s)
+{
+    int n = s->recipe.n_ids + (land_is_moved(s) ? act_move_slack(l->e) : 0), most = s->recipe.n_ids + s->max_new;
+    return n < most ? n : most;
+}
+
+/* Of a ready ticket (landing_take.c). The sequence goes to Decode, or to Replay before. 0; -errno: what came cannot be
+ * used, err says more if there is more to say, and the place is given up with the slot. */
+int land_hand_on(struct landing *l, struct land_slot *s);
+
+#endif
