@@ -8,6 +8,7 @@
 #include "actors/figures.h"
 #include "actors/handoff.h"
 #include "actors/router.h"
+#include "actors/runtime/log.h"
 
 enum { TAG_PAUSE = 1, TAG_RETRY = 2, TAG_REPORT = 3, TAG_LOAD = 4, RETRY_NS = 5000000, REPORT_NS = 500000000 };
 
@@ -37,6 +38,13 @@ static int running_streams(const struct decode *d)
     for (int i = 0; i < d->e->limits.streams; i++)
         n += d->stream[i].state > DEC_RESERVED;
     return n;
+}
+
+void dec_stream_fail(struct decode *d, struct dec_stream *s, int status, const char *why)
+{
+    s->finish = ACT_FINISH_ERROR;
+    act_log_event(d->e->log, ACT_LOG_WARNING, "decode", s->request, "failed", "attempt=%u tokens=%d reason=%d %s",
+                  s->attempt, s->n_ids, status, why);
 }
 
 void dec_stream_end(struct decode *d, struct dec_stream *s)
@@ -164,8 +172,7 @@ static void take_handoff(struct decode *d, struct act_msg *m)
     d->stats.requests++;
     int r = take_sequence(d, s, m);
     if (r) {
-        s->finish = ACT_FINISH_ERROR;
-        s->error = r;
+        dec_stream_fail(d, s, r, "it could not begin");
     }
     if (!r && s->state == DEC_ARRIVED)
         return;
@@ -336,8 +343,7 @@ static void begin_round(struct decode *d)
     for (int i = 0; i < d->n_round; i++) {
         struct dec_stream *s = d->round[i]->pick_ctx;
         s->in_round = false;
-        s->finish = ACT_FINISH_ERROR;
-        s->error = -EIO;
+        dec_stream_fail(d, s, -EIO, d->err.msg);
         dec_tokens_send(d, s);
         dec_stream_end(d, s);
     }
@@ -362,10 +368,8 @@ static void end_round(struct decode *d, int status)
             dec_stream_end(d, s);
             continue;
         }
-        if (status || s->run.status) {
-            s->finish = ACT_FINISH_ERROR;
-            s->error = status ? status : s->run.status;
-        }
+        if (status || s->run.status)
+            dec_stream_fail(d, s, status ? status : s->run.status, status ? d->err.msg : "no token could be chosen");
         dec_tokens_send(d, s);
         if (s->finish != ACT_FINISH_NONE || s->cancelled)
             dec_stream_end(d, s);

@@ -54,7 +54,6 @@ struct dec_stream {
     int n_ids, n_new, max_new;
     uint32_t sent; /* output tokens reported */
     enum act_finish finish;
-    int error;
     bool in_round, cancelled, waits_for_page;
     uint32_t taint;
     int32_t hit;
@@ -146,6 +145,9 @@ void dec_move_arrived(struct decode *d, struct dec_stream *s, const int32_t *mor
 /* ---- decode.c ---- */
 
 /* The end of a sequence, outside a round. */
+/* It ends with an error, which the log keeps: the requester learns of no more than the fact. dec_tokens_send and
+ * dec_stream_end follow. */
+void dec_stream_fail(struct decode *d, struct dec_stream *s, int status, const char *why);
 void dec_stream_end(struct decode *d, struct dec_stream *s);
 
 /* ---- decode_stats.c: figures for the observer ---- */

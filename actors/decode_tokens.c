@@ -104,8 +104,7 @@ void dec_tokens_send(struct decode *d, struct dec_stream *s)
         return;
     struct act_msg m;
     if (act_msg_new(ACT_TOKENS, s->requester, (size_t)count * sizeof(int32_t) + logprob_bytes(s), &m)) {
-        s->finish = ACT_FINISH_ERROR;
-        s->error = -ENOMEM;
+        dec_stream_fail(d, s, -ENOMEM, "no memory for its tokens");
         m = act_msg_make(ACT_TOKENS, s->requester);
         count = 0;
     }

@@ -148,6 +148,10 @@ static void fail(struct request *r, const struct gw_error *err)
     if (r->ended)
         return;
     give_up(r, -ECANCELED);
+    if (err->status >= 500)
+        act_log_event(r->g->log, err->status == 500 ? ACT_LOG_WARNING : ACT_LOG_INFO, "request", r->job->id,
+                      "request_failed", "id=%s attempt=%u status=%d code=%s message=\"%s\"", r->job->public_id,
+                      r->place.attempt, err->status, err->code, err->message);
     r->status = r->job->gone || gw_exchange_begun(r->job->x) ? r->status : err->status;
     if (!r->job->gone && gw_exchange_begun(r->job->x)) {
         gw_reply_fail(r->reply, err, &r->out);

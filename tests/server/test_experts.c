@@ -46,6 +46,7 @@ Test(experts, without_any_shard_requests_fail_after_the_patience)
     cr_assert(r.status >= 500 || (r.body && strstr(r.body, "error")), "%d %s", r.status, r.body ? r.body : "");
     ts_reply_free(&r);
     free(body);
+    ts_node_wait_log(&ts_cluster.node[0], "request_failed");
     ts_node_start(&ts_cluster.node[1]);
     for (int i = 0;; i++) { /* the link tries again by itself */
         body = ts_body(TS_COMPLETIONS, ts_cluster_prompts[1], TS_CLUSTER_TOKENS, false, "\"temperature\":0");
