@@ -57,16 +57,27 @@ static void on_log(void *ctx, enum tp_log_level level, const char *text)
 static int tell_up(struct link *l, struct act_addr who, const struct link_peer *p)
 {
     struct act_msg m;
-    size_t bytes = (size_t)p->n_actors * sizeof p->actor[0];
-    if (act_msg_new(ACT_NODE_UP, who, bytes, &m))
+    const struct tp_peer_info *info = tp_net_peer(l->net, (int)(p - l->peer));
+    size_t bytes = (size_t)p->n_actors * sizeof p->actor[0], all = bytes + (info ? strlen(info->name) : 0);
+    if (act_msg_new(ACT_NODE_UP, who, all, &m))
         return -ENOMEM;
     *act_p_node_up(&m) =
         (struct act_p_node_up){.node = p->node, .peer = p->number, .roles = p->roles, .actors = (uint32_t)p->n_actors};
-    memcpy(act_msg_tail(&m, &bytes), p->actor, bytes);
+    uint8_t *tail = act_msg_tail(&m, &all);
+    memcpy(tail, p->actor, bytes);
+    if (info)
+        memcpy(tail + bytes, info->name, all - bytes);
     int r = act_send(l->self, &m);
     if (r)
         act_msg_drop(&m);
     return r;
+}
+
+void act_node_name(struct act_msg *m, char out[TP_NAME_TEXT])
+{
+    size_t bytes, at = act_p_node_up(m)->actors * sizeof(struct act_node_actor);
+    const char *tail = act_msg_tail(m, &bytes);
+    snprintf(out, TP_NAME_TEXT, "%.*s", bytes > at ? (int)(bytes - at) : 0, bytes > at ? tail + at : "");
 }
 
 /* NODE_UP once the node is complete: its directory is here and every class is connected. */

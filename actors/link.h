@@ -126,6 +126,9 @@ struct act_put {
 int act_link_put(struct act_self *self, struct act_addr link, const struct act_put *put,
                  const struct act_put_range *range, int n);
 
+/* The node's name, of NODE_UP; "": its sender gave none. */
+void act_node_name(struct act_msg *m, char out[TP_NAME_TEXT]);
+
 /* What the link knows about a node, for metrics and status; on the io worker's thread. false: no such index. */
 bool act_link_peer_info(struct act_self *self, int index, struct tp_peer_info *out, int *calls);
 /* What has crossed so far, of a class; there as well. */

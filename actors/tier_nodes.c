@@ -81,18 +81,51 @@ static void node_gone(struct remote_tier *t, int node)
     remote_store_drop(t, node, -ENOTCONN);
 }
 
+static void set_name(struct remote_tier *t, int node, const char *name)
+{
+    snprintf(t->arg.node[node].name, sizeof t->arg.node[node].name, "%s", name);
+    t->place_id[node] = kv_place_id(name);
+}
+
+/* The place of a kv node that is there. One that the list had not at the start (SIGHUP has brought it) gets one: from
+ * now on it has its share of the keys, which are misses there until they are stored again. -1: there is no room. */
+static int place_of(struct remote_tier *t, uint16_t number, const char *name)
+{
+    int node = node_of(t, number);
+    if (node < 0 && !name[0])
+        return -1;
+    if (node < 0 && t->arg.n == ACT_KV_NODES_MAX) {
+        act_log_event(t->arg.log, ACT_LOG_ERROR, "tier-kv", 0, "kv_node_unused", "node=%s reason=more_than_%d", name,
+                      ACT_KV_NODES_MAX);
+        return -1;
+    }
+    if (node < 0) {
+        node = t->arg.n++;
+        t->node[node] = (struct remote_node){.queue_end = &t->node[node].queue};
+        t->arg.node[node].number = number;
+        t->arg.node[node].name[0] = 0;
+    }
+    if (name[0] && strcmp(name, t->arg.node[node].name)) {
+        set_name(t, node, name);
+        act_log_event(t->arg.log, ACT_LOG_INFO, "tier-kv", 0, "kv_node_added", "node=%s nodes=%d", name, t->arg.n);
+    }
+    return node;
+}
+
 static void take_up(struct remote_tier *t, struct act_msg *m)
 {
     const struct act_p_node_up *p = act_p_node_up(m);
+    char name[TP_NAME_TEXT];
     size_t bytes;
     const struct act_node_actor *a = act_msg_tail(m, &bytes);
     struct act_addr who = ACT_NOBODY;
-    int node = node_of(t, p->node);
-    if (node < 0)
-        return;
     for (uint32_t i = 0; i < p->actors && (i + 1) * sizeof *a <= bytes; i++)
         if (a[i].kind == ACT_NODE_KV)
             who = a[i].addr;
+    act_node_name(m, name);
+    int node = act_addr_is_nobody(who) ? node_of(t, p->node) : place_of(t, p->node, name);
+    if (node < 0)
+        return;
     if (act_addr_equal(who, t->node[node].addr))
         return;
     node_gone(t, node);

@@ -20,7 +20,7 @@
 #include "config/config.h"
 #include "kvtiers/tier.h"
 
-enum { ACT_KV_NODES_MAX = 64 };
+enum { ACT_KV_NODES_MAX = CFG_KV_NODES_MAX };
 
 struct act_nodes_arg {
     struct kv_layout layout;

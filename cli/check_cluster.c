@@ -13,7 +13,8 @@
 #include <unistd.h>
 
 #include "cli/nodes.h"
-#include "config/units.h"
+#include "cli/supervisor.h"
+#include "kvtiers/key.h"
 
 static void say(const struct cli_check_cluster *k, enum cli_finding how, const char *part, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
@@ -29,11 +30,20 @@ static void say(const struct cli_check_cluster *k, enum cli_finding how, const c
 
 /* ---- what every node has for itself ---- */
 
+static bool all_are_here(const struct cfg_config *c)
+{
+    int which[CFG_NODES_MAX], n;
+    struct cfg_error err;
+    return sup_local(c, which, &n, &err) == 0 && n == c->n_nodes;
+}
+
 static void check_secret(const struct cli_check_cluster *k, const struct cfg_error *err)
 {
     struct stat st;
     const char *path = k->c->cluster.secret_file;
-    if (err)
+    if (err && access(path, F_OK) && all_are_here(k->c))
+        say(k, CLI_WARNING, "secret", "%s is not there; `weft up` makes it, as all nodes are on this machine", path);
+    else if (err)
         say(k, CLI_PROBLEM, "secret", "%s; `openssl rand -hex 32` makes one, all nodes need the same", err->msg);
     else if (stat(path, &st) == 0 && st.st_mode & 077)
         say(k, CLI_WARNING, "secret", "%s can be read or written by others (mode %03o); chmod 600 it", path,
@@ -102,10 +112,26 @@ static bool may_come(int status)
     return status == -ECONNREFUSED || status == -ETIMEDOUT || status == -EHOSTUNREACH || status == -ENETUNREACH;
 }
 
+/* What a kv node has for others. */
+static const char *served_text(const json_t *status, char out[256])
+{
+    size_t i, at = 0;
+    json_t *t;
+    out[0] = 0;
+    json_array_foreach (json_object_get(status, "tiers"), i, t)
+        if (json_is_true(json_object_get(t, "served")) && at < 256)
+            at += (size_t)snprintf(out + at, 256 - at, "%s %s %.1f of %.1f MiB%s",
+                                   at ? "," : "; keeps:", json_string_value(json_object_get(t, "tier")),
+                                   (double)json_integer_value(json_object_get(t, "bytes")) / (1 << 20),
+                                   (double)json_integer_value(json_object_get(t, "capacity")) / (1 << 20),
+                                   json_is_true(json_object_get(t, "read_only")) ? " (read-only)" : "");
+    return out;
+}
+
 static void judge_peer(const struct cli_check_cluster *k, const struct cfg_node *n, const struct cli_answer *a)
 {
     const struct tp_hello *h = &a->hello;
-    char roles[128], theirs[128];
+    char roles[128], theirs[128], served[256];
     cfg_roles_text(n->roles, roles, sizeof roles);
     cfg_roles_text(h->roles, theirs, sizeof theirs);
     if (a->status)
@@ -122,12 +148,16 @@ static void judge_peer(const struct cli_check_cluster *k, const struct cfg_node 
     else if (h->block_tokens != (uint32_t)k->c->kv.block_tokens)
         say(k, CLI_PROBLEM, "peer", "%s at %s has kv.block_tokens = %u, here it is %d; give all nodes the same file",
             n->name, a->address, h->block_tokens, k->c->kv.block_tokens);
+    else if (h->kv_format != KV_FORMAT_ROWS)
+        say(k, CLI_PROBLEM, "peer", "%s at %s keeps rows in format %u, here it is %u; run the same version everywhere",
+            n->name, a->address, h->kv_format, (unsigned)KV_FORMAT_ROWS);
     else if (h->roles != n->roles)
         say(k, CLI_PROBLEM, "peer", "%s at %s runs as %s, the file says %s; restart it with this file", n->name,
             a->address, theirs, roles);
     else
-        say(k, CLI_FINE, "peer", "%s at %s: connected in %.1f ms, answers in %.1f ms, epoch %llu", n->name, a->address,
-            (double)a->connect_ns / 1e6, (double)a->answer_ns / 1e6, (unsigned long long)h->epoch);
+        say(k, CLI_FINE, "peer", "%s at %s: connected in %.1f ms, answers in %.1f ms, epoch %llu%s", n->name,
+            a->address, (double)a->connect_ns / 1e6, (double)a->answer_ns / 1e6, (unsigned long long)h->epoch,
+            n->roles & CFG_ROLE_KV ? served_text(a->json, served) : "");
 }
 
 static void check_peers(const struct cli_check_cluster *k, const struct cli_nodes *nodes)

@@ -45,7 +45,7 @@ static void look(struct ending *e)
     e->supervisor = open_process(e, RUN_SUPERVISOR, &e->pid);
     for (int i = 0; i < e->c->n_nodes; i++) {
         struct sup_node *n = &e->node[e->n];
-        *n = (struct sup_node){.index = i, .out = -1};
+        *n = (struct sup_node){.what = e->c->nodes[i], .out = -1};
         n->fd = open_process(e, e->c->nodes[i].name, &n->pid);
         e->n += n->fd >= 0;
     }
@@ -62,8 +62,8 @@ static int still_there(struct ending *e, const char *who)
     cli_error(CLI_FAILED, "down: %s has not ended in time; still there:", who);
     for (int i = 0; i < e->n; i++)
         if (e->node[i].fd >= 0 && !has_ended(e->node[i].fd, 0))
-            fprintf(stderr, "  node %s, pid %d, log %s/%s.log\n", e->c->nodes[e->node[i].index].name,
-                    (int)e->node[i].pid, e->dir, e->c->nodes[e->node[i].index].name);
+            fprintf(stderr, "  node %s, pid %d, log %s/%s.log\n", e->node[i].what.name, (int)e->node[i].pid, e->dir,
+                    e->node[i].what.name);
     fprintf(stderr, "weft down --now %s does not wait for requests\n", e->file);
     return CLI_FAILED;
 }
@@ -97,7 +97,7 @@ static int stop_nodes(struct ending *e, int64_t limit_ms, bool now)
             if (p[i].revents) {
                 close(e->node[i].fd);
                 e->node[i].fd = -1;
-                run_file_remove(e->dir, e->c->nodes[e->node[i].index].name);
+                run_file_remove(e->dir, e->node[i].what.name);
             }
     }
     return CLI_OK;

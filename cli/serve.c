@@ -54,19 +54,32 @@ static int next_signal(const sigset_t *set, int ms)
     return sig > 0 ? sig : 0;
 }
 
-/* 0: everything ended by itself; 1: the limit passed or a second signal came. */
-static int drain(struct act_server *s, const sigset_t *set, int64_t limit_ms)
+/* NULL: everything ended by itself; else why it was not waited for any longer. */
+static const char *drain(struct act_server *s, const sigset_t *set, int64_t limit_ms)
 {
     enum { STEP_MS = 50 };
     act_server_drain(s);
     for (int64_t waited = 0; waited <= limit_ms; waited += STEP_MS) {
         if (act_server_drained(s, 0))
-            return 0;
+            return NULL;
         int sig = next_signal(set, STEP_MS);
         if (sig == SIGTERM || sig == SIGINT)
-            return 1;
+            return "a second signal came";
     }
-    return 1;
+    return "limits.drain passed";
+}
+
+/* Whoever was asked to end ends. 0, or -ECANCELED: what still ran was cut off. */
+static int leave(struct act_server *s, struct act_log *log, const sigset_t *set, int sig, int64_t limit_ms,
+                 struct cfg_error *err)
+{
+    act_log_event(log, ACT_LOG_INFO, "serve", 0, "draining", "signal=%d limit_ms=%lld", sig, (long long)limit_ms);
+    const char *why = drain(s, set, limit_ms);
+    if (!why)
+        return 0;
+    act_server_cut(s);
+    act_server_drained(s, CUT_MS);
+    return cfg_error_set(err, ECANCELED, "requests were cut off: %s before they had ended", why);
 }
 
 struct arguments {
@@ -126,7 +139,8 @@ static void report_start(struct act_server *s, const struct cfg_config *c, struc
     fflush(stdout);
 }
 
-static int serve(const struct cfg_config *c, const struct arguments *a, struct cfg_error *err)
+/* left: it was asked to end, and has. */
+static int serve(const struct cfg_config *c, const struct arguments *a, bool *left, struct cfg_error *err)
 {
     struct act_log *log = NULL;
     struct act_server *s = NULL;
@@ -145,18 +159,12 @@ static int serve(const struct cfg_config *c, const struct arguments *a, struct c
     if (!r) {
         report_start(s, c, log, a->hint);
         int sig = run(s, log, &set);
-        if (!sig) {
+        if (!sig)
             r = cfg_error_set(err, EIO,
                               "a part of the server has ended and nothing can be served any more; the log says which");
-        } else {
-            act_log_event(log, ACT_LOG_INFO, "serve", 0, "draining", "signal=%d limit_ms=%lld", sig,
-                          (long long)(c->limits.drain_us / 1000));
-            if (drain(s, &set, c->limits.drain_us / 1000)) {
-                r = cfg_error_set(err, EINTR, "requests were cut off");
-                act_server_cut(s);
-                act_server_drained(s, CUT_MS);
-            }
-        }
+        else
+            r = leave(s, log, &set, sig, c->limits.drain_us / 1000, err);
+        *left = sig != 0;
     }
     act_server_free(s);
     if (r && log && c->log.file[0])
@@ -194,6 +202,7 @@ int cli_serve_run(int argc, char **argv)
     struct arguments a = {0};
     struct cfg_report report = {0};
     struct cfg_error err;
+    bool left = false;
     const struct cli_option options[] = {
         {CLI_TEXT, "node", 0, &a.node, "NAME", "which node of the configuration this process is"},
         {CLI_TEXT, "model", 'm', &a.model, "DIR", "serve this model instead of model.path"},
@@ -209,7 +218,12 @@ int cli_serve_run(int argc, char **argv)
             "Serves a model over HTTP. Prints its base address when it accepts requests. SIGTERM ends it when running\n"
             "requests have ended (at most limits.drain), a second one at once; SIGHUP reads API keys and the "
             "certificate\n"
-            "again and opens the log again. Without a file: the defaults, as `weft config --explain` gives them.",
+            "again and opens the log again. Without a file: the defaults, as `weft config --explain` gives them.\n"
+            "Exit status 0: it was asked to end and everything had ended; 3: it was asked to end and cut requests "
+            "off;\n"
+            "1: it could not start, or a part of it has failed; 2: the configuration is wrong. A service manager "
+            "should\n"
+            "start it again after 1 and signals only.",
         .options = options,
         .max_args = 1,
     };
@@ -225,6 +239,6 @@ int cli_serve_run(int argc, char **argv)
     cfg_report_free(&report);
     r = override(&config, &a, &err);
     if (!r)
-        r = serve(&config, &a, &err);
-    return r ? cli_error(r == -EINVAL ? CLI_USAGE : CLI_FAILED, "%s", err.msg) : CLI_OK;
+        r = serve(&config, &a, &left, &err);
+    return r ? cli_error(left ? CLI_CUT_OFF : r == -EINVAL ? CLI_USAGE : CLI_FAILED, "%s", err.msg) : CLI_OK;
 }

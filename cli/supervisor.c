@@ -35,11 +35,6 @@ int64_t sup_now_ms(void)
     return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-static const char *name_of(const struct supervisor *s, const struct sup_node *n)
-{
-    return s->c->nodes[n->index].name;
-}
-
 static void say(struct supervisor *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 static void say(struct supervisor *s, const char *fmt, ...)
 {
@@ -62,7 +57,7 @@ static void say(struct supervisor *s, const char *fmt, ...)
 static void say_tail(struct supervisor *s, const struct sup_node *n, int lines)
 {
     char path[RUN_PATH_TEXT], text[8192];
-    run_dir_path(s->dir, name_of(s, n), ".log", path);
+    run_dir_path(s->dir, n->what.name, ".log", path);
     FILE *f = fopen(path, "re");
     long size = f && fseek(f, 0, SEEK_END) == 0 ? ftell(f) : -1;
     long from = size - (long)sizeof text + 1 > n->log_at ? size - (long)sizeof text + 1 : n->log_at;
@@ -98,13 +93,14 @@ static const char *end_text(int end, char out[128])
 
 static void become(const struct supervisor *s, const struct sup_node *n, int out, int err)
 {
-    const char *args[64] = {"weft", "serve", "--node", name_of(s, n)};
+    const char *args[64] = {"weft", "serve", "--node", n->what.name};
     int k = 4;
     for (int i = 0; s->more && s->more[i] && k < 62; i++)
         args[k++] = s->more[i];
     args[k++] = s->file;
     sigset_t none;
     sigemptyset(&none);
+    sigaddset(&none, SIGHUP); /* until it takes it; else one that comes early would end it */
     setpgid(0, 0);
     dup2(open("/dev/null", O_RDONLY | O_CLOEXEC), 0);
     dup2(out, 1);
@@ -123,7 +119,7 @@ static void begin(struct supervisor *s, struct sup_node *n)
     struct run_process who;
     struct cfg_error err = {"no process"};
     struct stat st;
-    run_dir_path(s->dir, name_of(s, n), ".log", path);
+    run_dir_path(s->dir, n->what.name, ".log", path);
     int log = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644), r = 0;
     if (log < 0 || pipe2(out, O_CLOEXEC))
         r = cfg_error_set(&err, errno, "%s: %s", path, strerror(errno));
@@ -144,7 +140,7 @@ static void begin(struct supervisor *s, struct sup_node *n)
     if (!r)
         r = run_process_of(n->pid, &who);
     if (!r)
-        r = run_file_write(s->dir, name_of(s, n), &who, &err);
+        r = run_file_write(s->dir, n->what.name, &who, &err);
     n->fd = r ? -1 : pidfd_open(n->pid, 0);
     if (!r && n->fd < 0)
         r = cfg_error_set(&err, errno, "pidfd_open: %s", strerror(errno));
@@ -153,7 +149,7 @@ static void begin(struct supervisor *s, struct sup_node *n)
         n->state = SUP_STARTING;
         return;
     }
-    say(s, "node %s cannot be started: %s", name_of(s, n), err.msg);
+    say(s, "node %s cannot be started: %s", n->what.name, err.msg);
     if (out[0] >= 0)
         close(out[0]);
     if (n->pid > 0) {
@@ -191,7 +187,7 @@ static void reap(struct supervisor *s, struct sup_node *n)
 {
     if (n->pid <= 0 || waitpid(n->pid, &n->end, WNOHANG) != n->pid)
         return;
-    run_file_remove(s->dir, name_of(s, n));
+    run_file_remove(s->dir, n->what.name);
     close_out(n);
     close(n->fd);
     n->fd = -1;
@@ -229,7 +225,7 @@ static int order_of(const struct cfg_node *n)
 static void signal_order(const struct sup_stop *t, int order, int sig)
 {
     for (int i = 0; i < t->n; i++)
-        if (t->node[i].fd >= 0 && order_of(&t->c->nodes[t->node[i].index]) == order)
+        if (t->node[i].fd >= 0 && order_of(&t->node[i].what) == order)
             pidfd_send_signal(t->node[i].fd, sig, NULL, 0);
 }
 
@@ -237,7 +233,7 @@ bool sup_stop_turn(struct sup_stop *t, int64_t now)
 {
     int order = INT32_MAX;
     for (int i = 0; i < t->n; i++) {
-        int o = order_of(&t->c->nodes[t->node[i].index]);
+        int o = order_of(&t->node[i].what);
         if (t->node[i].fd >= 0 && o < order)
             order = o;
     }
@@ -262,6 +258,11 @@ bool sup_stop_turn(struct sup_stop *t, int64_t now)
     return false;
 }
 
+static bool was_cut_off(const struct sup_node *n)
+{
+    return WIFEXITED(n->end) && WEXITSTATUS(n->end) == CLI_CUT_OFF;
+}
+
 /* CLI_OK: every node ended by itself. */
 static int stop(struct supervisor *s)
 {
@@ -272,6 +273,9 @@ static int stop(struct supervisor *s)
         t.now |= sig == SIGTERM || sig == SIGINT;
         killed |= t.killed;
     }
+    for (int i = 0; i < s->n; i++)
+        if (s->node[i].state == SUP_ENDED && was_cut_off(&s->node[i]))
+            say(s, "node %s has ended; what still ran there was cut off", s->node[i].what.name);
     if (killed)
         say(s, "some nodes did not end in time and were killed");
     return killed ? CLI_FAILED : CLI_OK;
@@ -315,7 +319,7 @@ int sup_local(const struct cfg_config *c, int which[CFG_NODES_MAX], int *n_which
 static bool is_here(const struct supervisor *s, const char *name)
 {
     for (int i = 0; i < s->n; i++)
-        if (!strcmp(name_of(s, &s->node[i]), name))
+        if (!strcmp(s->node[i].what.name, name))
             return true;
     return false;
 }
@@ -325,7 +329,7 @@ static void judge(const struct supervisor *s, const struct cli_answer *a, char l
 {
     lacks[0] = lost[0] = 0;
     for (int i = 0; i < s->n && !lacks[0]; i++) {
-        const char *name = name_of(s, &s->node[i]), *health = json_string_value(json_object_get(a[i].json, "health"));
+        const char *name = s->node[i].what.name, *health = json_string_value(json_object_get(a[i].json, "health"));
         size_t k;
         json_t *p;
         if (a[i].status)
@@ -354,7 +358,7 @@ static bool have_settled(const struct supervisor *s, char lacks[512], char lost[
     if (s->c->n_nodes < 2)
         return true;
     for (int i = 0; i < s->n; i++)
-        which[i] = s->node[i].index;
+        which[i] = (int)(cfg_config_node(s->c, s->node[i].what.name) - s->c->nodes);
     cli_nodes_ask(&s->nodes, which, s->n, "weft up", "status", ASK_NS, answer);
     judge(s, answer, lacks, lost);
     for (int i = 0; i < s->n; i++)
@@ -365,7 +369,7 @@ static bool have_settled(const struct supervisor *s, char lacks[512], char lost[
 static void say_up(struct supervisor *s, const char *lost)
 {
     for (int i = 0; i < s->n; i++)
-        say(s, "%-12s %s", name_of(s, &s->node[i]), s->node[i].line);
+        say(s, "%-12s %s", s->node[i].what.name, s->node[i].line);
     if (lost[0])
         say(s, "gateways here take no requests until a %s node of another machine is connected", lost);
     say(s, "%d node%s up; logs: %s/*.log", s->n, s->n == 1 ? " is" : "s are", s->dir);
@@ -382,14 +386,14 @@ int sup_start(struct supervisor *s, int64_t limit_ms)
     while (!settled && !sig && result == CLI_OK) {
         int running = 0;
         sig = turn(s, TURN_MS);
-        sig = sig == SIGHUP ? 0 : sig;
+        sig = sig == SIGHUP || sig == SIGUSR1 ? 0 : sig;
         for (int i = 0; i < s->n && result == CLI_OK; i++) {
             struct sup_node *n = &s->node[i];
             running += n->state == SUP_RUNNING;
             if (n->state != SUP_ENDED)
                 continue;
             result = WIFEXITED(n->end) && WEXITSTATUS(n->end) == CLI_USAGE ? CLI_USAGE : CLI_FAILED;
-            say(s, "node %s has ended instead of accepting (%s); the end of its log:", name_of(s, n),
+            say(s, "node %s has ended instead of accepting (%s); the end of its log:", n->what.name,
                 end_text(n->end, text));
             say_tail(s, n, TAIL_LINES);
         }
@@ -402,7 +406,7 @@ int sup_start(struct supervisor *s, int64_t limit_ms)
             lacks[0] ? lacks : "not all accept");
         for (int i = 0; i < s->n; i++)
             if (s->node[i].state == SUP_STARTING) {
-                say(s, "node %s does not accept yet; the end of its log:", name_of(s, &s->node[i]));
+                say(s, "node %s does not accept yet; the end of its log:", s->node[i].what.name);
                 say_tail(s, &s->node[i], TAIL_LINES);
             }
     }
@@ -424,13 +428,19 @@ static void decide(struct supervisor *s, struct sup_node *n)
     char text[128];
     int64_t now = sup_now_ms(), ran = now - n->began;
     end_text(n->end, text);
-    if (WIFEXITED(n->end) && WEXITSTATUS(n->end) == CLI_OK) {
-        say(s, "node %s has ended as it was asked to", name_of(s, n));
+    if (n->leaving) {
+        say(s, "node %s has left (%s)", n->what.name, text);
+        n->state = SUP_OFF;
+        return;
+    }
+    if (was_cut_off(n) || (WIFEXITED(n->end) && WEXITSTATUS(n->end) == CLI_OK)) {
+        say(s, "node %s has ended as it was asked to%s, and stays away; weft up --node %s %s starts it again",
+            n->what.name, was_cut_off(n) ? ", what still ran there was cut off" : "", n->what.name, s->file);
         n->state = SUP_OFF;
         return;
     }
     if (!s->restart || (WIFEXITED(n->end) && WEXITSTATUS(n->end) == CLI_USAGE)) {
-        say(s, "node %s has ended (%s) and is not started again%s", name_of(s, n), text,
+        say(s, "node %s has ended (%s) and is not started again%s", n->what.name, text,
             s->restart ? ": its configuration is wrong" : "");
         say_tail(s, n, TAIL_LINES);
         n->state = SUP_OFF;
@@ -440,7 +450,7 @@ static void decide(struct supervisor *s, struct sup_node *n)
     n->again = now + n->pause;
     n->restarts++;
     n->state = SUP_WAITING;
-    say(s, "node %s has ended (%s) after %.1f s; restart %d in %.1f s; the end of its log:", name_of(s, n), text,
+    say(s, "node %s has ended (%s) after %.1f s; restart %d in %.1f s; the end of its log:", n->what.name, text,
         1e-3 * (double)ran, n->restarts, 1e-3 * (double)n->pause);
     say_tail(s, n, 2);
 }
@@ -452,6 +462,200 @@ static int count(const struct supervisor *s, enum sup_state state)
         n += s->node[i].state == state;
     return n;
 }
+
+/* ---- other nodes than before ---- */
+
+static struct sup_node *find(struct supervisor *s, const char *name)
+{
+    for (int i = 0; i < s->n; i++)
+        if (!strcmp(s->node[i].what.name, name))
+            return &s->node[i];
+    return NULL;
+}
+
+/* Its entry in a file that was read again. */
+static void compare(struct supervisor *s, struct sup_node *n, const struct cfg_config *fresh)
+{
+    const struct cfg_node *now = cfg_config_node(fresh, n->what.name), *was = &n->what;
+    if (now && n->leaving && n->state != SUP_OFF) {
+        say(s, "node %s is in %s again; weft up starts it when it has ended", was->name, s->file);
+        n->leaving = false;
+    } else if (!now && !n->leaving) {
+        say(s, "node %s is in %s no more: it drains and ends", was->name, s->file);
+        n->leaving = true;
+        if (n->fd >= 0)
+            pidfd_send_signal(n->fd, SIGTERM, NULL, 0);
+        else
+            n->state = SUP_OFF;
+    } else if (now && (now->roles != was->roles || strcmp(now->host, was->host) || now->port != was->port ||
+                       strcmp(now->listen, was->listen) || strcmp(now->experts, was->experts))) {
+        say(s,
+            "the entry of node %s has changed, which takes effect when it is started again: weft drain %s %s, then "
+            "weft up --node %s %s",
+            was->name, s->file, was->name, was->name, s->file);
+        n->what = *now;
+    }
+}
+
+/* A node that was not among those of this supervisor, or went. NULL: there is nothing to start. */
+static struct sup_node *adopt(struct supervisor *s, const struct cfg_node *what)
+{
+    struct sup_node *n = find(s, what->name);
+    if (n ? !n->leaving || n->state != SUP_OFF : s->n == CFG_NODES_MAX)
+        return NULL;
+    n = n ? n : &s->node[s->n++];
+    *n = (struct sup_node){.what = *what, .fd = -1, .out = -1};
+    return n;
+}
+
+static void take_new(struct supervisor *s)
+{
+    int which[CFG_NODES_MAX], n = 0;
+    struct cfg_error nobody;
+    if (!s->all || sup_local(s->c, which, &n, &nobody))
+        return;
+    for (int i = 0; i < n; i++) {
+        struct sup_node *fresh = adopt(s, &s->c->nodes[which[i]]);
+        if (!fresh)
+            continue;
+        say(s, "node %s is new in %s: it is started", fresh->what.name, s->file);
+        begin(s, fresh);
+    }
+}
+
+/* What is wrong with it changes nothing here; the nodes judge for themselves. */
+static void read_again(struct supervisor *s)
+{
+    struct cfg_report report = {0};
+    struct cfg_config *fresh = s->other;
+    const struct cfg_problem *p;
+    int r = cfg_config_load(s->file, fresh, &report);
+    if (r) {
+        p = report.count ? &report.problems[0] : NULL;
+        say(s, "the nodes stay as they are, as %s is wrong: %s:%d: %s", s->file, p ? p->file : s->file, p ? p->line : 0,
+            p ? p->message : strerror(-r));
+    } else {
+        s->other = (struct cfg_config *)(uintptr_t)s->c;
+        s->c = s->nodes.c = fresh;
+        for (int i = 0; i < s->n; i++)
+            compare(s, &s->node[i], fresh);
+    }
+    cfg_report_free(&report);
+    for (int i = 0; i < s->n; i++)
+        if (s->node[i].fd >= 0 && !s->node[i].leaving)
+            pidfd_send_signal(s->node[i].fd, SIGHUP, NULL, 0);
+    if (!r)
+        take_new(s);
+}
+
+static void start_asked(struct supervisor *s)
+{
+    char path[RUN_PATH_TEXT];
+    for (int i = 0; i < s->c->n_nodes; i++) {
+        const struct cfg_node *what = &s->c->nodes[i];
+        run_dir_path(s->dir, what->name, ".start", path);
+        if (access(path, F_OK))
+            continue;
+        struct sup_node *n = adopt(s, what);
+        n = n ? n : find(s, what->name);
+        if (n && (n->state == SUP_OFF || n->state == SUP_WAITING)) {
+            say(s, "node %s is started, as weft up asks for it", what->name);
+            n->pause = 0;
+            begin(s, n);
+        }
+        unlink(path); /* after its pid file is there: whoever waits sees either */
+    }
+}
+
+static bool lives(const struct supervisor *s, const char *name)
+{
+    struct run_process p;
+    int fd = run_file_read(s->dir, name, &p) == 0 ? run_process_open(&p) : -ESRCH;
+    if (fd >= 0)
+        close(fd);
+    return fd >= 0;
+}
+
+/* Those that another supervisor runs on this machine. */
+static void list_living(struct supervisor *s)
+{
+    s->n = 0;
+    for (int i = 0; i < s->c->n_nodes; i++)
+        if (lives(s, s->c->nodes[i].name))
+            s->node[s->n++] = (struct sup_node){.what = s->c->nodes[i], .fd = -1, .out = -1};
+}
+
+/* The supervisor has got what was asked of it. -1: a node has ended instead of accepting; 1: not yet. */
+static int look_at_missing(struct supervisor *s, const struct sup_node *missing, int n, char lacks[512])
+{
+    char path[RUN_PATH_TEXT], lost[128];
+    for (int i = 0; i < n; i++) {
+        const char *name = missing[i].what.name;
+        run_dir_path(s->dir, name, ".start", path);
+        if (access(path, F_OK) == 0) {
+            snprintf(lacks, 512, "the supervisor has not started node %s", name);
+            return 1;
+        }
+        if (!lives(s, name)) {
+            say(s, "node %s has ended instead of accepting; the end of its log:", name);
+            say_tail(s, &missing[i], TAIL_LINES);
+            return -1;
+        }
+    }
+    list_living(s);
+    return have_settled(s, lacks, lost) ? 0 : 1;
+}
+
+/* Leaves word for the supervisor. */
+static int ask_for(struct supervisor *s, struct sup_node *missing, int n)
+{
+    char path[RUN_PATH_TEXT];
+    struct run_process other;
+    struct stat st;
+    for (int i = 0; i < n; i++) {
+        run_dir_path(s->dir, missing[i].what.name, ".log", path);
+        missing[i].log_at = stat(path, &st) == 0 ? (long)st.st_size : 0;
+        run_dir_path(s->dir, missing[i].what.name, ".start", path);
+        int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+        if (fd < 0)
+            return cli_error(CLI_FAILED, "up: %s: %s", path, strerror(errno));
+        close(fd);
+    }
+    int fd = run_file_read(s->dir, RUN_SUPERVISOR, &other) == 0 ? run_process_open(&other) : -ESRCH;
+    bool told = fd >= 0 && pidfd_send_signal(fd, SIGUSR1, NULL, 0) == 0;
+    if (fd >= 0)
+        close(fd);
+    return told ? CLI_OK
+                : cli_error(CLI_FAILED,
+                            "up: the supervisor of %s has just ended, or belongs to somebody else; try again", s->dir);
+}
+
+int sup_start_missing(struct supervisor *s, int64_t limit_ms, struct sup_node *missing, int *n_missing)
+{
+    char path[RUN_PATH_TEXT], lacks[512] = "";
+    int64_t end = sup_now_ms() + limit_ms;
+    int n = 0, r;
+    for (int i = 0; i < s->n; i++)
+        if (!lives(s, s->node[i].what.name))
+            missing[n++] = s->node[i];
+    *n_missing = n;
+    if (!n)
+        return CLI_OK;
+    r = ask_for(s, missing, n);
+    while (!r && (r = look_at_missing(s, missing, n, lacks)) > 0 && sup_now_ms() < end) {
+        r = 0;
+        poll(NULL, 0, TURN_MS);
+    }
+    if (r > 0 && lacks[0])
+        say(s, "not ready after %lld s: %s", (long long)(limit_ms / 1000), lacks);
+    for (int i = 0; i < n; i++) {
+        run_dir_path(s->dir, missing[i].what.name, ".start", path);
+        unlink(path);
+    }
+    return r ? CLI_FAILED : CLI_OK;
+}
+
+/* ---- the supervisor's life ---- */
 
 int sup_run(struct supervisor *s)
 {
@@ -469,16 +673,18 @@ int sup_run(struct supervisor *s)
             say(s, "all nodes have ended");
             return r;
         }
+        if (sig == SIGHUP || sig == SIGUSR1)
+            read_again(s);
+        if (sig == SIGUSR1)
+            start_asked(s);
         for (int i = 0; i < s->n; i++) {
             struct sup_node *n = &s->node[i];
-            if (sig == SIGHUP && n->fd >= 0)
-                pidfd_send_signal(n->fd, SIGHUP, NULL, 0);
             if (n->state == SUP_ENDED)
                 decide(s, n);
             else if (n->state == SUP_WAITING && sup_now_ms() >= n->again)
                 begin(s, n);
             else if (n->state == SUP_RUNNING && before[i] == SUP_STARTING)
-                say(s, "node %s is back: %s", name_of(s, n), n->line);
+                say(s, "node %s is back: %s", n->what.name, n->line);
         }
     }
     say(s, "no node is left");

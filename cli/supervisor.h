@@ -22,8 +22,9 @@ enum sup_state {
 };
 
 struct sup_node {
-    int index; /* in the configuration */
+    struct cfg_node what; /* as the configuration had it when it was taken up */
     enum sup_state state;
+    bool leaving;   /* it is in the configuration no more: not started again */
     pid_t pid;      /* > 0: a child that was not reaped */
     int fd;         /* pidfd; -1: none */
     int out;        /* its standard output until it accepts; -1 */
@@ -38,6 +39,8 @@ struct sup_node {
 
 struct supervisor {
     const struct cfg_config *c;
+    struct cfg_config *other; /* into which the file is read again; changes places with c */
+    bool all;                 /* every node of this machine, those that come later included */
     struct cli_nodes nodes;
     const char *file;
     char dir[CFG_PATH_TEXT], program[4096];
@@ -57,8 +60,17 @@ struct supervisor {
 int sup_start(struct supervisor *s, int64_t limit_ms);
 
 /* Watches them until a signal asks for the end and all have ended, or all have ended by themselves. CLI_OK: on purpose
- * and well. */
+ * and well.
+ *
+ * SIGHUP: the file is read again. Nodes of this machine that are new in it are started, those that are in it no more
+ * drain and end, the others get the signal. SIGUSR1: the same; and nodes that have a file NAME.start in the run folder
+ * and are away are started, and the file goes. */
 int sup_run(struct supervisor *s);
+
+/* From another process than the supervisor, which runs: has it start those of the nodes of *s that are away, and waits
+ * until all that run on this machine are ok and connected. missing [CFG_NODES_MAX]: which these were; *n_missing 0:
+ * none, and nothing was done. The reason of a failure was said. */
+int sup_start_missing(struct supervisor *s, int64_t limit_ms, struct sup_node *missing, int *n_missing);
 
 /* Which nodes of the configuration have an address of this machine. n_which: their number. */
 int sup_local(const struct cfg_config *c, int which[CFG_NODES_MAX], int *n_which, struct cfg_error *err);

@@ -27,7 +27,7 @@ static int look_for_others(const struct supervisor *s)
 {
     struct run_process p;
     for (int i = 0; i < s->n; i++) {
-        const char *name = s->c->nodes[s->node[i].index].name;
+        const char *name = s->node[i].what.name;
         int fd = run_file_read(s->dir, name, &p) == 0 ? run_process_open(&p) : -ESRCH;
         if (fd < 0) {
             run_file_remove(s->dir, name);
@@ -63,10 +63,11 @@ static int take_names(struct supervisor *s, const struct cli_list *names, struct
             return cfg_error_set(err, EINVAL, "there is no node \"%s\" in %s", names->item[i], s->file);
         which[s->n++] = (int)(n - s->c->nodes);
     }
-    if (!names->count)
+    s->all = !names->count;
+    if (s->all)
         r = sup_local(s->c, which, &s->n, err);
     for (int i = 0; i < s->n; i++)
-        s->node[i] = (struct sup_node){.index = which[i], .fd = -1, .out = -1};
+        s->node[i] = (struct sup_node){.what = s->c->nodes[which[i]], .fd = -1, .out = -1};
     return r;
 }
 
@@ -78,6 +79,7 @@ static int take_signals(struct supervisor *s)
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGINT);
     sigaddset(&set, SIGHUP);
+    sigaddset(&set, SIGUSR1);
     sigprocmask(SIG_BLOCK, &set, NULL);
     signal(SIGPIPE, SIG_IGN);
     s->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
@@ -192,15 +194,34 @@ static int make_secret(const struct cfg_config *c, struct cfg_error *err)
     return r;
 }
 
-static int up(const struct cfg_config *c, const char *file, const struct arguments *a)
+/* A supervisor runs already: it starts what is away. */
+static int up_again(struct supervisor *s, const struct arguments *a)
+{
+    static struct sup_node missing[CFG_NODES_MAX];
+    struct run_process other;
+    int n = 0, r = sup_start_missing(s, 1000 * (int64_t)a->wait_s, missing, &n);
+    bool known = run_file_read(s->dir, RUN_SUPERVISOR, &other) == 0;
+    if (!n && !r)
+        return cli_error(CLI_FAILED, "up: %s is up already (supervisor: pid %d, folder %s); weft down %s ends it",
+                         s->file, known ? (int)other.pid : 0, s->dir, s->file);
+    for (int i = 0; i < n && !r; i++)
+        printf("node %s is up, too\n", missing[i].what.name);
+    return r;
+}
+
+static int up(const struct cfg_config *c, struct cfg_config *other, const char *file, const struct arguments *a)
 {
     static struct supervisor s;
     char *more[ARGS_MAX] = {(char *)"-m", (char *)(uintptr_t)a->model, NULL};
     struct cfg_error err;
-    struct run_process other;
     int lock = -1;
-    s = (struct supervisor){
-        .c = c, .file = file, .more = a->model ? more : NULL, .restart = !a->once, .say = stdout, .signals = -1};
+    s = (struct supervisor){.c = c,
+                            .other = other,
+                            .file = file,
+                            .more = a->model ? more : NULL,
+                            .restart = !a->once,
+                            .say = stdout,
+                            .signals = -1};
     int r = make_secret(c, &err);
     if (!r)
         r = cli_nodes_open(c, file, &s.nodes, &err);
@@ -212,11 +233,8 @@ static int up(const struct cfg_config *c, const char *file, const struct argumen
         r = cli_file_make_dir(s.dir, &err);
     if (!r)
         r = run_dir_lock(s.dir, &lock, &err);
-    if (r == -EEXIST) {
-        bool known = run_file_read(s.dir, RUN_SUPERVISOR, &other) == 0;
-        return cli_error(CLI_FAILED, "up: %s is up already (supervisor: pid %d, folder %s); weft down %s ends it", file,
-                         known ? (int)other.pid : 0, s.dir, file);
-    }
+    if (r == -EEXIST)
+        return up_again(&s, a);
     if (r)
         return cli_error(r == -EINVAL ? CLI_USAGE : CLI_FAILED, "up: %s", err.msg);
     r = find_program(s.program, sizeof s.program);
@@ -225,7 +243,7 @@ static int up(const struct cfg_config *c, const char *file, const struct argumen
 
 int cli_up_run(int argc, char **argv)
 {
-    static struct cfg_config config;
+    static struct cfg_config config, other;
     struct arguments a = {.wait_s = DEFAULT_WAIT_S};
     int first;
     const struct cli_option options[] = {
@@ -245,7 +263,9 @@ int cli_up_run(int argc, char **argv)
             "its own, and waits until all accept and are connected to each other; or says which one failed and why,\n"
             "and stops the others. A deployment that is on this machine alone gets its cluster.secret_file made.\n"
             "Then it watches them: a node that fails begins again, after 0.5 s and then ever longer, up to 30 s;\n"
-            "one that was drained, or whose configuration is wrong, does not. SIGHUP is passed on to the nodes.\n"
+            "one that was drained, or whose configuration is wrong, does not, until `weft up` is called again while\n"
+            "the others run: it starts those that are away. SIGHUP is passed on to the nodes, and starts those that\n"
+            "are new in the file; those that are in it no more drain and end.\n"
             "SIGTERM and Ctrl-C drain: gateways first, then prefill and decode, then the rest; a second one cuts\n"
             "requests off. Exit status 0: all ended as they were asked to; 1: not so; 2: the file or the\n"
             "configuration of a node is wrong.",
@@ -258,5 +278,5 @@ int cli_up_run(int argc, char **argv)
         return r;
     if (cli_nodes_config(argv[first], &config))
         return CLI_USAGE;
-    return up(&config, argv[first], &a);
+    return up(&config, &other, argv[first], &a);
 }

@@ -118,6 +118,26 @@ static void check_node(const struct cfg_config *c, const struct cfg_node *n, str
     }
 }
 
+/* Nodes that keep blocks for the others. */
+static void check_kv(const struct cfg_config *c, struct cfg_report *report)
+{
+    int n = 0;
+    if (c->n_nodes < 2)
+        return;
+    for (int i = 0; i < c->n_nodes; i++) {
+        n += (c->nodes[i].roles & CFG_ROLE_KV) != 0;
+        if (n == CFG_KV_NODES_MAX + 1 && c->nodes[i].roles & CFG_ROLE_KV)
+            REPORT_AT(report, c, c->nodes[i].place, "Take the role from some, and give the others more room.",
+                      "node \"%s\" is the %dth node with the role kv; there may be %d", c->nodes[i].name, n,
+                      CFG_KV_NODES_MAX);
+    }
+    if (n && c->kv.nodes.quiet_us < c->kv.nodes.find_us)
+        REPORT_AT(report, c, place_of(c, "kv.nodes.find_timeout", "kv.nodes.quiet_timeout"),
+                  "Lower kv.nodes.find_timeout or raise kv.nodes.quiet_timeout.",
+                  "kv.nodes.find_timeout is longer than kv.nodes.quiet_timeout: a prompt would wait longer to learn "
+                  "what a kv node has than for the bytes");
+}
+
 /* What only a deployment of several nodes needs. */
 static void check_cluster(const struct cfg_config *c, struct cfg_report *report)
 {
@@ -171,6 +191,7 @@ void cfg_check_combinations(const struct cfg_config *c, struct cfg_report *repor
     check_security(c, report);
     check_nodes(c, report);
     check_cluster(c, report);
+    check_kv(c, report);
 }
 
 int cfg_replay_rows(const struct cfg_config *c, int window)
@@ -200,6 +221,11 @@ int cfg_config_check_model(const struct cfg_config *c, int window, int max_posit
                   "speculation.draft_length = %d is more than the %d tokens that the drafter of the model drafts",
                   c->speculation.draft_length, draft_block);
     return report->count + report->dropped > before ? -EINVAL : 0;
+}
+
+struct cfg_place cfg_config_place(const struct cfg_config *c, const char *key)
+{
+    return place_of(c, key, NULL);
 }
 
 const struct cfg_node *cfg_config_node(const struct cfg_config *c, const char *name)

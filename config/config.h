@@ -20,6 +20,7 @@ enum {
     CFG_NAME_TEXT = 64,
     CFG_ADDRESS_TEXT = 256,
     CFG_NODES_MAX = 256,
+    CFG_KV_NODES_MAX = 64, /* of these with the role kv */
     CFG_FILES_MAX = 16, /* the file and what it includes */
     CFG_KEYS_MAX = 160,
 };
@@ -207,6 +208,9 @@ int cfg_kv_folder(const struct cfg_config *c, const struct cfg_node *n, char *ou
 void cfg_node_address(const struct cfg_node *n, char *out, size_t size);
 /* "prefill,decode" */
 void cfg_roles_text(unsigned roles, char *out, size_t size);
+
+/* Where a key was given; line 0: nowhere, or there is no such key. */
+struct cfg_place cfg_config_place(const struct cfg_config *c, const char *key);
 
 /* The node with this name, or NULL. */
 const struct cfg_node *cfg_config_node(const struct cfg_config *c, const char *name);

@@ -43,6 +43,7 @@ struct rig {
     bool scripted; /* node 0 has the script below its host tier */
     int64_t down;  /* when node 0 is told to be lost; 0: never */
     bool puts;     /* nodes write into the reader's window */
+    int unlisted;  /* of the nodes, the last ones: the process does not know them when it starts */
     int bad_put;   /* this one fails after half of its bytes; -1: none */
     int n_puts, n_fences;
     uint8_t *slots;
@@ -169,10 +170,14 @@ static void say_up(struct ts_world *w, int i)
 {
     struct act_msg m;
     size_t bytes;
-    cr_assert_eq(act_msg_new(ACT_NODE_UP, w->e.store, sizeof(struct act_node_actor), &m), 0);
+    char name[16];
+    const size_t head = sizeof(struct act_node_actor);
+    size_t len = (size_t)snprintf(name, sizeof name, "kv-%d", i);
+    cr_assert_eq(act_msg_new(ACT_NODE_UP, w->e.store, head + len, &m), 0);
     *act_p_node_up(&m) = (struct act_p_node_up){.node = (uint16_t)(10 + i), .peer = (uint16_t)(1 + i), .actors = 1};
-    *(struct act_node_actor *)act_msg_tail(&m, &bytes) =
-        (struct act_node_actor){.kind = ACT_NODE_KV, .addr = rig.node[i].addr};
+    uint8_t *tail = act_msg_tail(&m, &bytes);
+    *(struct act_node_actor *)(void *)tail = (struct act_node_actor){.kind = ACT_NODE_KV, .addr = rig.node[i].addr};
+    memcpy(tail + head, name, len);
     cr_assert_eq(act_runtime_post(w->rt, &m), 0);
 }
 
@@ -218,7 +223,7 @@ static void open_process(int pages)
     ts_tiers_open(t, pages, true);
     ts_tiers_host(t, 8);
     struct act_nodes_arg a = {.layout = t->layout,
-                              .n = NODES,
+                              .n = NODES - rig.unlisted,
                               .find_ns = 50 * MS,
                               .quiet_ns = 200 * MS,
                               .store_bytes = 64 * t->layout.block_bytes};
@@ -341,6 +346,20 @@ Test(kv_nodes, what_one_process_computed_another_reads)
     cr_assert_eq(s.read_bytes, 9 * rig.t.layout.block_bytes);
     cr_assert_eq(s.errors + s.bad, 0u);
     check("undisturbed", 1);
+    forget_nodes();
+}
+
+/* The list that the process was started with ends before the last node, which has its share all the same once it is
+ * there. */
+Test(kv_nodes, a_node_that_the_list_had_not_at_the_start)
+{
+    prepare(false);
+    cr_assert_gt(blocks_at(NODES - 1), 0u);
+    rig.unlisted = 1;
+    second();
+    ts_world_run(&rig.t.w, 2);
+    cr_assert_eq(rig.t.w.got[0].cached, 144, "%d", rig.t.w.got[0].cached);
+    check("unlisted", 1);
     forget_nodes();
 }
 

@@ -176,12 +176,99 @@ Test(check, a_node_of_a_deployment_whose_peers_are_not_there)
     ts_result_free(&r);
     unlink(secret);
     r = check(text, "me");
-    cr_expect_eq(r.status, 1);
-    cr_expect(strstr(r.out, "problem  secret") && strstr(r.out, "openssl rand"), "%s", r.out);
+    cr_expect_eq(r.status, 0);
+    cr_expect(strstr(r.out, "warning  secret") && strstr(r.out, "`weft up` makes it"), "%s", r.out);
     ts_result_free(&r);
     close(fd);
     free(text);
     free(secret);
+    ts_remove_dir(dir);
+    free(dir);
+}
+
+/* A deployment with kv nodes: what check says of the node `name` when kv and the kv nodes have these keys. */
+static struct ts_result check_kv(const char *dir, const char *name, const char *kv, const char *kv_nodes)
+{
+    char *text = NULL;
+    cr_assert_gt(
+        asprintf(
+            &text,
+            "cluster = { secret_file = \"%s/secret\"; state = \"%s/state\"; };\n"
+            "kv = { %s\n%s\n nodes = {\n%s\n}; };\nnodes = (\n"
+            "{ name = \"all\"; roles = [\"gateway\", \"prefill\", \"decode\", \"expert\"]; port = 2; listen = "
+            "\"127.0.0.1:0\"; },\n"
+            "{ name = \"kv-0\"; roles = [\"kv\"]; port = 3; }, { name = \"kv-1\"; roles = [\"kv\"]; port = 4; });\n",
+            dir, dir, strstr(kv, "block_tokens") ? "" : "memory = \"4MiB\"; block_tokens = 64;", kv, kv_nodes),
+        0);
+    struct ts_result r = check(text, name);
+    free(text);
+    return r;
+}
+
+static void expect_kv(const char *dir, const char *name, const char *kv, const char *kv_nodes, int status,
+                      const char *want)
+{
+    struct ts_result r = check_kv(dir, name, kv, kv_nodes);
+    bool cannot = strstr(r.out, "io_uring_setup") != NULL; /* not where the kernel allows no io_uring */
+    cr_expect(cannot || r.status == status, "%s %s: %d\n%s%s", kv, kv_nodes, r.status, r.out, r.err);
+    cr_expect(cannot || strstr(r.out, want), "%s %s should say: %s\nsaid:\n%s%s", kv, kv_nodes, want, r.out, r.err);
+    ts_result_free(&r);
+}
+
+/* Memory of the role, room on the disk for all kv nodes of the machine, blocks that find no room, folders. */
+Test(check, nodes_that_keep_blocks_for_others)
+{
+    need_model();
+    char *dir = ts_temp_dir(), *secret = ts_write_file(dir, "secret", "0123456789abcdef0123456789abcdef"), keys[4400];
+    cr_assert(dir && secret);
+    chmod(secret, 0600);
+    expect_kv(dir, "kv-0", "", "memory = \"8MiB\"; buffer = \"1MiB\";", 0,
+              "     8.0 MiB  blocks for other nodes (kv.nodes.memory)");
+    expect_kv(dir, "kv-0", "", "memory = \"8MiB\"; buffer = \"1MiB\";", 0,
+              "10.0 MiB needed"); /* no pages, no weights */
+    expect_kv(dir, "kv-0", "", "memory = \"8MiB\";", 0, "nothing of it outlives the process");
+    expect_kv(dir, "kv-0", "", "memory = \"15TiB\";", 1, "lower kv.nodes.memory or kv.nodes.buffer");
+    expect_kv(dir, "kv-0", "", "memory = \"8MiB\"; path = \"/nowhere\";", 1,
+              "t.conf:5: /nowhere: No such file or directory; kv.nodes.path");
+    snprintf(keys, sizeof keys, "memory = \"8MiB\"; path = \"%s\";\nsize = \"4MiB\";", dir);
+    expect_kv(dir, "kv-0", "ssd = { reserve = 0; };", keys, 0,
+              "this and the other kv nodes of host 127.0.0.1 will take 8.0 MiB, 0.0 MiB of it are there");
+    snprintf(keys, sizeof keys, "memory = \"8MiB\"; path = \"%s\";\nsize = \"900TiB\";", dir);
+    expect_kv(dir, "kv-0", "ssd = { reserve = 0; };", keys, 1, "t.conf:6: ");
+    expect_kv(dir, "kv-0", "ssd = { reserve = 0; };", keys, 1, "lower kv.nodes.size or make room");
+    snprintf(keys, sizeof keys, "ssd = { path = \"%s\";\nsize = \"900TiB\"; };", dir);
+    expect_kv(dir, "all", keys, "", 1, "lower kv.ssd.size or make room");
+    static const char large[] = "block_tokens = 16384; memory = \"64MiB\"; write_behind = \"1MiB\";";
+    expect_kv(dir, "all", large, "", 1, "none would ever be kept; raise kv.write_behind");
+    expect_kv(dir, "kv-0", large, "memory = \"1MiB\";", 1, "has no room for a block of 16384 tokens");
+    expect_kv(dir, "all", "", "", 0, "2 kv nodes keep finished blocks of this node");
+    snprintf(keys, sizeof keys,
+             NODE("127.0.0.1:0") "kv = { memory = \"4MiB\"; block_tokens = 16; nodes = {\npath = \"%s\"; }; };", dir);
+    expect(keys, 0, "t.conf:3: kv.nodes.path has no effect");
+    free(secret);
+    ts_remove_dir(dir);
+    free(dir);
+}
+
+/* Where all nodes are on this machine somebody makes the secret; on several machines nobody can. */
+Test(check, a_secret_that_is_not_there)
+{
+    need_model();
+    char *dir = ts_temp_dir(), text[9000];
+    for (int i = 0; i < 2; i++) {
+        snprintf(text, sizeof text,
+                 "cluster = { secret_file = \"%s/secret\"; state = \"%s\"; };\n"
+                 "kv = { memory = \"4MiB\"; block_tokens = 16; };\nnodes = (\n"
+                 "{ name = \"me\"; roles = [\"gateway\", \"prefill\", \"decode\", \"expert\"]; port = 2; listen = "
+                 "\"127.0.0.1:0\"; },\n"
+                 "{ name = \"other\"; roles = [\"kv\"]; port = 3; host = \"%s\"; });\n",
+                 dir, dir, i ? "203.0.113.77" : "127.0.0.1");
+        struct ts_result r = check(text, "me");
+        cr_expect_eq(r.status, i, "%s", r.out);
+        cr_expect(strstr(r.out, i ? "problem  secret" : "warning  secret"), "%s", r.out);
+        cr_expect(strstr(r.out, i ? "openssl rand" : "`weft up` makes it"), "%s", r.out);
+        ts_result_free(&r);
+    }
     ts_remove_dir(dir);
     free(dir);
 }

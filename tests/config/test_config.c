@@ -51,6 +51,31 @@ static size_t count_lines(const char *text)
     return n;
 }
 
+Test(config, nodes_that_keep_blocks)
+{
+    static struct cfg_config c;
+    char *text = NULL;
+    size_t size;
+    FILE *f = open_memstream(&text, &size);
+    fprintf(f, "cluster = { secret_file = \"s\"; state = \"d\"; };\nnodes = (\n{ name = \"a\"; roles = [\"gateway\", "
+               "\"prefill\", \"decode\", \"expert\"]; listen = \"h:1\"; port = 1; }");
+    for (int i = 0; i < 65; i++)
+        fprintf(f, ",\n{ name = \"k%d\"; roles = [\"kv\"]; port = %d; }", i, i + 2);
+    fputs(" );", f);
+    fclose(f);
+    expect_problem(text, "t.conf:68: node \"k64\" is the 65th node with the role kv; there may be 64. Take the role");
+    *strstr(text, ",\n{ name = \"k64\"") = 0;
+    strcat(text, ");");
+    expect_fine(text, &c);
+    free(text);
+#define PAIR                                                                                                           \
+    "cluster = { secret_file = \"s\"; state = \"d\"; };\nnodes = ({ name = \"a\"; roles = [\"gateway\", \"prefill\", " \
+    "\"decode\", \"expert\"]; listen = \"h:1\"; port = 1; }, { name = \"k\"; roles = [\"kv\"]; port = 2; });\n"
+    expect_problem(PAIR "kv = { nodes = {\n find_timeout = \"2s\"; }; };",
+                   "t.conf:4: kv.nodes.find_timeout is longer than kv.nodes.quiet_timeout");
+    expect_fine(PAIR "kv = { nodes = { find_timeout = \"2s\"; quiet_timeout = \"2s\"; }; };", &c);
+}
+
 Test(config, tls_needs_certificate_and_key)
 {
     static struct cfg_config c;

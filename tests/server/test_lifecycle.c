@@ -240,7 +240,7 @@ Test(lifecycle, a_second_sigterm_ends_at_once)
     } while (r.status == 200);
     ts_reply_free(&r);
     kill(server.pid, SIGTERM);
-    cr_expect_eq(ts_server_wait(&server), 1);
+    cr_expect_eq(ts_server_wait(&server), 3);
     for (int p = 0; p < TS_PROTOCOLS; p++)
         for (int stream = 0; stream < 2; stream++)
             check_told(p, stream, fds[p][stream]);
@@ -252,7 +252,7 @@ Test(lifecycle, the_drain_limit_ends_it)
     int fd = open_endless(TS_CHAT, true);
     ts_until_metric(&server, RUNNING, 1);
     kill(server.pid, SIGTERM);
-    cr_expect_eq(ts_server_wait(&server), 1);
+    cr_expect_eq(ts_server_wait(&server), 3);
     char *log = ts_server_log(&server);
     cr_expect(strstr(log, "cut off"), "%s", log);
     free(log);

@@ -231,9 +231,121 @@ Test(up, a_drained_node_stays_away)
     struct ts_result r = ts_run(ts_weft(), "drain", in_dir("weft.conf"), "p0");
     cr_expect_eq(r.status, 0, "%s%s", r.out, r.err);
     ts_result_free(&r);
-    wait_text("state/up/_supervisor.log", "node p0 has ended as it was asked to");
+    wait_text("state/up/_supervisor.log", "node p0 has ended as it was asked to, and stays away");
     expect("status", NULL, 1, "gateway: takes no requests, as no prefill node is connected");
-    expect("down", NULL, 0, "2 nodes have ended");
+    expect("up", NULL, 0, "node p0 is up, too"); /* without the others noticing */
+    expect("status", NULL, 0, "3 of 3 nodes well");
+    free(ts_cluster_complete(&ts_cluster.node[GATEWAY].http, ts_cluster_prompts[0]));
+    expect("up", NULL, 1, "is up already");
+    expect("down", NULL, 0, "3 nodes have ended");
+}
+
+/* What still runs at limits.drain is cut off, and goes on elsewhere where there is an elsewhere; the node leaves. */
+Test(up, a_node_whose_drain_passes_its_limit_stays_away_too)
+{
+    ts_cluster_write(nodes, NODES, "", "limits = { drain = \"50ms\"; };\nspeculation = { mode = \"off\"; };\n");
+    expect("up", "-d", 0, "3 nodes are up");
+    int fd = ts_connect(ts_cluster.node[GATEWAY].http.port);
+    cr_assert(ts_send_request(fd, "POST", "/v1/completions",
+                              "{\"prompt\":\"Once\",\"max_tokens\":4000,\"ignore_eos\":true,\"stream\":true}"));
+    cr_assert(ts_read_until(fd, "data: "));
+    struct ts_result r = ts_run(ts_weft(), "drain", in_dir("weft.conf"), "gateway");
+    cr_expect_eq(r.status, 0, "%s%s", r.out, r.err);
+    ts_result_free(&r);
+    wait_text("state/up/_supervisor.log",
+              "node gateway has ended as it was asked to, what still ran there was cut off, and stays away");
+    wait_text("state/up/gateway.log", "requests were cut off: limits.drain passed");
+    close(fd);
+    expect("up", NULL, 0, "node gateway is up, too");
+    free(ts_cluster_complete(&ts_cluster.node[GATEWAY].http, ts_cluster_prompts[0]));
+    expect("down", NULL, 0, "3 nodes have ended");
+}
+
+/* Writes weft.conf again, with `from` replaced. */
+static void edit(const char *from, const char *to)
+{
+    char *text = ts_read_file(in_dir("weft.conf"), NULL), *at = strstr(text, from), *out = NULL;
+    cr_assert(at && asprintf(&out, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from)) > 0);
+    free(ts_write_file(ts_cluster.dir, "weft.conf", out));
+    free(out);
+    free(text);
+}
+
+/* What the tiers of a node say of this, added up. */
+static long tiers_of(int node, const char *tier, const char *key)
+{
+    struct ts_result r = weft("status", "--json");
+    json_t *j = json_loads(r.out, 0, NULL), *t;
+    size_t k;
+    long n = 0;
+    json_array_foreach (json_object_get(json_array_get(json_object_get(j, "nodes"), (size_t)node), "tiers"), k, t)
+        if (!strcmp(json_string_value(json_object_get(t, "tier")), tier))
+            n += (long)json_integer_value(json_object_get(t, key));
+    json_decref(j);
+    ts_result_free(&r);
+    return n;
+}
+
+static void until_tier(int node, const char *tier, const char *key)
+{
+    for (int i = 0; i < 300 && tiers_of(node, tier, key) < 1; i++)
+        usleep(100000);
+    cr_assert_gt(tiers_of(node, tier, key), 0, "node %d: %s of its tier %s stays 0", node, key, tier);
+}
+
+/* A kv node and a prefill node come and go with SIGHUP alone; the others are not started again. The new kv
+ * node has its share of what is computed from then on. */
+Test(up, nodes_that_are_added_to_the_file_are_started_and_used_at_sighup)
+{
+    static const struct ts_node with[NODES + 3] = {
+        [GATEWAY] = {.name = "gateway", .roles = "\"gateway\""},
+        [P0] = {.name = "p0", .roles = "\"prefill\", \"expert\"", .group = "p0"},
+        [D0] = {.name = "d0", .roles = "\"decode\", \"expert\"", .group = "d0"},
+        [NODES] = {.name = "kv-0", .roles = "\"kv\""},
+        [NODES + 1] = {.name = "kv-1", .roles = "\"kv\""},
+        [NODES + 2] = {.name = "p1", .roles = "\"prefill\", \"expert\"", .group = "p1"},
+    };
+    ts_cluster_write(
+        with, NODES + 3, "",
+        "kv = { memory = \"4MiB\"; snapshots = \"0B\"; block_tokens = 32; nodes = { memory = \"8MiB\"; }; };\n"
+        "replay = { exact = true; };\n");
+    char *all = ts_read_file(in_dir("weft.conf"), NULL), *kv1 = strstr(all, ",\n{ name = \"kv-1\"");
+    cr_assert_not_null(kv1);
+    edit(kv1, "\n);\n");
+    expect("up", "-d", 0, "4 nodes are up");
+    long epoch[NODES + 1];
+    for (int i = 0; i <= NODES; i++)
+        epoch[i] = number_of(i, "epoch");
+    free(ts_write_file(ts_cluster.dir, "weft.conf", all));
+    kill(supervisor(), SIGHUP);
+    wait_text("state/up/_supervisor.log", "node p1 is new in ");
+    wait_text("state/up/p0.log", "kv_node_added node=kv-1 nodes=2");
+    wait_text("state/up/p1.log", "node_up node=d0");
+    wait_text("state/up/p1.log", "node_up node=kv-1");
+    wait_well();
+    for (int i = 0; i <= NODES; i++)
+        cr_expect_eq(number_of(i, "epoch"), epoch[i], "node %s was started again", with[i].name);
+    char prompt[1600] = "";
+    while (strlen(prompt) < 1300)
+        strcat(prompt, "In the beginning God created the heaven and the earth. ");
+    const struct ts_server *s = &ts_cluster.node[GATEWAY].http;
+    free(ts_cluster_complete(s, prompt));
+    until_tier(NODES + 1, "host", "stored");
+    /* Taken off again: they drain and end, and the others go on. */
+    edit(kv1, "\n);\n");
+    kill(supervisor(), SIGHUP);
+    wait_text("state/up/_supervisor.log", "node kv-1 has left (exit status 0)");
+    wait_text("state/up/_supervisor.log", "node p1 has left (exit status 0)");
+    wait_well();
+    expect("status", NULL, 0, "4 of 4 nodes well");
+    /* A file that is wrong changes nothing. */
+    edit("\"kv\"", "\"kw\"");
+    kill(supervisor(), SIGHUP);
+    wait_text("state/up/_supervisor.log", "the nodes stay as they are");
+    edit("\"kw\"", "\"kv\"");
+    free(ts_cluster_complete(s, ts_cluster_prompts[1]));
+    free(all);
+    expect("down", NULL, 0, "4 nodes have ended");
 }
 
 /* Something keeps the node from starting: the pauses double, and it is back when that has gone. */
