@@ -188,6 +188,8 @@ static void take_returned(struct decode *d, struct act_msg *m)
     enum act_type type = act_msg_returned_type(m);
     if (type == ACT_PAGES_ASK)
         d->asked = 0;
+    if (type == ACT_TICKETS_REVOKE)
+        dec_pages_revoked(d, m);
     if (type == ACT_TOKENS || (type == ACT_RESERVED && !act_p_reserved(m)->status))
         cancel_attempts(d, m->request, m->attempt);
     dec_move_returned(d, m);
@@ -253,6 +255,9 @@ static void take_messages(struct decode *d, struct act_msg *m, int count)
             break;
         case ACT_PAGES_GIVEN:
             dec_pages_given(d, &m[i]);
+            break;
+        case ACT_TICKETS_REVOKE:
+            dec_pages_revoked(d, &m[i]);
             break;
         case ACT_NODE_UP:
         case ACT_NODE_DOWN:
@@ -321,7 +326,7 @@ static void begin_round(struct decode *d)
         s->in_round = true;
         d->round[d->n_round++] = &s->run;
     }
-    if (starved && d->tier_empty && !d->asked) {
+    if (starved && d->tier_empty && !d->asked && !dec_pages_revoke(d)) {
         /* Nothing to be had: the youngest makes room, unless it is alone. */
         for (int i = 0; i < d->n_round; i++)
             ((struct dec_stream *)d->round[i]->pick_ctx)->in_round = false;

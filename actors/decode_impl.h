@@ -89,9 +89,12 @@ struct decode {
     uint64_t order;
     uint32_t *lease; /* free pages */
     int n_lease, lease_cap;
-    int asked;       /* pages asked for and not yet answered */
-    bool tier_empty; /* the last answer was: none */
-    bool refused;    /* not even a single page was to be had: not asked again before `retry`, or pages went back */
+    int asked;            /* pages asked for and not yet answered */
+    bool tier_empty;      /* the last answer was: none */
+    bool revoking;        /* the Landing was asked to take tickets back, and has not answered */
+    bool none_to_come;    /* it answered that there are none */
+    int64_t revoke_until; /* ns: pages of such tickets are waited for until then; 0: none are */
+    bool refused;         /* not even a single page was to be had: not asked again before `retry`, or pages went back */
     struct act_decode_stats stats;
     int64_t round_began; /* ns */
     struct act_timer report, load, moves;
@@ -108,6 +111,11 @@ struct decode {
 bool dec_pages_ensure(struct decode *d, struct dec_stream *s);
 void dec_pages_ask(struct decode *d);
 void dec_pages_given(struct decode *d, struct act_msg *m);
+/* Sequences lack pages. True: tickets that nothing was written under are given up for them, and their pages are to
+ * come; false: there are none, or they did not come. */
+bool dec_pages_revoke(struct decode *d);
+/* TICKETS_REVOKE, or that it came back. */
+void dec_pages_revoked(struct decode *d, const struct act_msg *m);
 /* The sequence has ended: finished blocks become findable, pages go back. */
 void dec_pages_end(struct decode *d, struct dec_stream *s);
 void dec_pages_return(struct decode *d, const uint32_t *page, int n);

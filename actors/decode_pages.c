@@ -5,6 +5,9 @@
 #include "actors/decode_impl.h"
 #include "actors/history.h"
 
+/* Pages of tickets that were taken back are waited for so long, before a sequence is parked. */
+enum { REVOKE_NS = 50000000 };
+
 static uint8_t *page_bytes(const struct decode *d, uint32_t page)
 {
     return kv_device_bytes(d->e->device, (int)page);
@@ -77,9 +80,37 @@ void dec_pages_given(struct decode *d, struct act_msg *m)
         dec_pages_ask(d);
         return;
     }
-    d->tier_empty = false;
+    d->tier_empty = d->none_to_come = false;
+    d->revoke_until = 0;
     for (uint32_t i = 0; i < p->pages && (i + 1) * sizeof *page <= bytes && d->n_lease < d->lease_cap; i++)
         d->lease[d->n_lease++] = page[i];
+}
+
+/* They come to the tier when their writers have said that nothing more will be written. */
+bool dec_pages_revoke(struct decode *d)
+{
+    struct act_addr landing = act_current(act_self_runtime(d->self), d->e->landing);
+    bool none = d->none_to_come, late = d->revoke_until && act_now(d->self) >= d->revoke_until;
+    if (d->revoking)
+        return true;
+    if (act_addr_is_nobody(landing) || none || late) {
+        d->none_to_come = false;
+        d->revoke_until = 0;
+        return false;
+    }
+    if (d->revoke_until)
+        return true;
+    struct act_msg m = act_msg_make(ACT_TICKETS_REVOKE, landing);
+    act_p_tickets_revoke(&m)->pages = (uint32_t)(wanted(d) > d->n_lease ? wanted(d) - d->n_lease : 1);
+    d->revoking = act_request(d->self, &m) == 0;
+    return d->revoking;
+}
+
+void dec_pages_revoked(struct decode *d, const struct act_msg *m)
+{
+    d->revoking = false;
+    d->none_to_come = m->type == ACT_UNDELIVERABLE || !act_p_tickets_revoke((struct act_msg *)m)->pages;
+    d->revoke_until = d->none_to_come ? 0 : act_now(d->self) + REVOKE_NS;
 }
 
 static int blocks_for(const struct decode *d, int tokens)

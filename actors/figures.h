@@ -22,6 +22,7 @@ enum act_landing_figure {
     ACT_LANDING_REVOKED,
     ACT_LANDING_FENCED,
     ACT_LANDING_STALE,
+    ACT_LANDING_HELD,
     ACT_LANDING_OPEN, /* tickets now; the others only grow */
     ACT_LANDING_FIGURES,
 };

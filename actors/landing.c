@@ -9,7 +9,7 @@
 #include "actors/link.h"
 #include "actors/runtime/log.h"
 
-enum { RETRY_NS = 5000000, SPARE = 16, TAG_LEASE = 1, TAG_RETRY = 2, TAG_LOAD = 3 };
+enum { SPARE = 16, TAG_LEASE = 1, TAG_LOAD = 3 };
 
 static int block_count(const struct landing *l, int tokens)
 {
@@ -18,7 +18,7 @@ static int block_count(const struct landing *l, int tokens)
 
 /* ---- what a ticket's rules ask for ---- */
 
-static void return_pages(struct landing *l, const uint32_t *page, int n)
+void land_return_pages(struct landing *l, const uint32_t *page, int n)
 {
     struct act_msg m;
     size_t bytes;
@@ -61,24 +61,26 @@ static void grant(struct landing *l, struct land_slot *s)
         return; /* the lease ends it */
     memcpy(act_msg_tail(&r, &bytes), s->pages, (size_t)s->n_pages * sizeof *s->pages);
     act_b_reserved(&r)->link = s->link;
-    *act_p_reserved(&r) = (struct act_p_reserved){
-        .ticket = (uint32_t)(s - l->slot), .generation = s->ticket.generation, .pages = (uint16_t)s->n_pages};
+    *act_p_reserved(&r) = (struct act_p_reserved){.ticket = (uint32_t)(s - l->slot),
+                                                  .generation = s->ticket.generation,
+                                                  .pages = (uint16_t)s->n_pages,
+                                                  .held = (uint16_t)s->held};
     l->stats->granted++;
     if (act_reply(l->self, &s->promise, &r))
         act_msg_drop(&r);
 }
 
 static void tell_writer(struct landing *l, struct act_addr writer, uint64_t request, uint16_t attempt, uint32_t slot,
-                        uint32_t generation, bool taken)
+                        uint32_t generation, int status)
 {
-    struct act_msg m = act_msg_make(taken ? ACT_TICKET_CLOSED : ACT_TICKET_ABORT, writer);
+    struct act_msg m = act_msg_make(status ? ACT_TICKET_ABORT : ACT_TICKET_CLOSED, writer);
     m.request = request;
     m.attempt = attempt;
-    if (taken)
+    if (!status)
         *act_p_ticket_closed(&m) = (struct act_p_ticket_closed){.ticket = slot, .generation = generation};
     else
         *act_p_ticket_abort(&m) =
-            (struct act_p_ticket_abort){.ticket = slot, .generation = generation, .reason = -ECANCELED};
+            (struct act_p_ticket_abort){.ticket = slot, .generation = generation, .reason = status};
     land_send(l, &m);
 }
 
@@ -86,7 +88,7 @@ static void tell_writer(struct landing *l, struct act_addr writer, uint64_t requ
 static void clear(struct landing *l, struct land_slot *s)
 {
     uint32_t generation = s->ticket.generation + 1;
-    return_pages(l, s->pages, s->n_pages);
+    land_return_pages(l, s->pages, s->n_pages);
     if (s->placed)
         act_cancel(l->self, l->decode[s->decode].addr, s->request, s->attempt, -ECANCELED);
     mdl_seq_free(s->seq);
@@ -131,6 +133,10 @@ static void say_failed(struct landing *l, const struct land_slot *s, int status)
 static void step_n(struct landing *l, struct land_slot *s, enum act_ticket_event event, uint32_t n, int status)
 {
     bool held = s->ticket.state != ACT_TICKET_FREE;
+    if (s->revoked && (event == ACT_TICKET_ON_LEASE || event == ACT_TICKET_ON_DOWN)) {
+        s->revoked = false; /* its writer may not have heard, and then goes nowhere */
+        tell_failed(l, s->requester, s->request, s->attempt, status);
+    }
     unsigned todo = act_ticket_step(&s->ticket, event, n, act_now(l->self), &l->e->tickets);
     uint32_t number = (uint32_t)(s - l->slot);
     l->stats->stale += (todo & ACT_TICKET_DO_COUNT) != 0;
@@ -141,11 +147,11 @@ static void step_n(struct landing *l, struct land_slot *s, enum act_ticket_event
     if (todo & ACT_TICKET_DO_TAKE) {
         l->err.msg[0] = 0;
         int r = land_hand_on(l, s);
-        tell_writer(l, s->writer, s->request, s->attempt, number, s->ticket.generation, !r);
+        tell_writer(l, s->writer, s->request, s->attempt, number, s->ticket.generation, r ? -ECANCELED : 0);
         if (r)
             say_failed(l, s, r);
-        else
-            l->stats->taken++;
+        l->stats->taken += !r;
+        l->stats->held += r ? 0 : (uint64_t)s->held;
     }
     if (todo & ACT_TICKET_DO_FAIL) {
         l->stats->failed++;
@@ -153,7 +159,8 @@ static void step_n(struct landing *l, struct land_slot *s, enum act_ticket_event
     }
     if (todo & ACT_TICKET_DO_ABORT) {
         l->stats->revoked++;
-        tell_writer(l, s->writer, s->request, s->attempt, number, s->ticket.generation, false);
+        tell_writer(l, s->writer, s->request, s->attempt, number, s->ticket.generation,
+                    s->revoked ? -EAGAIN : -ECANCELED);
     }
     if (held && s->ticket.state == ACT_TICKET_FREE)
         clear(l, s);
@@ -163,7 +170,7 @@ static void step_n(struct landing *l, struct land_slot *s, enum act_ticket_event
         step_n(l, s, ACT_TICKET_ON_DOWN, 0, status);
 }
 
-static void step(struct landing *l, struct land_slot *s, enum act_ticket_event event, int status)
+void land_step(struct landing *l, struct land_slot *s, enum act_ticket_event event, int status)
 {
     step_n(l, s, event, 0, status);
 }
@@ -181,7 +188,7 @@ static void say_failed(struct landing *l, const struct land_slot *s, int status)
 
 /* ---- a question ---- */
 
-static struct land_slot *find_slot(struct landing *l, uint64_t request, uint16_t attempt)
+struct land_slot *land_find_slot(struct landing *l, uint64_t request, uint16_t attempt)
 {
     for (int i = 0; i < l->n_slots; i++)
         if (l->slot[i].ticket.state != ACT_TICKET_FREE && l->slot[i].request == request &&
@@ -195,7 +202,7 @@ static void give_up(struct landing *l, uint64_t request, int attempt)
     for (int i = 0; i < l->n_slots; i++) {
         struct land_slot *s = &l->slot[i];
         if (s->ticket.state != ACT_TICKET_FREE && s->request == request && s->attempt <= attempt)
-            step(l, s, ACT_TICKET_ON_GIVE_UP, -ECANCELED);
+            land_step(l, s, ACT_TICKET_ON_GIVE_UP, -ECANCELED);
     }
 }
 
@@ -217,7 +224,7 @@ static void ask_decode(struct landing *l, struct land_slot *s)
     struct act_msg m;
     size_t bytes;
     if (act_msg_new(ACT_RESERVE, l->decode[s->decode].addr, s->buf->size, &m)) {
-        step(l, s, ACT_TICKET_ON_REFUSE, -EAGAIN);
+        land_step(l, s, ACT_TICKET_ON_REFUSE, -EAGAIN);
         return;
     }
     memcpy(act_msg_tail(&m, &bytes), s->buf->data, s->buf->size);
@@ -227,7 +234,7 @@ static void ask_decode(struct landing *l, struct land_slot *s)
         .ids = (uint32_t)s->recipe.n_ids, .max_tokens = (uint32_t)s->max_new, .requester = s->requester};
     if (act_request(l->self, &m)) {
         act_msg_drop(&m);
-        step(l, s, ACT_TICKET_ON_REFUSE, -EAGAIN);
+        land_step(l, s, ACT_TICKET_ON_REFUSE, -EAGAIN);
         return;
     }
     l->decode[s->decode].given++;
@@ -275,7 +282,7 @@ static void take_reserve(struct landing *l, struct act_msg *m)
             s = &l->slot[i];
     /* Cancels at Decode mean all of an attempt, so it has one ticket at a time. Its writer asks twice when a doubled
      * refusal looks like an answer to the next question. */
-    if (status || !s || find_slot(l, m->request, m->attempt)) {
+    if (status || !s || land_find_slot(l, m->request, m->attempt)) {
         refuse(l, &p, status ? status : -EAGAIN);
         return;
     }
@@ -288,27 +295,16 @@ static void take_reserve(struct landing *l, struct act_msg *m)
     s->recipe = recipe;
     s->max_new = (int)in->max_tokens;
     s->decode = best_decode(l);
+    s->order = ++l->order;
     s->buf = act_msg_take(m);
     l->stats->open++;
-    step(l, s, ACT_TICKET_ON_RESERVE, 0);
+    land_step(l, s, ACT_TICKET_ON_RESERVE, 0);
     ask_decode(l, s);
-}
-
-static void ask_pages(struct landing *l, struct land_slot *s)
-{
-    struct act_msg m = act_msg_make(ACT_PAGES_ASK, l->e->tier);
-    m.request = s->request;
-    m.attempt = s->attempt;
-    act_p_pages_ask(&m)->pages = (uint32_t)block_count(l, land_most_tokens(l, s));
-    s->later = false;
-    s->asked_pages = act_request(l->self, &m) == 0;
-    if (!s->asked_pages)
-        step(l, s, ACT_TICKET_ON_REFUSE, -EAGAIN);
 }
 
 static void take_reserved(struct landing *l, struct act_msg *m)
 {
-    struct land_slot *s = find_slot(l, m->request, m->attempt);
+    struct land_slot *s = land_find_slot(l, m->request, m->attempt);
     const struct act_p_reserved *in = act_p_reserved(m);
     if (!s || s->ticket.state != ACT_TICKET_GRANTING) { /* given up: a cancel may have overtaken the question */
         if (!in->status)
@@ -316,55 +312,12 @@ static void take_reserved(struct landing *l, struct act_msg *m)
         return;
     }
     if (in->status) {
-        step(l, s, ACT_TICKET_ON_REFUSE, in->status);
+        land_step(l, s, ACT_TICKET_ON_REFUSE, in->status);
         return;
     }
     s->place = in->ticket;
     s->placed = true;
-    ask_pages(l, s);
-}
-
-static int make_sequence(struct landing *l, struct land_slot *s)
-{
-    const struct mdl_seq_params params = act_seq_params(l->e, s->recipe.n_ids + s->max_new);
-    int r = mdl_seq_new(l->e->m->cfg, &params, &s->seq, &l->err);
-    for (int b = 0; !r && b < s->n_pages; b++)
-        mdl_seq_attach(s->seq, b, kv_device_bytes(l->e->device, (int)s->pages[b]));
-    return r;
-}
-
-static void take_pages(struct landing *l, struct act_msg *m)
-{
-    struct land_slot *s = find_slot(l, m->request, m->attempt);
-    const struct act_p_pages_given *in = act_p_pages_given(m);
-    size_t bytes;
-    const uint32_t *page = act_msg_tail(m, &bytes);
-    int n = (int)in->pages < (int)(bytes / sizeof *page) ? (int)in->pages : (int)(bytes / sizeof *page);
-    if (!s || s->ticket.state != ACT_TICKET_GRANTING || !s->asked_pages) {
-        return_pages(l, page, n);
-        return;
-    }
-    s->asked_pages = false;
-    if (in->status) { /* asks again until the ticket's deadline */
-        s->later = true;
-        if (!act_timer_pending(&l->retry))
-            act_timer_after(l->self, &l->retry, RETRY_NS, TAG_RETRY);
-        return;
-    }
-    s->pages = calloc((size_t)n + 1, sizeof *s->pages);
-    if (!s->pages) {
-        return_pages(l, page, n);
-        step(l, s, ACT_TICKET_ON_REFUSE, -EAGAIN);
-        return;
-    }
-    memcpy(s->pages, page, (size_t)n * sizeof *page);
-    s->n_pages = n;
-    s->link = l->link[s->writer.peer];
-    if (s->writer.peer && !s->link) { /* it may have no connection for its rows yet */
-        step(l, s, ACT_TICKET_ON_REFUSE, -EAGAIN);
-        return;
-    }
-    step(l, s, make_sequence(l, s) ? ACT_TICKET_ON_REFUSE : ACT_TICKET_ON_GRANT, -EAGAIN);
+    land_pages_ask(l, s);
 }
 
 /* ---- writes ---- */
@@ -385,7 +338,7 @@ static void take_written(struct landing *l, struct act_msg *m)
 {
     struct land_slot *s = slot_of(l, act_p_kv_written(m)->ticket, act_p_kv_written(m)->generation);
     if (takes_rows(s) && !s->link)
-        step(l, s, ACT_TICKET_ON_WRITE, -EPROTO);
+        land_step(l, s, ACT_TICKET_ON_WRITE, -EPROTO);
     else
         l->stats->stale++;
 }
@@ -398,7 +351,7 @@ static void take_immediate(struct landing *l, struct act_msg *m)
     struct land_slot *s = number < (uint32_t)l->n_slots ? &l->slot[number] : NULL;
     if (takes_rows(s) && (s->ticket.generation & 0xffff) == (in->immediate & 0xffff) && s->writer.peer == in->peer &&
         s->link && s->link == in->generation)
-        step(l, s, ACT_TICKET_ON_WRITE, -EPROTO);
+        land_step(l, s, ACT_TICKET_ON_WRITE, -EPROTO);
     else
         l->stats->stale++;
 }
@@ -409,7 +362,7 @@ static void take_ready(struct landing *l, struct act_msg *m)
     struct land_slot *s = slot_of(l, in.ticket, in.generation);
     if (!s) { /* the writer learns that there is no such ticket */
         l->stats->stale++;
-        tell_writer(l, m->src, m->request, m->attempt, in.ticket, in.generation, false);
+        tell_writer(l, m->src, m->request, m->attempt, in.ticket, in.generation, -ECANCELED);
         return;
     }
     if (s->ticket.state == ACT_TICKET_OPEN) {
@@ -423,7 +376,8 @@ static void take_closed(struct landing *l, struct act_msg *m)
 {
     struct land_slot *s = slot_of(l, act_p_ticket_closed(m)->ticket, act_p_ticket_closed(m)->generation);
     if (s)
-        step(l, s, ACT_TICKET_ON_CLOSED, -EHOSTDOWN);
+        land_step(l, s, act_p_ticket_closed(m)->status == -EAGAIN ? ACT_TICKET_ON_RETURN : ACT_TICKET_ON_CLOSED,
+                  -EHOSTDOWN);
     else
         l->stats->stale++;
 }
@@ -436,7 +390,7 @@ static void connection_ended(struct landing *l, uint16_t peer, uint32_t link)
     for (int i = 0; i < l->n_slots; i++) {
         struct land_slot *s = &l->slot[i];
         if (s->ticket.state != ACT_TICKET_FREE && s->link && s->link == link && s->writer.peer == peer)
-            step(l, s, ACT_TICKET_ON_DOWN, -EHOSTDOWN);
+            land_step(l, s, ACT_TICKET_ON_DOWN, -EHOSTDOWN);
     }
 }
 
@@ -457,7 +411,7 @@ static void take_class(struct landing *l, const struct act_p_node_class *in)
 /* Of a request, wherever its sequence is by now. */
 static void take_cancel(struct landing *l, struct act_msg *m)
 {
-    bool known = find_slot(l, m->request, m->attempt) != NULL;
+    bool known = land_find_slot(l, m->request, m->attempt) != NULL;
     give_up(l, m->request, m->attempt);
     for (int i = 0; i < l->e->n_decode; i++)
         if (!act_addr_is_nobody(l->decode[i].addr))
@@ -540,17 +494,17 @@ static void pass_budget(struct landing *l, const struct act_msg *m)
 static void take_returned(struct landing *l, struct act_msg *m)
 {
     enum act_type type = act_msg_returned_type(m);
-    struct land_slot *s = find_slot(l, m->request, m->attempt);
+    struct land_slot *s = land_find_slot(l, m->request, m->attempt);
     size_t bytes;
     if (type == ACT_HANDOFF && m->buf) { /* Decode had given the place up: a cancel crossed the hand-off */
         uint32_t moved = ((const struct act_b_handoff *)(const void *)m->buf->data)->moved;
         size_t before = moved ? moved - 1 : (size_t)l->e->m->cfg->vocab_size;
         const uint32_t *last = (const uint32_t *)(const void *)(m->buf->data + act_type_info(type)->body_size);
-        return_pages(l, last + before, (int)act_p_handoff(m)->pages);
+        land_return_pages(l, last + before, (int)act_p_handoff(m)->pages);
         tell_unplaced(l, m->request, m->attempt);
     } else if (type == ACT_REPLAY && m->buf) {
         const uint32_t *page = (const uint32_t *)(const void *)(m->buf->data + act_type_info(type)->body_size);
-        return_pages(l, page, (int)act_p_replay(m)->pages);
+        land_return_pages(l, page, (int)act_p_replay(m)->pages);
         const struct act_b_replay *b = (const struct act_b_replay *)(const void *)m->buf->data;
         act_cancel(l->self, b->decode, m->request, m->attempt, -ECANCELED);
         tell_failed(l, b->requester, m->request, m->attempt, -EHOSTDOWN);
@@ -560,17 +514,17 @@ static void take_returned(struct landing *l, struct act_msg *m)
             refuse_move(l, requester, type, m);
     } else if (type == ACT_LOAD) {
         act_routers_message(&l->routers, m);
-    } else if (type == ACT_RESERVE || type == ACT_PAGES_ASK) {
+    } else if (type == ACT_RESERVE || type == ACT_KV_LOOKUP || type == ACT_PAGES_ASK) {
         if (s)
-            step(l, s, ACT_TICKET_ON_REFUSE, -EHOSTDOWN);
+            land_step(l, s, ACT_TICKET_ON_REFUSE, -EHOSTDOWN);
     } else if (type == ACT_RESERVED) { /* the writer was gone before its answer came */
         s = slot_of(l, act_p_reserved(m)->ticket, act_p_reserved(m)->generation);
         if (s && !act_p_reserved(m)->status && act_msg_tail(m, &bytes))
-            step(l, s, ACT_TICKET_ON_DOWN, -EHOSTDOWN);
+            land_step(l, s, ACT_TICKET_ON_DOWN, -EHOSTDOWN);
     } else if (type == ACT_TICKET_ABORT) { /* the writer is gone; what it put may still be on its way */
         s = slot_of(l, act_p_ticket_abort(m)->ticket, act_p_ticket_abort(m)->generation);
         if (s && s->ticket.state == ACT_TICKET_QUARANTINE)
-            step(l, s, s->link ? ACT_TICKET_ON_LEASE : ACT_TICKET_ON_DOWN, -EHOSTDOWN);
+            land_step(l, s, s->link ? ACT_TICKET_ON_LEASE : ACT_TICKET_ON_DOWN, -EHOSTDOWN);
     } else if (type == ACT_LINK_FENCE) { /* with the link every connection has ended */
         for (int i = 0; i < l->n_slots; i++)
             if (l->slot[i].link)
@@ -600,7 +554,7 @@ static void take_down(struct landing *l, struct act_msg *m)
         s->placed = false;
         if (granted)
             tell_failed(l, s->requester, s->request, s->attempt, -EHOSTDOWN);
-        step(l, s, ACT_TICKET_ON_GIVE_UP, -EAGAIN);
+        land_step(l, s, ACT_TICKET_ON_GIVE_UP, -EAGAIN);
     }
     for (int k = 0; k < l->e->limits.streams; k++) {
         struct land_handed *h = &d->handed[k];
@@ -635,10 +589,11 @@ static void report_load(struct landing *l)
     for (int i = 0; i < l->routers.n; i++)
         act_load_report(l->self, l->routers.addr[i], CFG_ROLE_DECODE, &l->load_sequence, &sum);
     const uint64_t figures[ACT_LANDING_FIGURES] = {
-        [ACT_LANDING_GRANTED] = l->stats->granted, [ACT_LANDING_REFUSED] = l->stats->refused,
-        [ACT_LANDING_TAKEN] = l->stats->taken,     [ACT_LANDING_FAILED] = l->stats->failed,
-        [ACT_LANDING_REVOKED] = l->stats->revoked, [ACT_LANDING_FENCED] = l->stats->fenced,
-        [ACT_LANDING_STALE] = l->stats->stale,     [ACT_LANDING_OPEN] = (uint64_t)l->stats->open,
+        [ACT_LANDING_GRANTED] = l->stats->granted,     [ACT_LANDING_REFUSED] = l->stats->refused,
+        [ACT_LANDING_TAKEN] = l->stats->taken,         [ACT_LANDING_FAILED] = l->stats->failed,
+        [ACT_LANDING_REVOKED] = l->stats->revoked,     [ACT_LANDING_FENCED] = l->stats->fenced,
+        [ACT_LANDING_STALE] = l->stats->stale,         [ACT_LANDING_HELD] = l->stats->held,
+        [ACT_LANDING_OPEN] = (uint64_t)l->stats->open,
     };
     act_figures_send(l->self, l->e->observer, ACT_FIGURES_LANDING, figures, ACT_LANDING_FIGURES);
     act_timer_after(l->self, &l->load, ACT_LOAD_REPORT_NS, TAG_LOAD);
@@ -661,7 +616,7 @@ static void look_at_leases(struct landing *l)
     for (int i = 0; i < l->n_slots; i++) {
         struct land_slot *s = &l->slot[i];
         if (s->ticket.state != ACT_TICKET_FREE && s->ticket.deadline <= now)
-            step(l, s, ACT_TICKET_ON_LEASE, s->ticket.state == ACT_TICKET_GRANTING ? -EAGAIN : -ETIMEDOUT);
+            land_step(l, s, ACT_TICKET_ON_LEASE, s->ticket.state == ACT_TICKET_GRANTING ? -EAGAIN : -ETIMEDOUT);
         if (s->ticket.state != ACT_TICKET_FREE && s->ticket.deadline < first)
             first = s->ticket.deadline;
     }
@@ -673,9 +628,8 @@ static void take_timer(struct landing *l, uint64_t tag)
 {
     if (tag == TAG_LOAD)
         report_load(l);
-    for (int i = 0; i < l->n_slots && tag == TAG_RETRY; i++)
-        if (l->slot[i].ticket.state == ACT_TICKET_GRANTING && l->slot[i].later)
-            ask_pages(l, &l->slot[i]);
+    else if (tag == LAND_TAG_RETRY)
+        land_pages_again(l);
 }
 
 static int landing_receive(struct act_self *self, void *state, struct act_msg *m, int count)
@@ -690,8 +644,12 @@ static int landing_receive(struct act_self *self, void *state, struct act_msg *m
         case ACT_RESERVED:
             take_reserved(l, &m[i]);
             break;
+        case ACT_KV_FOUND:
         case ACT_PAGES_GIVEN:
-            take_pages(l, &m[i]);
+            land_pages_take(l, &m[i]);
+            break;
+        case ACT_TICKETS_REVOKE:
+            land_revoke(l, &m[i]);
             break;
         case ACT_KV_WRITTEN:
             take_written(l, &m[i]);

@@ -6,7 +6,7 @@
 #include "actors/recipe.h"
 #include "actors/router.h"
 
-enum { LAND_TOMBSTONES = 256 };
+enum { LAND_TOMBSTONES = 256, LAND_TAG_RETRY = 2 };
 
 struct land_slot {
     struct act_ticket ticket;
@@ -19,10 +19,13 @@ struct land_slot {
     int max_new;
     int decode;     /* whose place it has or asked for */
     uint32_t place; /* there */
-    bool placed, asked_pages, later;
+    bool placed, asked_held, asked_pages, later;
     uint32_t *pages; /* [blocks of the prompt] */
     int n_pages;
-    uint32_t link; /* the connection that the writer's puts use; 0: it is of this process, or has no ticket yet */
+    int held;       /* the first so many of them are of this process's own history: nobody writes to them */
+    uint32_t link;  /* the connection that the writer's puts use; 0: it is of this process, or has no ticket yet */
+    bool revoked;   /* its pages are needed by what runs; the writer knows, or the requester will */
+    uint64_t order; /* of questions: the highest is the youngest */
     struct mdl_seq *seq;
     struct act_buf *ready;
     struct act_p_kv_ready announced;
@@ -57,6 +60,8 @@ struct landing {
     int n_slots;
     struct land_decoder decode[ACT_INSTANCES_MAX];
     struct act_timer lease, retry, load;
+    uint64_t order;
+    int64_t grants_after;         /* ns: running sequences lack pages until then */
     uint32_t link[ACT_PEERS_MAX]; /* connections of class kv, by node; 0: none */
     struct act_routers routers;   /* of other nodes */
     uint32_t load_sequence;
@@ -88,5 +93,23 @@ static inline int land_most_tokens(const struct landing *l, const struct land_sl
 /* Of a ready ticket (landing_take.c). The sequence goes to Decode, or to Replay before. 0; -errno: what came cannot be
  * used, err says more if there is more to say, and the place is given up with the slot. */
 int land_hand_on(struct landing *l, struct land_slot *s);
+
+/* ---- landing.c ---- */
+
+/* An event of the slot's ticket; the slot may be free afterwards. status: what whoever is told of an end hears. */
+void land_step(struct landing *l, struct land_slot *s, enum act_ticket_event event, int status);
+void land_return_pages(struct landing *l, const uint32_t *page, int n);
+struct land_slot *land_find_slot(struct landing *l, uint64_t request, uint16_t attempt);
+
+/* ---- landing_pages.c ---- */
+
+/* The slot has its place: looks for its pages, which ends in GRANT or REFUSE. */
+void land_pages_ask(struct landing *l, struct land_slot *s);
+/* KV_FOUND, PAGES_GIVEN. */
+void land_pages_take(struct landing *l, struct act_msg *m);
+/* The timer for those that found none. */
+void land_pages_again(struct landing *l);
+/* TICKETS_REVOKE. */
+void land_revoke(struct landing *l, struct act_msg *m);
 
 #endif

@@ -134,6 +134,7 @@ static void reserve(struct prefill *p, struct job *j)
     act_sending_ask(&j->sending, p->self, p->e, j->decode, j->request, j->attempt,
                     exact ? MDL_HANDOFF_FULL : p->e->form);
     memcpy(act_msg_tail(&m, &bytes), j->buf->data, j->buf->size);
+    ((struct act_b_prefill *)act_msg_tail(&m, &bytes))->history = j->history;
     m.request = j->request;
     m.attempt = j->attempt;
     *act_p_reserve(&m) = (struct act_p_reserve){.ids = (uint32_t)j->recipe.n_ids,
@@ -224,7 +225,7 @@ static int begin_plan(struct prefill *p, struct job *j)
 /* What the job's state asks for next; nothing while an answer is outstanding. */
 static void push_on(struct prefill *p, struct job *j)
 {
-    if (j->asked)
+    if (j->asked || j->again)
         return;
     if (j->state == JOB_QUEUED) {
         j->state = JOB_RESERVING;
@@ -342,6 +343,9 @@ static void take_given(struct prefill *p, struct job *j, struct act_msg *m)
         pre_job_fail(p, j, r, p->err.msg);
         return;
     }
+    pre_check_history(p, j);
+    if (j->again)
+        return;
     report_prefilling(p, j);
     pre_send_rows(p, j);
 }
@@ -389,11 +393,10 @@ static void leave_step(struct prefill *p)
     p->running = p->waiting = p->lacks_rows = false;
 }
 
-/* What was computed of a prompt that is given up serves the next one that begins like it. */
-static void keep_finished(struct prefill *p, const struct job *j)
+void pre_keep_finished(struct prefill *p, const struct job *j)
 {
     bool replayed = j->plan.hit && !j->plan.continued;
-    if (j->state == JOB_RUNNING && j->seq && act_load_whole(&j->load))
+    if ((j->state == JOB_RUNNING || j->state == JOB_SENDING) && j->seq && act_load_whole(&j->load))
         act_history_publish(p->self, p->e, &j->recipe, j->recipe.ids, j->seq, j->pages, j->n_pages,
                             replayed ? KV_TAINTED : KV_CLEAN, replayed ? j->plan.hit : 0);
 }
@@ -407,7 +410,7 @@ static void cancel_job(struct prefill *p, struct job *j)
         leave_step(p); /* that end may be far away */
     if (j->state >= JOB_RESERVING)
         act_cancel(p->self, j->decode, j->request, j->attempt, -ECANCELED);
-    keep_finished(p, j);
+    pre_keep_finished(p, j);
     pre_pages_return(p, j);
     pre_job_remove(p, j);
 }
@@ -462,7 +465,7 @@ static bool job_next(struct job *j, int rows, struct mdl_segment *seg)
 /* A prompt whose rows are still being read runs alone, and only when no other can, so that it holds nobody up. */
 static bool may_share(const struct prefill *p, const struct job *j, bool late)
 {
-    return j->state == JOB_RUNNING && (act_load_whole(&j->load) || (late && !p->step->n_segments));
+    return j->state == JOB_RUNNING && !j->again && (act_load_whole(&j->load) || (late && !p->step->n_segments));
 }
 
 /* Tokens of the prompt up to the next point at which a snapshot is kept. */
@@ -524,7 +527,7 @@ static void build_step(struct prefill *p)
 static bool can_go_on(const struct prefill *p)
 {
     for (const struct job *j = p->first; j; j = j->next)
-        if (j->state == JOB_RUNNING && j->segment < 0 && act_load_whole(&j->load))
+        if (j->state == JOB_RUNNING && !j->again && j->segment < 0 && act_load_whole(&j->load))
             return true;
     return false;
 }
@@ -620,7 +623,7 @@ static void end_step(struct prefill *p, int status)
         j->segment = -1;
         if (j->cancelled) {
             act_cancel(p->self, j->decode, j->request, j->attempt, -ECANCELED);
-            keep_finished(p, j);
+            pre_keep_finished(p, j);
             pre_pages_return(p, j);
             pre_job_remove(p, j);
             continue;
@@ -634,6 +637,8 @@ static void end_step(struct prefill *p, int status)
         mdl_step_commit(p->step, at, seg->n);
         mdl_prefill_advance(&j->plan, seg);
         keep_point(p, j, seg);
+        if (j->again)
+            continue;
         bool whole = !job_next(j, 1, &more);
         if (whole && act_sending_writing(&j->sending))
             pre_send_rest(p, j, mdl_step_logits(p->step, at, seg->n - 1));
@@ -765,6 +770,7 @@ static int prefill_receive(struct act_self *self, void *state, struct act_msg *m
     (void)self;
     take_messages(p, m, count);
     check_reads(p);
+    pre_begin_again(p);
     push_all(p);
     if (p->lacks_rows && can_go_on(p))
         leave_step(p);
@@ -773,6 +779,7 @@ static int prefill_receive(struct act_self *self, void *state, struct act_msg *m
     if (p->running && !p->waiting)
         advance(p);
     pre_send_what_waits(p);
+    pre_begin_again(p);
     push_all(p);
     pre_look_at_tickets(p);
     tell_busy(p, p->active > 0);

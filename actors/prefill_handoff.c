@@ -14,6 +14,8 @@
  * was lost end before. */
 static void ticket_did(struct prefill *p, struct job *j, unsigned todo, int status)
 {
+    if (j->again)
+        return;
     if (todo & (ACT_TICKET_DO_FAIL | ACT_TICKET_DO_END) && j->segment >= 0)
         j->broken = j->broken ? j->broken : status;
     else if (todo & ACT_TICKET_DO_FAIL)
@@ -27,12 +29,68 @@ void pre_ticket_event(struct prefill *p, struct job *j, enum act_ticket_event ev
     ticket_did(p, j, act_sending_event(&j->sending, event), event == ACT_TICKET_ON_LEASE ? -ETIMEDOUT : -EHOSTDOWN);
 }
 
+/* The decoder needs its pages for what runs: the prompt asks for a ticket again. One that is handed over by now is not
+ * here any more, and one whose grant is still to come could not tell it from the next. */
+static void take_revoked(struct prefill *p, struct job *j)
+{
+    if (j->state == JOB_CONFIRMING || j->state == JOB_RESERVING)
+        pre_job_fail(p, j, -ECONNRESET, "the hand-off to the decoder failed");
+    else
+        j->again = true;
+}
+
 void pre_take_ticket_message(struct prefill *p, struct act_msg *m)
 {
     struct job *j = pre_job_find(p, m->request, m->attempt);
     unsigned todo = act_sending_message(p->self, j ? &j->sending : act_left_find(p->left, m), m);
-    if (j)
+    bool ended =
+        todo & (ACT_TICKET_DO_FAIL | ACT_TICKET_DO_END) || (j && j->sending.ticket.state == ACT_TICKET_DRAINING);
+    if (j && ended && m->type == ACT_TICKET_ABORT && act_p_ticket_abort(m)->reason == -EAGAIN)
+        take_revoked(p, j);
+    else if (j)
         ticket_did(p, j, todo, -EHOSTDOWN);
+}
+
+/* Clean rows are the same wherever they were computed. Those that are computed behind a replayed hit are not, so the
+ * decoder's own, clean ones can stand for the hit only. */
+void pre_check_history(struct prefill *p, struct job *j)
+{
+    int per = p->e->layout.block_tokens;
+    bool replayed = j->plan.hit && !j->plan.continued;
+    if (!act_sending_writing(&j->sending) || !replayed || j->sending.held * per <= j->plan.hit)
+        return;
+    j->history = (uint32_t)(j->plan.hit / per) + 1;
+    j->again = true;
+}
+
+static void begin_again(struct prefill *p, struct job *j)
+{
+    pre_keep_finished(p, j);
+    j->sending.again = true;
+    act_sending_end(&j->sending, &p->left, j->pages, j->n_pages);
+    mdl_seq_free(j->seq);
+    act_buf_free(j->snapshot);
+    free(j->pages);
+    free(j->logits);
+    j->seq = NULL;
+    j->snapshot = NULL;
+    j->pages = NULL;
+    j->logits = NULL;
+    j->n_pages = j->hit = 0;
+    j->load = (struct act_load){0};
+    j->plan = (struct mdl_prefill){0};
+    j->again = j->asked = j->later = false;
+    j->state = JOB_RESERVING;
+}
+
+/* Answers and ends of writes name the request only: those that are on their way have to come first. */
+void pre_begin_again(struct prefill *p)
+{
+    for (struct job *j = p->first; j; j = j->next) {
+        bool waits = (j->asked && !j->later && j->state != JOB_RESERVING) || j->segment >= 0 || j->sending.puts;
+        if (j->again && !waits)
+            begin_again(p, j);
+    }
 }
 
 void pre_take_put_done(struct prefill *p, struct act_msg *m)
@@ -165,6 +223,8 @@ void pre_send_what_waits(struct prefill *p)
 {
     for (struct job *j = p->first, *next; j; j = next) {
         next = j->next;
+        if (j->again)
+            continue;
         if (j->state == JOB_SENDING)
             pre_send_rest(p, j, j->logits);
         else if (j->state == JOB_RUNNING && j->segment < 0)

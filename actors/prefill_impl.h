@@ -27,8 +27,10 @@ struct job {
     bool asked; /* an answer of this state is outstanding */
     bool later; /* or the timer lets it ask again */
     bool cancelled;
-    bool replay; /* came from another process; its requester has heard of its prompt */
-    int broken;  /* the hand-off failed while the job was in a step: why */
+    bool replay;      /* came from another process; its requester has heard of its prompt */
+    bool again;       /* it begins anew with another ticket, as soon as nothing holds it */
+    uint32_t history; /* of RESERVE */
+    int broken;       /* the hand-off failed while the job was in a step: why */
     uint64_t request;
     uint16_t attempt;
     struct act_addr requester, decode;
@@ -93,6 +95,8 @@ void pre_pages_return(struct prefill *p, struct job *j);
 void pre_job_remove(struct prefill *p, struct job *j);
 /* Tells the requester why, gives the place at Decode up, and forgets the job. */
 void pre_job_fail(struct prefill *p, struct job *j, int status, const char *text);
+/* What was computed of a prompt that is given up serves the next one that begins like it. */
+void pre_keep_finished(struct prefill *p, const struct job *j);
 struct job *pre_job_find(struct prefill *p, uint64_t request, uint16_t attempt);
 /* Whether a cancel of this attempt came before it; the tombstone is used up. */
 bool pre_was_cancelled(struct prefill *p, uint64_t request, uint16_t attempt);
@@ -107,6 +111,10 @@ void pre_take_ticket_message(struct prefill *p, struct act_msg *m);
 void pre_take_put_done(struct prefill *p, struct act_msg *m);
 /* Deadlines of tickets that have passed, and the timer for the next one. */
 void pre_look_at_tickets(struct prefill *p);
+/* Jobs that begin anew: gives up what they have, so that they ask for a place again. */
+void pre_begin_again(struct prefill *p);
+/* The plan of the job is made: does it fit the blocks that its decoder has already? Else it begins anew. */
+void pre_check_history(struct prefill *p, struct job *j);
 /* Sends what another process may have already. The job may have failed afterwards. */
 void pre_send_rows(struct prefill *p, struct job *j);
 /* The sequence and its pages move to the Decode of this process. */

@@ -9,13 +9,12 @@
 enum { WRITE_BLOCKS = 16 };
 
 static void send_closed(struct act_self *self, struct act_addr to, uint64_t request, uint16_t attempt, uint32_t slot,
-                        uint32_t generation)
+                        uint32_t generation, int status)
 {
     struct act_msg m = act_msg_make(ACT_TICKET_CLOSED, to);
     m.request = request;
     m.attempt = attempt;
-    *act_p_ticket_closed(&m) =
-        (struct act_p_ticket_closed){.ticket = slot, .generation = generation, .status = -ECANCELED};
+    *act_p_ticket_closed(&m) = (struct act_p_ticket_closed){.ticket = slot, .generation = generation, .status = status};
     if (act_send(self, &m))
         act_msg_drop(&m); /* the reader's deadlines do without it */
 }
@@ -34,7 +33,8 @@ static unsigned step(struct act_sending *s, enum act_ticket_event event)
     s->ticket.under_way = (uint32_t)s->puts;
     unsigned todo = act_ticket_step(&s->ticket, event, 0, act_now(s->self), &s->e->tickets);
     if (todo & ACT_TICKET_DO_CLOSE)
-        send_closed(s->self, s->reader, s->request, s->attempt, s->slot, s->ticket.generation);
+        send_closed(s->self, s->reader, s->request, s->attempt, s->slot, s->ticket.generation,
+                    s->again ? -EAGAIN : -ECANCELED);
     if (todo & ACT_TICKET_DO_FENCE)
         fence(s);
     return todo;
@@ -64,6 +64,8 @@ bool act_sending_reserved(struct act_sending *s, struct act_msg *m)
             memcpy(s->to, page, (size_t)s->n_to * sizeof *page);
         else
             s->n_to = 0; /* nothing can be written, which fails the job */
+        s->held = in->held < s->n_to ? in->held : 0;
+        s->sent = s->held * s->e->layout.block_tokens;
     }
     step(s, ticket ? ACT_TICKET_ON_GRANTED : ACT_TICKET_ON_REFUSED);
     return ticket;
@@ -213,7 +215,7 @@ unsigned act_sending_message(struct act_self *self, struct act_sending *s, struc
     /* What was lost is no word that nothing will come: the reader ends the connection. */
     bool unknown = s && (s->puts || s->lost) && s->slot == slot && s->ticket.generation == generation;
     if (aborted && !unknown)
-        send_closed(self, m->src, m->request, m->attempt, slot, generation);
+        send_closed(self, m->src, m->request, m->attempt, slot, generation, -ECANCELED);
     return 0;
 }
 
@@ -221,7 +223,7 @@ void act_sending_unwanted(struct act_self *self, struct act_msg *m)
 {
     const struct act_p_reserved *in = act_p_reserved(m);
     if (!in->status && in->pages)
-        send_closed(self, m->src, m->request, m->attempt, in->ticket, in->generation);
+        send_closed(self, m->src, m->request, m->attempt, in->ticket, in->generation, -ECANCELED);
     else if (!in->status)
         act_cancel(self, m->src, m->request, m->attempt, -ECANCELED);
 }

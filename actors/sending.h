@@ -24,9 +24,11 @@ struct act_sending {
     enum mdl_handoff_form form;
     uint32_t *to; /* [blocks of the prompt] pages of the reader */
     int n_to;
+    int held;        /* the first so many of them have their rows already */
     int sent;        /* tokens whose rows are on their way */
     uint32_t writes; /* made */
     int puts;        /* that have not ended, also when the ticket has */
+    bool again;      /* its owner asks for another ticket when this one is closed */
     bool lost;       /* one of them has failed: what the reader has is unknown */
 };
 

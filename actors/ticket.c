@@ -35,6 +35,7 @@ static const struct act_ticket_rule rules[] = {
     RULE(FREE, REFUSE, ALWAYS, FREE, count),
     RULE(FREE, WRITE, ALWAYS, FREE, count),
     RULE(FREE, READY, ALWAYS, FREE, abort_ | count),
+    RULE(FREE, RETURN, ALWAYS, FREE, count),
     RULE(FREE, ASK, ALWAYS, ASKING, ask),
     RULE(FREE, GRANTED, ALWAYS, FREE, close_),
     RULE(FREE, REFUSED, ALWAYS, FREE, count),
@@ -52,6 +53,7 @@ static const struct act_ticket_rule rules[] = {
     RULE(GRANTING, REFUSE, ALWAYS, FREE, refuse | free_),
     RULE(GRANTING, WRITE, ALWAYS, GRANTING, count),
     RULE(GRANTING, READY, ALWAYS, GRANTING, count),
+    RULE(GRANTING, RETURN, ALWAYS, FREE, free_),
     RULE(GRANTING, CLOSED, ALWAYS, FREE, free_),
     RULE(GRANTING, GIVE_UP, ALWAYS, FREE, refuse | free_),
     RULE(GRANTING, LEASE, ALWAYS, FREE, refuse | free_),
@@ -64,6 +66,7 @@ static const struct act_ticket_rule rules[] = {
     RULE(OPEN, READY, IF(ALL), FREE, take),
     RULE(OPEN, READY, IF(FEWER), CLOSING, 0),
     RULE(OPEN, READY, IF(MORE), QUARANTINE, fail | abort_),
+    RULE(OPEN, RETURN, ALWAYS, FREE, free_),
     RULE(OPEN, CLOSED, ALWAYS, FREE, fail | free_),
     RULE(OPEN, GIVE_UP, ALWAYS, QUARANTINE, abort_),
     RULE(OPEN, LEASE, ALWAYS, QUARANTINE, fail | abort_),
@@ -76,6 +79,7 @@ static const struct act_ticket_rule rules[] = {
     RULE(CLOSING, WRITE, IF(FEWER), CLOSING, 0),
     RULE(CLOSING, WRITE, IF(MORE), QUARANTINE, fail | abort_),
     RULE(CLOSING, READY, ALWAYS, CLOSING, count),
+    RULE(CLOSING, RETURN, ALWAYS, FREE, fail | free_),
     RULE(CLOSING, CLOSED, ALWAYS, FREE, fail | free_),
     RULE(CLOSING, GIVE_UP, ALWAYS, QUARANTINE, abort_),
     RULE(CLOSING, LEASE, ALWAYS, QUARANTINE, fail | abort_),
@@ -86,6 +90,7 @@ static const struct act_ticket_rule rules[] = {
     RULE(QUARANTINE, REFUSE, ALWAYS, QUARANTINE, count),
     RULE(QUARANTINE, WRITE, ALWAYS, QUARANTINE, count),
     RULE(QUARANTINE, READY, ALWAYS, QUARANTINE, count),
+    RULE(QUARANTINE, RETURN, ALWAYS, FREE, free_),
     RULE(QUARANTINE, CLOSED, ALWAYS, FREE, free_),
     RULE(QUARANTINE, GIVE_UP, ALWAYS, QUARANTINE, count),
     RULE(QUARANTINE, LEASE, ALWAYS, FENCING, fence),
@@ -96,6 +101,7 @@ static const struct act_ticket_rule rules[] = {
     RULE(FENCING, REFUSE, ALWAYS, FENCING, count),
     RULE(FENCING, WRITE, ALWAYS, FENCING, count),
     RULE(FENCING, READY, ALWAYS, FENCING, count),
+    RULE(FENCING, RETURN, ALWAYS, FREE, free_),
     RULE(FENCING, CLOSED, ALWAYS, FREE, free_),
     RULE(FENCING, GIVE_UP, ALWAYS, FENCING, count),
     RULE(FENCING, LEASE, ALWAYS, FENCING, fence),
@@ -166,7 +172,7 @@ bool act_ticket_can_come(enum act_ticket_state state, enum act_ticket_event even
 {
     if (state == ACT_TICKET_FREE || event >= ACT_TICKET_ON_CLOSED)
         return true;
-    return is_reader(state) == (event <= ACT_TICKET_ON_READY);
+    return is_reader(state) == (event < ACT_TICKET_ON_ASK);
 }
 
 static bool holds(const struct act_ticket *t, const struct act_ticket_rule *r, uint32_t seen, uint32_t expected)
@@ -254,9 +260,9 @@ const char *act_ticket_state_name(enum act_ticket_state state)
 
 const char *act_ticket_event_name(enum act_ticket_event event)
 {
-    static const char *const name[] = {"RESERVE", "GRANT",   "REFUSE",  "WRITE",  "READY",
-                                       "ASK",     "GRANTED", "REFUSED", "FINISH", "ABORT",
-                                       "DRAINED", "CLOSED",  "GIVE_UP", "LEASE",  "DOWN"};
+    static const char *const name[] = {"RESERVE", "GRANT",   "REFUSE",  "WRITE",  "READY", "RETURN",
+                                       "ASK",     "GRANTED", "REFUSED", "FINISH", "ABORT", "DRAINED",
+                                       "CLOSED",  "GIVE_UP", "LEASE",   "DOWN"};
     return event < ACT_TICKET_EVENTS ? name[event] : "?";
 }
 

@@ -38,6 +38,7 @@ enum act_ticket_event {
     ACT_TICKET_ON_REFUSE,  /* there are none */
     ACT_TICKET_ON_WRITE,   /* one that was not here before; doubles are not events */
     ACT_TICKET_ON_READY,   /* KV_READY; step's n: writes in all */
+    ACT_TICKET_ON_RETURN,  /* TICKET_CLOSED, -EAGAIN: nothing was written or will be, the writer asks for another one */
     /* Of the writer. */
     ACT_TICKET_ON_ASK,
     ACT_TICKET_ON_GRANTED,

@@ -406,7 +406,8 @@ static void begin_question(struct act_self *self, struct tier *t, struct questio
     bool clean_only = q->in.flags & ACT_LOOKUP_CLEAN_ONLY;
     while (q->found < q->in.blocks && !find_block(t, &q->chain[q->found + 1], clean_only, &q->block[q->found]))
         q->found++;
-    if (!act_addr_is_nobody(t->e->store) && q->found < q->in.blocks) {
+    bool below = !act_addr_is_nobody(t->e->store) && !(q->in.flags & ACT_LOOKUP_HERE_ONLY);
+    if (below && q->found < q->in.blocks) {
         plan_join(t, q, &p);
         if (!p.load && !ask_below(self, t, q)) {
             q->next = t->questions;

@@ -19,7 +19,7 @@ struct act_tier_block {
 };
 
 /* KV_LOOKUP.flags */
-enum { ACT_LOOKUP_CLEAN_ONLY = 1 };
+enum { ACT_LOOKUP_CLEAN_ONLY = 1, ACT_LOOKUP_HERE_ONLY = 2 /* not in the tiers below */ };
 
 /* arg: struct act_engine *. */
 extern const struct act_behaviour act_tier_device_behaviour;

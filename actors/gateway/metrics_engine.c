@@ -148,6 +148,8 @@ static void landing(const struct gw_context *g, struct gw_bytes *b)
         [ACT_LANDING_FENCED] = {"landing_tickets_fenced_total", "counter",
                                 "Quarantines that ended without the writer's word."},
         [ACT_LANDING_STALE] = {"landing_stale_messages_total", "counter", "Messages for places that are over."},
+        [ACT_LANDING_HELD] = {"landing_held_blocks_total", "counter",
+                              "Blocks of such sequences that were here already and were not sent."},
         [ACT_LANDING_OPEN] = {"landing_tickets_open", "gauge", "Places in use, quarantine included."},
     };
     const uint64_t *v = sums(g, ACT_FIGURES_LANDING);

@@ -231,6 +231,7 @@ static void expand(const struct world *state)
     MESSAGE(ready, reader_on(at, ACT_TICKET_ON_READY, N, "KV_READY"))
     MESSAGE(abort, writer_on(at, ACT_TICKET_ON_ABORT, "TICKET_ABORT"))
     MESSAGE(closed, reader_on(at, ACT_TICKET_ON_CLOSED, 0, "TICKET_CLOSED"))
+    MESSAGE(closed, reader_on(at, ACT_TICKET_ON_RETURN, 0, "TICKET_CLOSED, -EAGAIN"))
     MESSAGE(taken, writer_on(at, ACT_TICKET_ON_CLOSED, "TICKET_CLOSED"))
     if (!w.asked) {
         struct world at = w;

@@ -68,6 +68,61 @@ Test(cluster, forms_of_hand_off)
     ts_cluster_forget(want);
 }
 
+/* ---- a conversation ---- */
+
+static json_int_t rows_sent_by(int i)
+{
+    char *text = ts_node_ask(&ts_cluster.node[i], "status");
+    json_t *j = text ? json_loads(text, 0, NULL) : NULL;
+    cr_assert(j != NULL, "%s does not answer", ts_cluster.node[i].name);
+    json_int_t n =
+        json_integer_value(json_object_get(json_object_get(json_object_get(j, "transport"), "kv"), "put_bytes_out"));
+    json_decref(j);
+    free(text);
+    return n;
+}
+
+/* A second turn begins with the first one, which the decode node has computed or received: only the rest is sent. The
+ * text is that of one process, and that of nodes that have seen nothing before. */
+Test(cluster, a_second_turn_sends_only_what_the_decode_node_lacks)
+{
+    enum { PREFILL = 1, PAIR = 3, SAID = 100, MORE = 30 };
+    static const struct ts_node pair[PAIR] = {
+        {.name = "gateway", .roles = "\"gateway\""},
+        [PREFILL] = {.name = "p0", .roles = "\"prefill\", \"expert\"", .group = "p0"},
+        {.name = "d0", .roles = "\"decode\", \"expert\"", .group = "d0"},
+    };
+    static const char more[] = "replay = { exact = true; };\nkv = { memory = \"16MiB\"; block_tokens = 32; };\n";
+    const struct ts_server *s = &ts_cluster.node[0].http;
+    struct ts_server alone;
+    char *second = NULL;
+    ts_cluster_start(pair, PAIR, "", more);
+    char *first = ts_cluster_complete_to(s, ts_cluster_prompts[0], SAID);
+    cr_assert_gt(asprintf(&second, "%s%s And then", ts_cluster_prompts[0], first), 0);
+    json_int_t before = rows_sent_by(PREFILL);
+    char *warm = ts_cluster_complete_to(s, second, MORE);
+    json_int_t rest = rows_sent_by(PREFILL) - before;
+    ts_cluster_end();
+    ts_cluster_start(pair, PAIR, "", more);
+    before = rows_sent_by(PREFILL);
+    char *cold = ts_cluster_complete_to(s, second, MORE);
+    json_int_t whole = rows_sent_by(PREFILL) - before;
+    ts_cluster_end();
+    ts_server_start(&alone, NULL, "compute = { threads = 1; };\nreplay = { exact = true; };\n");
+    char *one = ts_cluster_complete_to(&alone, second, MORE);
+    ts_server_free(&alone);
+    cr_expect_str_eq(warm, one);
+    cr_expect_str_eq(cold, one);
+    cr_log_info("%lld bytes of %lld", (long long)rest, (long long)whole);
+    cr_expect_gt(rest, 0);
+    cr_expect_lt(rest, whole / 2, "%lld bytes of %lld were sent", (long long)rest, (long long)whole);
+    free(first);
+    free(second);
+    free(warm);
+    free(cold);
+    free(one);
+}
+
 /* ---- clients that leave: every node that worked for them lets go ---- */
 
 enum { DECODE = 2, SPREAD = 5, WAIT = 300, LONG = 900 /* tokens */ };

@@ -153,6 +153,7 @@ static void take_message(struct act_self *self, struct ts_world *w, struct act_m
         act_return(self, m);
     if (o->cancelled || (o->terminal && m->type != ACT_TOKENS)) /* a Request would be gone by now */
         return;
+    o->parked += m->type == ACT_PARKED;
     switch (act_place_message(&o->place, m)) {
     case ACT_PLACE_NONE:
         break;

@@ -152,7 +152,7 @@ static void spawn_far(struct ts_world *w, struct ts_far *f, int index)
     f->arg = (struct act_landing_arg){
         .engine = &f->e, .replay = f->replay, .router = w->two ? NULL : &w->e.router, .stats = &f->stats};
     spawn(w, TS_PART_LANDING, index, &f->arg, &f->landing);
-    f->e.load = f->landing;
+    f->e.load = f->e.landing = f->landing;
 }
 
 /* Both ways. */

@@ -48,6 +48,7 @@ struct ts_outcome {
     float logprob[256];
     int drafted, accepted, drafted_before, accepted_before; /* as TOKENS say; of earlier attempts */
     int finish, cached, status;
+    int parked; /* how often it was set aside */
     bool cancelled;    /* by the client, before any end; what comes afterwards is not looked at */
     int64_t last, gap; /* virtual time of the newest tokens; the longest time without any between two of them */
     int64_t ended;

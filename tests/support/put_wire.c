@@ -27,6 +27,7 @@ static int wire_start(struct act_self *self, void *state, const void *arg)
         w->end[i].last = &w->end[i].first;
         w->end[i].last_due = 0;
     }
+    w->bytes = 0;
     w->puts = w->landed = w->lost = w->refused = w->fences = w->ends = 0;
     return 0;
 }
@@ -147,6 +148,8 @@ static void take_put(struct act_self *self, struct ts_wire *w, struct act_msg *m
                          .from = from_of(w, m->src),
                          .n = (int)(bytes / sizeof *range)};
     memcpy(p->range, range, bytes);
+    for (int i = 0; i < p->n; i++)
+        w->bytes += range[i].size;
     e->last_due = p->due;
     *e->last = p;
     e->last = &p->next;

@@ -27,7 +27,8 @@ struct ts_wire {
     int break_at;      /* the connection ends when this put comes (from 1 on); 0: never */
     int hold_at;       /* this put, and those behind it, take a while longer; 0: none */
     int64_t hold_ns;
-    bool half; /* of what is under way at an end, what was next lands, without a word to anybody */
+    bool half;    /* of what is under way at an end, what was next lands, without a word to anybody */
+    size_t bytes; /* of all puts that came */
     int puts, landed, lost, refused, fences, ends;
     size_t page_bytes;
     struct ts_wire_end end[TS_WIRE_ENDS];
