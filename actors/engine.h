@@ -74,8 +74,8 @@ static inline struct mdl_seq_params act_seq_params(const struct act_engine *e, i
                                    .external_blocks = true};
 }
 
-/* Tokens that a sequence may grow by while it moves to another Decode: the receiver has pages for so many more. Room for
- * the round that is under way, at least, and for one before it. */
+/* Tokens that a sequence may grow by while it moves to another Decode: the receiver has pages for so many more. Room
+ * for the round that is under way, at least, and for one before it. */
 static inline int act_move_slack(const struct act_engine *e)
 {
     return e->layout.block_tokens > 2 * MDL_ROUND_MAX ? e->layout.block_tokens : 2 * MDL_ROUND_MAX;

@@ -40,8 +40,8 @@ enum { ACT_STREAM_BULK = 0x8000 };
 /* Timers of exchanges carry this tag and their stream; the actor hands such TIMERs to act_exchange_message. */
 #define ACT_EXCHANGE_TAG UINT64_C(0x45584348000000)
 
-/* The tag of the TIMER that ends a step which is computed elsewhere (model/compute.h): to the actor it is one more thing
- * that its step has waited for. */
+/* The tag of the TIMER that ends a step which is computed elsewhere (model/compute.h): to the actor it is one more
+ * thing that its step has waited for. */
 #define ACT_COMPUTED_TAG UINT64_C(0x434d5044000000)
 
 struct act_exchange_limits {

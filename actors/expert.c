@@ -6,6 +6,7 @@
 
 #include "actors/exchange.h"
 #include "actors/exchange_wire.h"
+#include "actors/figures.h"
 #include "model/residency.h"
 #include "model/step.h"
 
@@ -40,6 +41,9 @@ struct shard {
     struct act_promise ready;  /* owed for `next` */
     int load_layer, load_slot; /* of `next`: loaded up to here */
     bool loading;
+    uint64_t figures[ACT_SHARD_FIGURES];
+    struct act_timer report; /* runs after work, so that a shard without any sleeps */
+    bool reporting;
 };
 
 static int shard_start(struct act_self *self, void *state, const void *arg)
@@ -132,6 +136,7 @@ static void take_dispatch(struct act_self *self, struct shard *s, struct act_msg
     if (place(s, tail, bytes, &size, &d) && !check(s, act_p_expert_dispatch(m), &size, &d))
         w = malloc(sizeof *w);
     if (!w) {
+        s->figures[ACT_SHARD_REFUSED]++;
         act_return(self, m);
         return;
     }
@@ -141,6 +146,9 @@ static void take_dispatch(struct act_self *self, struct shard *s, struct act_msg
                        .rows = (int)size.rows,
                        .pairs = (int)size.pairs};
     w->buf = act_msg_take(m);
+    s->figures[ACT_SHARD_DISPATCHES]++;
+    s->figures[ACT_SHARD_ROWS] += size.rows;
+    s->figures[ACT_SHARD_PAIRS] += size.pairs;
     struct queue *q = &s->queue[w->head.stream & ACT_STREAM_BULK ? BULK : URGENT];
     if (!q->first && !q->group)
         q->since = act_now(self);
@@ -308,6 +316,7 @@ static void load_one(struct act_self *self, struct shard *s)
         int expert = act_map_slots(n, layer, s->arg->index)[slot];
         if (expert >= 0 && !act_map_holds(s->map, layer, s->arg->index, expert)) {
             mdl_expert_load(s->arg->m, layer, expert);
+            s->figures[ACT_SHARD_LOADED]++;
             return;
         }
     }
@@ -340,6 +349,21 @@ static void take_retire(struct shard *s, uint32_t version)
     act_map_free(old_own);
 }
 
+/* ---- what it says about itself ---- */
+
+static void report(struct act_self *self, struct shard *s)
+{
+    s->figures[ACT_SHARD_WAITING] = 0;
+    for (int q = 0; q < QUEUES; q++) {
+        for (const struct work *w = s->queue[q].first; w; w = w->next)
+            s->figures[ACT_SHARD_WAITING]++;
+        for (const struct work *w = s->queue[q].group; w; w = w->next)
+            s->figures[ACT_SHARD_WAITING]++;
+    }
+    s->reporting = false;
+    act_figures_send(self, *s->arg->observer, ACT_FIGURES_SHARD, s->figures, ACT_SHARD_FIGURES);
+}
+
 static int shard_receive(struct act_self *self, void *state, struct act_msg *m, int count)
 {
     struct shard *s = state;
@@ -350,6 +374,12 @@ static int shard_receive(struct act_self *self, void *state, struct act_msg *m, 
             take_plan(self, s, &m[i]);
         else if (m[i].type == ACT_EXPERT_RETIRE)
             take_retire(s, act_p_expert_retire(&m[i])->map);
+        else if (m[i].type == ACT_TIMER)
+            report(self, s);
+        if (m[i].type != ACT_TIMER && s->arg->observer && !s->reporting) {
+            act_timer_after(self, &s->report, ACT_FIGURES_EVERY_NS, 0);
+            s->reporting = true;
+        }
     }
     struct queue *q = choose(self, s);
     int status = q ? work_on(self, s, q) : 0;

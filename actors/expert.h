@@ -23,6 +23,7 @@ struct act_expert_arg {
     int index;                 /* in the map */
     bool release;              /* give memory of experts back that it no longer owns: nobody else in the process needs
                                   it */
+    const struct act_addr *observer; /* gets its FIGURES; NULL: nobody */
 };
 
 extern const struct act_behaviour act_expert_behaviour;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "actors/figures.h"
 #include "actors/link.h"
 #include "actors/runtime/log.h"
 #include "actors/tier_store.h"
@@ -74,6 +75,8 @@ struct node {
     int *free_place, n_free;
     struct act_timer tick;
     uint64_t given_up;
+    uint64_t finds, reads, stores, failed;
+    int64_t reported; /* when */
     bool draining;
 };
 
@@ -93,6 +96,7 @@ static int refuse(const struct node *k, uint64_t layout, uint32_t n, uint32_t mo
 static void answer_find(struct node *k, struct act_promise *p, uint32_t blocks, int status)
 {
     struct act_msg r = act_msg_make(ACT_REMOTE_FOUND, ACT_NOBODY);
+    k->failed += status < 0;
     *act_p_remote_found(&r) = (struct act_p_remote_found){.blocks = blocks, .status = status};
     act_reply(k->self, p, &r);
 }
@@ -152,6 +156,7 @@ static void take_found(struct node *k, uint64_t id, uint32_t blocks)
 
 static void answer_read(struct node *k, struct act_promise *p, uint32_t load, uint32_t blocks, int status)
 {
+    k->failed += status < 0;
     struct act_msg r = act_msg_make(ACT_REMOTE_DONE, ACT_NOBODY);
     *act_p_remote_done(&r) = (struct act_p_remote_done){.load = load, .blocks = blocks, .status = status};
     act_reply(k->self, p, &r);
@@ -506,6 +511,7 @@ static void take_cancel(struct node *k, const struct act_msg *m)
 
 static void answer_store(struct node *k, struct act_promise *p, uint32_t blocks, int status)
 {
+    k->failed += status < 0;
     struct act_msg r = act_msg_make(ACT_REMOTE_STORED, ACT_NOBODY);
     *act_p_remote_stored(&r) = (struct act_p_remote_stored){.blocks = blocks, .status = status};
     act_reply(k->self, p, &r);
@@ -597,6 +603,19 @@ static void take_stored(struct node *k, uint64_t id, uint32_t blocks, int status
 
 /* ---- time, ends ---- */
 
+static void report(struct node *k)
+{
+    const uint64_t v[ACT_KV_NODE_FIGURES] = {
+        [ACT_KV_NODE_FINDS] = k->finds,          [ACT_KV_NODE_READS] = k->reads,
+        [ACT_KV_NODE_STORES] = k->stores,        [ACT_KV_NODE_FAILED] = k->failed,
+        [ACT_KV_NODE_GIVEN_UP] = k->given_up,    [ACT_KV_NODE_WAITING] = (uint64_t)k->n_waiting,
+        [ACT_KV_NODE_KEEPING] = k->keeping_bytes};
+    if (!k->arg->observer || act_now(k->self) - k->reported < ACT_FIGURES_EVERY_NS)
+        return;
+    k->reported = act_now(k->self);
+    act_figures_send(k->self, *k->arg->observer, ACT_FIGURES_KV_NODE, v, ACT_KV_NODE_FIGURES);
+}
+
 /* A reader that takes nothing for so long is given up, and so is a read that found no room. What is at the reader
  * counts as taken: the buffers were copied. */
 static void on_tick(struct node *k)
@@ -624,6 +643,7 @@ static void on_tick(struct node *k)
     while (k->waiting && k->waiting->since < limit)
         refuse_reading(k, waiting_pop(k), -EAGAIN);
     act_timer_after(k->self, &k->tick, TICK_NS, 0);
+    report(k);
 }
 
 /* The store is gone, or a reader. */
@@ -663,12 +683,15 @@ static void take(struct node *k, struct act_msg *m)
 {
     switch (m->type) {
     case ACT_REMOTE_FIND:
+        k->finds++;
         take_find(k, m);
         break;
     case ACT_REMOTE_READ:
+        k->reads++;
         take_read(k, m);
         break;
     case ACT_REMOTE_STORE:
+        k->stores++;
         take_store(k, m);
         break;
     case ACT_REMOTE_TAKEN:

@@ -51,6 +51,7 @@ struct act_kv_node_arg {
     size_t store_bytes;          /* of blocks that wait to be kept, at most */
     int64_t patience;            /* ns */
     struct act_log *log;
+    const struct act_addr *observer; /* gets its FIGURES; NULL: nobody */
     struct act_kv_node_stats *stats; /* on the actor's worker; NULL: nobody wants to know */
 };
 

@@ -98,7 +98,7 @@ int act_server_start(struct act_server *s, int *port, struct cfg_error *err)
     int r = act_runtime_start(s->rt, err);
     if (r)
         return r;
-    if (!server_has(s, CFG_ROLE_GATEWAY))
+    if (!server_has(s, CFG_ROLE_GATEWAY) && act_addr_is_nobody(s->figures_addr))
         server_on_ready(s, 0);
     pthread_mutex_lock(&s->lock);
     while (!s->ready && !s->failed)
@@ -106,19 +106,21 @@ int act_server_start(struct act_server *s, int *port, struct cfg_error *err)
     *port = s->port;
     bool ready = s->ready;
     pthread_mutex_unlock(&s->lock);
-    return ready ? 0 : cfg_error_set(err, EIO, "the gateway ended before it accepted; the log says why");
+    return ready ? 0 : cfg_error_set(err, EIO, "what accepts HTTP ended before it did; the log says why");
 }
 
 void act_server_url(const struct act_server *s, char *out, size_t size)
 {
-    if (!server_has(s, CFG_ROLE_GATEWAY)) {
-        snprintf(out, size, "node %s at %s", s->node->name, s->link ? s->link->bound : "nowhere");
-        return;
-    }
     const char *host = s->gateway.settings.host;
-    bool v6 = strchr(host, ':') != NULL;
-    snprintf(out, size, "%s://%s%s%s:%d", s->gateway.tls_cert ? "https" : "http", v6 ? "[" : "", host, v6 ? "]" : "",
-             s->port);
+    bool v6 = strchr(host, ':') != NULL, gateway = server_has(s, CFG_ROLE_GATEWAY);
+    int n = gateway ? 0 : snprintf(out, size, "node %s at %s", s->node->name, s->link ? s->link->bound : "nowhere");
+    if (!gateway && act_addr_is_nobody(s->figures_addr))
+        return;
+    if (!gateway && n < (int)size)
+        n += snprintf(out + n, size - (size_t)n, ", figures at ");
+    if (n < (int)size)
+        snprintf(out + n, size - (size_t)n, "%s://%s%s%s:%d", s->gateway.tls_cert ? "https" : "http", v6 ? "[" : "",
+                 host, v6 ? "]" : "", s->port);
 }
 
 static bool is_loopback(const char *host)
@@ -148,8 +150,8 @@ bool act_server_failed(struct act_server *s)
 
 void act_server_reload(struct act_server *s)
 {
-    const struct act_addr who[] = {s->gateway_addr, s->engine.link};
-    for (int i = 0; i < 2; i++) {
+    const struct act_addr who[] = {s->gateway_addr, s->figures_addr, s->engine.link};
+    for (int i = 0; i < 3; i++) {
         struct act_msg m = act_msg_make(ACT_RELOAD, who[i]);
         if (!act_addr_is_nobody(who[i]))
             act_runtime_post(s->rt, &m);
@@ -177,6 +179,7 @@ void act_server_drain(struct act_server *s)
     pthread_mutex_unlock(&s->lock);
     s->drain_began = now_ns();
     tell_to_drain(s, s->gateway_addr);
+    tell_to_drain(s, s->figures_addr);
     tell_to_drain(s, s->kv.addr);
     if (!s->link)
         return;

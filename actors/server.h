@@ -20,7 +20,8 @@ int act_server_new(const struct cfg_config *config, const char *node, struct act
                    struct cfg_error *err);
 /* Starts the workers and waits until the gateway accepts. *port is the one it is bound to. */
 int act_server_start(struct act_server *s, int *port, struct cfg_error *err);
-/* Where it is to be reached, such as "http://127.0.0.1:8000"; valid after start. */
+/* Where it is to be reached, such as "http://127.0.0.1:8000", and of a node without a gateway its figures; valid after
+ * start. */
 void act_server_url(const struct act_server *s, char *out, size_t size);
 /* What the operator should know about who can reach it; NULL: nothing. */
 const char *act_server_warning(const struct act_server *s);

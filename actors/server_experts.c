@@ -14,8 +14,11 @@ static int spawn_shards(struct act_server *s, int first, int n, struct cfg_error
     struct act_experts *e = &s->engine.experts;
     for (int i = first; i < first + n && i < e->n; i++) {
         /* Memory of experts is given back only where nothing else reads them. */
-        s->expert[i] = (struct act_expert_arg){
-            .m = s->m, .map = s->map, .index = i, .release = s->node->roles == CFG_ROLE_EXPERT && n == 1};
+        s->expert[i] = (struct act_expert_arg){.m = s->m,
+                                               .map = s->map,
+                                               .index = i,
+                                               .release = s->node->roles == CFG_ROLE_EXPERT && n == 1,
+                                               .observer = &s->engine.observer};
         const struct act_spawn spec = {.behaviour = &act_expert_behaviour,
                                        .worker = SERVER_WORKER_ENGINE,
                                        .arg = &s->expert[i],

@@ -68,6 +68,7 @@ struct act_server {
     int lock_file;               /* held while the node lives; -1: none */
     struct gw_context gateway;
     struct act_addr gateway_addr; /* nobody: the node has no such role */
+    struct act_addr figures_addr; /* answers /metrics on a node without a gateway; nobody: nobody does */
     /* What the workers tell the main thread. */
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -107,6 +108,11 @@ int server_spawn_kv(struct act_server *s, struct cfg_error *err);
 /* Whoever keeps what tiers say of themselves; before those that have tiers. */
 int server_spawn_watch(struct act_server *s, struct cfg_error *err);
 int server_nodes_open(struct act_server *s, struct cfg_error *err);
+/* server_metrics.c: what answers HTTP at this address, the value of that key of the node: what a gateway and a node
+ * with nodes[].metrics have in common; the actor of the latter, if there is one; the node's part of /metrics. */
+int server_plan_http(struct act_server *s, const char *key, const char *address, struct cfg_error *err);
+int server_spawn_figures(struct act_server *s, struct cfg_error *err);
+void server_node_metrics(void *ctx, struct gw_bytes *b);
 /* server_engram.c: opens the row store, as configured, after the tiers; its actor, before those that ask it; closes it.
  */
 int server_engram_open(struct act_server *s, struct cfg_error *err);

@@ -136,6 +136,7 @@ int server_spawn_kv(struct act_server *s, struct cfg_error *err)
     k->arg.window = ACT_WINDOW_POOL;
     k->arg.link = &s->engine.link;
     k->arg.patience = s->config->kv.nodes.quiet_us * 1000;
+    k->arg.observer = &s->engine.observer;
     k->arg.log = s->log;
     spec.behaviour = &act_kv_node_behaviour;
     spec.arg = &k->arg;

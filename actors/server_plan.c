@@ -106,37 +106,18 @@ static int plan_engine(struct act_server *s, struct cfg_error *err)
 static int plan_gateway(struct act_server *s, struct cfg_error *err)
 {
     const struct cfg_config *c = s->config;
-    const struct cfg_node *node = s->node;
     struct gw_context *g = &s->gateway;
     struct gw_settings *set = &g->settings;
-    const char *port;
-    if (cfg_address_split(node->listen, set->host, sizeof set->host, &port))
-        return cfg_error_set(err, EINVAL, "node \"%s\": listen = \"%s\" is not HOST:PORT", node->name, node->listen);
-    set->port = atoi(port);
-    const char *slash = strrchr(c->model.path, '/');
-    const char *name = c->model.name[0] ? c->model.name : slash && slash[1] ? slash + 1 : c->model.path;
-    snprintf(set->model_name, sizeof set->model_name, "%.*s", (int)sizeof set->model_name - 1, name);
-    snprintf(set->numerics, sizeof set->numerics, "cpu/%s", s->m->exec.be->name);
-    set->started_at = time(NULL);
-    set->revision = s->m->ck->revision;
-    set->context = s->engine.limits.context;
+    int r = server_plan_http(s, "listen", s->node->listen, err);
+    if (r)
+        return r;
     set->default_max_tokens = c->sampling.max_tokens;
     set->max_requests = c->limits.requests;
-    set->threads = mdl_team_size(s->m->team);
     mdl_sampling_init(&set->sampling);
     set->sampling.temperature = c->sampling.temperature;
     set->sampling.top_p = c->sampling.top_p;
     set->debug = c->security.debug;
-    set->stuck_ns = c->limits.stuck_us * 1000;
     set->keepalive_ms = (int)(c->limits.keepalive_us / 1000);
-    set->http = (struct gw_http_limits){.connections = c->limits.connections,
-                                        .header_bytes = (size_t)c->limits.header_bytes,
-                                        .body_bytes = (size_t)c->limits.request_bytes,
-                                        .pending_bytes = (size_t)c->limits.unread_bytes,
-                                        .header_ms = 10000,
-                                        .body_ms = 30000,
-                                        .idle_ms = 75000,
-                                        .stuck_ms = (int)(c->limits.unread_us / 1000)};
     g->model = s->m->cfg;
     g->tok = s->tok;
     g->here = g->there = (struct gw_prompts){.tok = s->tok,
@@ -150,22 +131,10 @@ static int plan_gateway(struct act_server *s, struct cfg_error *err)
                                                           .numerics = set->numerics}};
     g->there.enc = s->enc[1];
     g->block_tokens = c->kv.block_tokens;
-    g->page_bytes = s->engine.layout.block_bytes;
-    g->metrics.decoder.places = s->engine.limits.draft;
-    g->log = s->log;
-    g->ready = server_on_ready;
     g->drained = server_on_drained;
-    g->failed = server_on_failed;
-    g->start_error = &s->gateway_error;
     if (c->log.trace[0] &&
         gw_trace_open(c->log.trace, c->kv.block_tokens, s->engine.layout.block_bytes, &g->trace, err))
         return -EINVAL;
-    g->keys_file = c->security.keys_file[0] ? c->security.keys_file : NULL;
-    g->tls_cert = c->security.tls_cert[0] ? c->security.tls_cert : NULL;
-    g->tls_key = c->security.tls_key;
-    if (g->tls_cert && gw_http_tls_new(g->tls_cert, g->tls_key, &g->tls, err))
-        return -EINVAL;
-    g->ready_ctx = s;
     return 0;
 }
 
@@ -181,5 +150,7 @@ int server_plan(struct act_server *s, struct cfg_error *err)
         r = plan_engine(s, err);
     if (!r && server_has(s, CFG_ROLE_GATEWAY))
         r = plan_gateway(s, err);
+    else if (!r && s->node->metrics[0])
+        r = server_plan_http(s, "metrics", s->node->metrics, err);
     return r;
 }

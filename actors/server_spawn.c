@@ -149,6 +149,8 @@ int server_spawn(struct act_server *s, struct cfg_error *err)
     int r = server_spawn_link(s, err);
     if (!r)
         r = server_spawn_watch(s, err);
+    if (!r)
+        r = server_spawn_figures(s, err);
     for (size_t i = 0; !r && i < sizeof parts / sizeof parts[0]; i++)
         if (server_has(s, parts[i].roles))
             r = parts[i].spawn(s, err);

@@ -32,7 +32,7 @@ struct act_store {
     struct kv_tier *tier[ACT_TIERS_MAX]; /* [0]: host, always there */
     enum act_tier_kind kind[ACT_TIERS_MAX];
     int n_tiers;
-    struct kv_tier *nodes; /* which of them is that of the kv nodes (tier_nodes.h); NULL: none */
+    struct kv_tier *nodes;                        /* which of them is that of the kv nodes (tier_nodes.h); NULL: none */
     struct kv_storage *storage[ACT_STORAGES_MAX]; /* of the tiers; NULL: none */
     struct kv_clock clock;
     int64_t hedge_ns;                /* a read that is later goes on at another tier too; 0: never */

@@ -1,6 +1,7 @@
 #include "actors/tier_watch.h"
 
 #include <stdint.h>
+#include <string.h>
 
 #include "actors/tier_store.h"
 
@@ -14,18 +15,27 @@ static int watch_start(struct act_self *self, void *state, const void *arg)
     return 0;
 }
 
-static void take(struct act_tier_watch *w, struct act_msg *m)
+void act_tier_watch_take(struct act_tier_watch *w, struct act_msg *m)
 {
-    uint32_t tier = act_p_kv_stats(m)->tier;
+    bool stats = m->type == ACT_KV_STATS;
+    uint32_t tier = stats ? act_p_kv_stats(m)->tier : act_p_tier_times(m)->tier;
+    size_t bytes;
     int i = 0;
     while (i < w->n && !(w->row[i].tier == tier && act_addr_equal(w->row[i].who, m->src)))
         i++;
-    if (i == ACT_TIER_WATCH_MAX || tier >= ACT_TIER_KINDS)
+    if (i == ACT_TIER_WATCH_MAX || tier >= ACT_TIER_KINDS || (i == w->n && !stats))
         return;
+    if (i == w->n)
+        memset(&w->row[w->n++], 0, sizeof w->row[i]);
     w->row[i].who = m->src;
     w->row[i].tier = tier;
-    w->row[i].last = *act_b_kv_stats(m);
-    w->n += i == w->n;
+    if (stats) {
+        w->row[i].last = *act_b_kv_stats(m);
+        return;
+    }
+    const void *tail = act_msg_tail(m, &bytes);
+    if (bytes >= sizeof w->row[i].times)
+        memcpy(w->row[i].times, tail, sizeof w->row[i].times);
 }
 
 static int watch_receive(struct act_self *self, void *state, struct act_msg *m, int count)
@@ -33,8 +43,8 @@ static int watch_receive(struct act_self *self, void *state, struct act_msg *m, 
     struct act_tier_watch *w = *(struct act_tier_watch **)state;
     (void)self;
     for (int i = 0; i < count; i++)
-        if (m[i].type == ACT_KV_STATS)
-            take(w, &m[i]);
+        if (m[i].type == ACT_KV_STATS || m[i].type == ACT_TIER_TIMES)
+            act_tier_watch_take(w, &m[i]);
     return 0;
 }
 

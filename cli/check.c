@@ -175,10 +175,16 @@ static int try_bind(const struct addrinfo *ai)
     return e;
 }
 
+/* Where it answers HTTP; "": nowhere. */
+static const char *address_of(const struct cfg_node *n)
+{
+    return n->roles & CFG_ROLE_GATEWAY ? n->listen : n->metrics;
+}
+
 static void check_port(struct check *k)
 {
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
-    const char *listen_at = k->node->listen, *colon = strrchr(listen_at, ':');
+    const char *listen_at = address_of(k->node), *colon = strrchr(listen_at, ':');
     struct addrinfo *ai;
     char host[CFG_ADDRESS_TEXT];
     if (!colon)
@@ -212,11 +218,12 @@ static void check_readers(struct check *k, const char *file)
 static void check_security(struct check *k)
 {
     const struct cfg_config *c = k->c;
+    const char *address = address_of(k->node);
     struct gw_keys keys = {0};
     struct ssl_ctx_st *tls = NULL;
     struct cfg_error err;
-    bool loopback = !strncmp(k->node->listen, "127.", 4) || !strncmp(k->node->listen, "localhost:", 10) ||
-                    !strncmp(k->node->listen, "[::1]", 5);
+    bool loopback =
+        !strncmp(address, "127.", 4) || !strncmp(address, "localhost:", 10) || !strncmp(address, "[::1]", 5);
     if (c->security.keys_file[0] && gw_keys_load(&keys, c->security.keys_file, &err))
         cli_check_say(k, PROBLEM, "security", "%s", err.msg);
     else if (c->security.keys_file[0])
@@ -224,7 +231,7 @@ static void check_security(struct check *k)
     else if (!loopback)
         cli_check_say(k, WARNING, "security",
                       "%s can be reached from other machines and no API key is asked for; set security.keys_file",
-                      k->node->listen);
+                      address);
     gw_keys_free(&keys);
     if (c->security.tls_cert[0] && gw_http_tls_new(c->security.tls_cert, c->security.tls_key, &tls, &err))
         cli_check_say(k, PROBLEM, "security", "%s", err.msg);
@@ -285,8 +292,9 @@ static int check_node(struct check *k)
     cli_check_say(k, FINE, "config", "node \"%s\"", k->node->name);
     check_model(k);
     check_cpu(k);
-    if (k->node->roles & CFG_ROLE_GATEWAY) {
+    if (k->node->roles & CFG_ROLE_GATEWAY)
         check_files(k);
+    if (address_of(k->node)[0]) {
         check_port(k);
         check_security(k);
     }

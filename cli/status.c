@@ -26,11 +26,32 @@ static long long number_of(const json_t *j, const char *key)
     return (long long)json_integer_value(json_object_get(j, key));
 }
 
-static void load_cell(const json_t *load, char cell[CELL])
+/* Tiers that are kept for other nodes; "": none. A block that the first one has not is looked for in the next. */
+static void kept_text(const json_t *tiers, char out[CELL])
+{
+    size_t i, at = 0;
+    json_t *t;
+    long long found = 0, asked = -1;
+    out[0] = 0;
+    json_array_foreach (tiers, i, t) {
+        if (!json_is_true(json_object_get(t, "served")) || at >= CELL)
+            continue;
+        at += (size_t)snprintf(out + at, CELL - at, "%s%s %.1f of %.1f MiB%s", at ? ", " : "keeps ", text_of(t, "tier"),
+                               (double)number_of(t, "bytes") / (1 << 20), (double)number_of(t, "capacity") / (1 << 20),
+                               json_is_true(json_object_get(t, "read_only")) ? " (read-only)" : "");
+        asked = asked < 0 ? number_of(t, "hits") + number_of(t, "misses") : asked;
+        found += number_of(t, "hits");
+    }
+    if (at && at < CELL)
+        snprintf(out + at, CELL - at, ", %lld of %lld found", found, asked);
+}
+
+static void load_cell(const json_t *load, const json_t *tiers, char cell[CELL])
 {
     const json_t *g = json_object_get(load, "gateway"), *p = json_object_get(load, "prefill"),
                  *d = json_object_get(load, "decode");
     size_t at = 0;
+    char kept[CELL];
     cell[0] = 0;
     if (g)
         at += (size_t)snprintf(cell, CELL, "%lld of %lld requests", number_of(g, "requests"), number_of(g, "limit"));
@@ -38,8 +59,12 @@ static void load_cell(const json_t *load, char cell[CELL])
         at += (size_t)snprintf(cell + at, CELL - at, "%sprefill %lld+%lld, %lld tokens", at ? "; " : "",
                                number_of(p, "running"), number_of(p, "waiting"), number_of(p, "tokens"));
     if (d && at < CELL)
-        snprintf(cell + at, CELL - at, "%sdecode %lld+%lld, %lld of %lld pages free", at ? "; " : "",
-                 number_of(d, "running"), number_of(d, "waiting"), number_of(d, "pages_free"), number_of(d, "pages"));
+        at += (size_t)snprintf(cell + at, CELL - at, "%sdecode %lld+%lld, %lld of %lld pages free", at ? "; " : "",
+                               number_of(d, "running"), number_of(d, "waiting"), number_of(d, "pages_free"),
+                               number_of(d, "pages"));
+    kept_text(tiers, kept);
+    if (kept[0] && at < CELL)
+        snprintf(cell + at, CELL - at, "%s%s", at ? "; " : "", kept);
     if (!cell[0])
         snprintf(cell, CELL, "-");
 }
@@ -66,7 +91,7 @@ static void fill_row(const struct cfg_node *n, const struct cli_answer *a, char 
         snprintf(row[5], CELL, "%lld", number_of(a->json, "epoch"));
         snprintf(row[6], CELL, "%d/%zu", up, json_array_size(peers));
     }
-    load_cell(json_object_get(a->json, "load"), row[7]);
+    load_cell(json_object_get(a->json, "load"), json_object_get(a->json, "tiers"), row[7]);
 }
 
 static void print_table(const struct table *t)

@@ -87,6 +87,13 @@ static bool is_name(const char *name)
     return n && !name[n + strspn(name + n, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")];
 }
 
+/* Port 0: the kernel chooses one that is free. */
+static bool is_any_port(const char *address)
+{
+    const char *colon = strrchr(address, ':');
+    return colon && !strcmp(colon, ":0");
+}
+
 static void check_node(const struct cfg_config *c, const struct cfg_node *n, struct cfg_report *report)
 {
     bool gateway = n->roles & CFG_ROLE_GATEWAY;
@@ -99,6 +106,10 @@ static void check_node(const struct cfg_config *c, const struct cfg_node *n, str
     if (n->roles && !gateway && n->listen[0])
         REPORT_AT(report, c, n->place, "Take listen out or add the role gateway.",
                   "node \"%s\" has listen but not the role gateway", n->name);
+    if (gateway && n->metrics[0])
+        REPORT_AT(report, c, n->place, "Take metrics out.",
+                  "node \"%s\" has metrics, and is a gateway, which answers /metrics where it listens: %s", n->name,
+                  n->listen);
     bool served = !(n->roles & (CFG_ROLE_PREFILL | CFG_ROLE_DECODE));
     for (int i = 0; i < c->n_nodes && !served; i++)
         served = c->nodes[i].roles & CFG_ROLE_EXPERT && strcmp(c->nodes[i].experts, n->experts) == 0;
@@ -111,10 +122,11 @@ static void check_node(const struct cfg_config *c, const struct cfg_node *n, str
             REPORT_AT(report, c, n->place, "Give each node a name of its own.",
                       "the node name \"%s\" is taken by the node at %s:%d", n->name, c->files[o->place.file],
                       o->place.line);
-        if (n->listen[0] && strcmp(o->listen, n->listen) == 0 && strcmp(o->host, n->host) == 0)
-            REPORT_AT(report, c, n->place, "Give each gateway an address of its own.",
-                      "node \"%s\" listens at %s on host %s, as node \"%s\" does", n->name, n->listen, n->host,
-                      o->name);
+        const char *mine = gateway ? n->listen : n->metrics,
+                   *other = o->roles & CFG_ROLE_GATEWAY ? o->listen : o->metrics;
+        if (mine[0] && strcmp(mine, other) == 0 && strcmp(o->host, n->host) == 0 && !is_any_port(mine))
+            REPORT_AT(report, c, n->place, "Give each an address of its own.",
+                      "node \"%s\" listens at %s on host %s, as node \"%s\" does", n->name, mine, n->host, o->name);
     }
 }
 

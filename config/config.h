@@ -21,7 +21,7 @@ enum {
     CFG_ADDRESS_TEXT = 256,
     CFG_NODES_MAX = 256,
     CFG_KV_NODES_MAX = 64, /* of these with the role kv */
-    CFG_FILES_MAX = 16, /* the file and what it includes */
+    CFG_FILES_MAX = 16,    /* the file and what it includes */
     CFG_KEYS_MAX = 160,
 };
 
@@ -58,9 +58,10 @@ struct cfg_node {
     char name[CFG_NAME_TEXT];
     unsigned roles;
     char host[CFG_ADDRESS_TEXT];
-    char listen[CFG_ADDRESS_TEXT]; /* "HOST:PORT"; "": no gateway */
-    char experts[CFG_NAME_TEXT];   /* group of expert shards that it uses or belongs to */
-    int port;                      /* for the other nodes; 0: none, one node alone */
+    char listen[CFG_ADDRESS_TEXT];  /* "HOST:PORT"; "": no gateway */
+    char metrics[CFG_ADDRESS_TEXT]; /* "HOST:PORT" of a node without a gateway; "": none */
+    char experts[CFG_NAME_TEXT];    /* group of expert shards that it uses or belongs to */
+    int port;                       /* for the other nodes; 0: none, one node alone */
 };
 
 /* Every field is the key of the same path; docs/CONFIG.md explains each. */

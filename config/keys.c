@@ -363,6 +363,9 @@ const struct cfg_key cfg_keys[] = {
     {"nodes[].listen", CFG_ADDRESS, "HOST:PORT", IN_NODE(listen), .fallback = "",
      .help = "Where a gateway accepts clients. Needed with the role gateway, and only with it. An IPv6 address stands "
              "in brackets."},
+    {"nodes[].metrics", CFG_ADDRESS, "HOST:PORT", IN_NODE(metrics), .fallback = "",
+     .help = "Where a node without a gateway answers /metrics, /health/live, /health/ready and /version. Empty: nowhere. "
+             "API keys and the certificate hold for it as for a gateway, which has all of that at listen."},
 };
 const int cfg_n_keys = (int)(sizeof cfg_keys / sizeof cfg_keys[0]);
 

@@ -525,13 +525,18 @@ static void refuse_method(struct gw_context *g, struct gw_exchange *x, const cha
     gw_answer_error(g, x, protocol_of(h->path), &err);
 }
 
+static bool is_figure(enum route route)
+{
+    return route == ROUTE_LIVE || route == ROUTE_READY || route == ROUTE_METRICS || route == ROUTE_VERSION;
+}
+
 static void on_request(void *ctx, struct gw_exchange *x)
 {
     struct gw_context *g = ctx;
     const struct gw_http_request *h = gw_exchange_request(x);
     const char *allow = NULL;
     for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
-        if (!leads_to(i, h->path))
+        if (!leads_to(i, h->path) || (g->figures_only && !is_figure(routes[i].route)))
             continue;
         allow = !strcmp(routes[i].method, "GET") ? "GET, HEAD" : routes[i].method;
         if (!strcmp(routes[i].method, h->method) || (!strcmp(h->method, "HEAD") && !strcmp(routes[i].method, "GET"))) {
@@ -544,7 +549,9 @@ static void on_request(void *ctx, struct gw_exchange *x)
         return;
     }
     char message[256];
-    snprintf(message, sizeof message, "there is nothing at %.180s", h->path);
+    snprintf(message, sizeof message, "there is nothing at %.120s%s", h->path,
+             g->figures_only ? "; this node is no gateway: it has /metrics, /health/live, /health/ready and /version"
+                             : "");
     refuse(g, x, protocol_of(h->path), GW_REF_BAD_REQUEST, 404, "invalid_request_error", "not_found", message);
 }
 
@@ -633,7 +640,7 @@ static void go_on_draining(struct act_self *self, struct gateway *s)
 {
     struct gw_context *g = s->g;
     struct gw_http_stats stats;
-    if (!g->draining || g->requests)
+    if (!g->draining || g->requests || g->figures_only)
         return;
     if (!s->closing)
         gw_http_stop_listening(g->http);
@@ -661,6 +668,8 @@ static int gateway_receive(struct act_self *self, void *state, struct act_msg *m
     for (int i = 0; i < count; i++) {
         if (m[i].type == ACT_KV_STATS) {
             const struct act_b_kv_stats *b = act_b_kv_stats(&m[i]);
+            if (g->tiers)
+                act_tier_watch_take(g->tiers, &m[i]);
             if (act_p_kv_stats(&m[i])->tier < GW_TIERS)
                 g->metrics.tier[act_p_kv_stats(&m[i])->tier] = *b;
             if (act_p_kv_stats(&m[i])->tier) /* below the device */

@@ -1,4 +1,6 @@
-/* The gateway: an actor on an io worker that owns the HTTP server and starts one Request actor per generation.
+/* The gateway: an actor on an io worker that owns the HTTP server and starts one Request actor per generation. On a
+ * node without that role the same actor answers /metrics, /health/... and /version alone, where nodes[].metrics says
+ * (figures_only); then there are no requests, and it stays until the process ends.
  *
  * Everything in struct gw_context belongs to the io worker's thread: the gateway and its Request actors share it there.
  * What other threads want to know (metrics) is asked through HTTP like by everybody else. */
@@ -12,6 +14,7 @@
 #include "actors/gateway/trace.h"
 #include "actors/gateway/text.h"
 #include "actors/tier_times.h"
+#include "actors/tier_watch.h"
 #include "actors/runtime/log.h"
 #include "actors/runtime/runtime.h"
 #include "model/config.h"
@@ -83,8 +86,15 @@ struct gw_settings {
     bool debug;       /* /debug on loopback */
 };
 
+struct gw_bytes;
+
 struct gw_context {
     struct gw_settings settings;
+    bool figures_only;
+    unsigned roles;                /* of the node; which series there are */
+    struct act_tier_watch *tiers;  /* gets a copy of what tiers report; NULL: nobody does */
+    const struct act_addr *served; /* the actor whose tiers in `tiers` are kept for other nodes; NULL: none */
+    void (*node_metrics)(void *ctx, struct gw_bytes *b); /* of the node as a whole (ready_ctx); NULL: none */
     const struct mdl_config *model;
     const struct mdl_tokenizer *tok;
     struct gw_prompts here, there; /* for this thread, and for the helper's */
@@ -141,7 +151,6 @@ struct gw_job {
 /* DECODE_STATS of one of the Decode actors; the sum is in g->metrics.decoder. */
 void gw_take_figures(struct gw_context *g, struct act_msg *m);
 
-struct gw_bytes;
 /* TIER_TIMES. */
 void gw_take_tier_times(struct gw_context *g, struct act_msg *m);
 /* ENGRAM_STATS (metrics_engram.c), and that part of /metrics. */

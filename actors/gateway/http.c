@@ -428,12 +428,9 @@ static void set_options(int fd)
      * kernel, which would keep some MiB for each. A client that vanished without a word is noticed within a minute. */
     const struct {
         int level, name, value;
-    } option[] = {{IPPROTO_TCP, TCP_NODELAY, 1},
-                  {IPPROTO_TCP, TCP_NOTSENT_LOWAT, GW_HTTP_KERNEL},
-                  {SOL_SOCKET, SO_KEEPALIVE, 1},
-                  {IPPROTO_TCP, TCP_KEEPIDLE, 30},
-                  {IPPROTO_TCP, TCP_KEEPINTVL, 10},
-                  {IPPROTO_TCP, TCP_KEEPCNT, 3}};
+    } option[] = {{IPPROTO_TCP, TCP_NODELAY, 1},    {IPPROTO_TCP, TCP_NOTSENT_LOWAT, GW_HTTP_KERNEL},
+                  {SOL_SOCKET, SO_KEEPALIVE, 1},    {IPPROTO_TCP, TCP_KEEPIDLE, 30},
+                  {IPPROTO_TCP, TCP_KEEPINTVL, 10}, {IPPROTO_TCP, TCP_KEEPCNT, 3}};
     for (size_t i = 0; i < sizeof option / sizeof *option; i++)
         setsockopt(fd, option[i].level, option[i].name, &option[i].value, sizeof option[i].value);
 }

@@ -9,6 +9,7 @@
 #include "actors/gateway/bytes.h"
 #include "actors/gateway/gateway.h"
 #include "actors/runtime/stats.h"
+#include "config/config.h"
 #include "config/version.h"
 
 static const double bounds[GW_HISTOGRAM_BUCKETS] = {
@@ -72,17 +73,23 @@ static void http_metrics(const struct gw_context *g, struct gw_bytes *b)
 static void load_metrics(const struct gw_context *g, struct gw_bytes *b)
 {
     const struct gw_metrics *m = &g->metrics;
-    const struct gw_decode_figures *d = &m->decoder;
     single(b, "num_requests_running", "gauge", "Requests that have produced a token.", m->running);
     single(b, "num_requests_waiting", "gauge", "Requests before their first token.", m->waiting);
-    single(b, "num_sequences_decoding", "gauge", "Sequences that generate now.", d->running);
-    single(b, "num_sequences_reserved", "gauge", "Places at the decoder that wait for their prompt.", d->reserved);
-    single(b, "num_sequences_parked", "gauge", "Sequences set aside for want of KV pages.", d->parked_now);
-    single(b, "draining", "gauge", "1 while no new requests are taken.", g->draining);
+    single(b, "prompt_tokens_total", "counter", "Prompt tokens of requests whose prompt was computed.",
+           (double)m->prompt_tokens);
+    single(b, "generation_tokens_total", "counter", "Tokens generated.", (double)m->generated_tokens);
+    single(b, "prefix_cache_queries_total", "counter", "Prompt tokens that were looked up in the prefix cache.",
+           (double)m->prompt_tokens);
+    single(b, "prefix_cache_hits_total", "counter", "Prompt tokens that came from the prefix cache.",
+           (double)m->cached_tokens);
 }
 
 static void step_metrics(const struct gw_decode_figures *d, struct gw_bytes *b)
 {
+    single(b, "num_sequences_decoding", "gauge", "Sequences that generate now.", d->running);
+    single(b, "num_sequences_reserved", "gauge", "Places at the decoder that wait for their prompt.", d->reserved);
+    single(b, "num_sequences_parked", "gauge", "Sequences set aside for want of KV pages.", d->parked_now);
+    single(b, "num_preemptions_total", "counter", "Sequences set aside for want of KV pages.", (double)d->parked);
     single(b, "decode_steps_total", "counter", "Decode steps.", (double)d->steps);
     single(b, "decode_step_seconds_total", "counter", "Time from the beginning to the end of decode steps.",
            1e-9 * (double)d->step_ns);
@@ -136,12 +143,6 @@ static void kv_metrics(const struct gw_context *g, struct gw_bytes *b)
 {
     const struct gw_metrics *m = &g->metrics;
     double page = (double)g->page_bytes, pages = page > 0 ? (double)m->kv.capacity / page : 0;
-    single(b, "prefix_cache_queries_total", "counter", "Prompt tokens that were looked up in the prefix cache.",
-           (double)m->prompt_tokens);
-    single(b, "prefix_cache_hits_total", "counter", "Prompt tokens that came from the prefix cache.",
-           (double)m->cached_tokens);
-    single(b, "num_preemptions_total", "counter", "Sequences set aside for want of KV pages.",
-           (double)m->decoder.parked);
     single(b, "kv_pages", "gauge", "Pages of the device tier.", pages);
     single(b, "kv_pages_held", "gauge", "Pages that sequences hold.", (double)m->kv.held);
     single(b, "kv_pages_cached", "gauge", "Pages that hold finished blocks nobody uses.", (double)m->kv.cached);
@@ -233,21 +234,12 @@ static void process_metrics(const struct gw_context *g, struct gw_bytes *b)
                         row[i].name, row[i].value);
 }
 
-int gw_metrics_text(const struct gw_context *g, struct gw_bytes *b)
+/* What only requests of clients have. */
+static void request_metrics(const struct gw_context *g, struct gw_bytes *b)
 {
     static const char *const outcomes[] = {"stop", "length", "tool_calls", "cancelled", "error"};
     static const char *const refusals[] = {"bad_request", "api_key", "busy", "draining", "too_long"};
     const struct gw_metrics *m = &g->metrics;
-    load_metrics(g, b);
-    single(b, "prompt_tokens_total", "counter", "Prompt tokens of requests whose prompt was computed.",
-           (double)m->prompt_tokens);
-    single(b, "generation_tokens_total", "counter", "Tokens generated.", (double)m->generated_tokens);
-    step_metrics(&m->decoder, b);
-    draft_metrics(&m->decoder, b);
-    kv_metrics(g, b);
-    gw_metrics_engine(g, b);
-    gw_metrics_tiers(g, b);
-    gw_metrics_engram(g, b);
     labelled(b, "request_success_total", "Requests by how they ended.", "finished_reason", outcomes, m->outcome,
              GW_OUTCOMES);
     single(b, "requests_replaced_total", "counter",
@@ -265,11 +257,35 @@ int gw_metrics_text(const struct gw_context *g, struct gw_bytes *b)
     histogram(b, "e2e_request_latency_seconds", "From the request to its end.", &m->total);
     histogram(b, "token_delivery_seconds", "From the making of a stream's tokens to their writing for the client.",
               &m->delivery);
+    single(b, "api_keys", "gauge", "API keys in use.", g->keys.listed);
+}
+
+/* A gateway has every series, a node without one those of its roles; all at zero from the start. */
+int gw_metrics_text(const struct gw_context *g, struct gw_bytes *b)
+{
+    bool gateway = !g->figures_only, decode = gateway || g->roles & CFG_ROLE_DECODE,
+         computes = decode || g->roles & CFG_ROLE_PREFILL;
+    if (gateway)
+        load_metrics(g, b);
+    single(b, "draining", "gauge", "1 while nothing new is taken.", g->draining);
+    if (decode) {
+        step_metrics(&g->metrics.decoder, b);
+        draft_metrics(&g->metrics.decoder, b);
+    }
+    if (computes)
+        kv_metrics(g, b);
+    gw_metrics_engine(g, b);
+    gw_metrics_tiers(g, b);
+    if (computes)
+        gw_metrics_engram(g, b);
+    if (gateway)
+        request_metrics(g, b);
     http_metrics(g, b);
     worker_metrics(g, b);
+    if (g->node_metrics)
+        g->node_metrics(g->ready_ctx, b);
     single(b, "log_records_lost_total", "counter", "Records that came faster than the log could be written.",
            g->log ? (double)act_log_dropped(g->log) : 0);
-    single(b, "api_keys", "gauge", "API keys in use.", g->keys.listed);
     build_info(g, b);
     process_metrics(g, b);
     return b->failed ? -ENOMEM : 0;

@@ -8,6 +8,7 @@
 #include "actors/figures.h"
 #include "actors/gateway/bytes.h"
 #include "actors/gateway/gateway.h"
+#include "config/config.h"
 #include "kvtiers/device.h"
 
 /* Of one actor; a restarted one begins at zero, so its predecessor's totals stay as `past`. */
@@ -40,7 +41,9 @@ static struct part *find_part(struct gw_figures *f, struct act_addr from, uint32
 /* What only says how things are now does not outlive its actor. */
 static bool is_gauge(uint32_t kind, int at)
 {
-    return kind == ACT_FIGURES_LANDING && at == ACT_LANDING_OPEN;
+    return (kind == ACT_FIGURES_LANDING && at == ACT_LANDING_OPEN) ||
+           (kind == ACT_FIGURES_SHARD && at == ACT_SHARD_WAITING) ||
+           (kind == ACT_FIGURES_KV_NODE && at >= ACT_KV_NODE_WAITING);
 }
 
 void gw_take_engine_figures(struct gw_context *g, struct act_msg *m)
@@ -133,11 +136,23 @@ static void block_lives(const struct gw_context *g, struct gw_bytes *b)
     }
 }
 
+struct row {
+    const char *name, *type, *help;
+};
+
+static void rows(const struct gw_context *g, struct gw_bytes *b, enum act_figures_kind kind, const struct row *row,
+                 int n)
+{
+    const uint64_t *v = sums(g, kind);
+    for (int i = 0; i < n; i++) {
+        head(b, row[i].name, row[i].type, row[i].help);
+        gw_bytes_printf(b, "weft_%s %llu\n", row[i].name, (unsigned long long)v[i]);
+    }
+}
+
 static void landing(const struct gw_context *g, struct gw_bytes *b)
 {
-    static const struct {
-        const char *name, *type, *help;
-    } row[ACT_LANDING_FIGURES] = {
+    static const struct row row[ACT_LANDING_FIGURES] = {
         [ACT_LANDING_GRANTED] = {"landing_tickets_granted_total", "counter",
                                  "Places given to sequences whose prompt another process computes."},
         [ACT_LANDING_REFUSED] = {"landing_tickets_refused_total", "counter", "Such places refused."},
@@ -152,11 +167,38 @@ static void landing(const struct gw_context *g, struct gw_bytes *b)
                               "Blocks of such sequences that were here already and were not sent."},
         [ACT_LANDING_OPEN] = {"landing_tickets_open", "gauge", "Places in use, quarantine included."},
     };
-    const uint64_t *v = sums(g, ACT_FIGURES_LANDING);
-    for (int i = 0; i < ACT_LANDING_FIGURES; i++) {
-        head(b, row[i].name, row[i].type, row[i].help);
-        gw_bytes_printf(b, "weft_%s %llu\n", row[i].name, (unsigned long long)v[i]);
-    }
+    rows(g, b, ACT_FIGURES_LANDING, row, ACT_LANDING_FIGURES);
+}
+
+static void shards(const struct gw_context *g, struct gw_bytes *b)
+{
+    static const struct row row[ACT_SHARD_FIGURES] = {
+        [ACT_SHARD_DISPATCHES] = {"expert_shard_dispatches_total", "counter", "Dispatches that shards here took."},
+        [ACT_SHARD_ROWS] = {"expert_shard_rows_total", "counter", "Rows of these."},
+        [ACT_SHARD_PAIRS] = {"expert_shard_pairs_total", "counter", "Rows times their experts here."},
+        [ACT_SHARD_REFUSED] = {"expert_shard_refused_total", "counter", "Dispatches that could not be worked on."},
+        [ACT_SHARD_LOADED] = {"expert_shard_loaded_experts_total", "counter",
+                              "Experts that a new placement has brought here."},
+        [ACT_SHARD_WAITING] = {"expert_shard_waiting", "gauge", "Dispatches that wait or are worked on."},
+    };
+    rows(g, b, ACT_FIGURES_SHARD, row, ACT_SHARD_FIGURES);
+}
+
+static void kv_node(const struct gw_context *g, struct gw_bytes *b)
+{
+    static const struct row row[ACT_KV_NODE_FIGURES] = {
+        [ACT_KV_NODE_FINDS] = {"kv_node_lookups_total", "counter", "Questions of other nodes for blocks."},
+        [ACT_KV_NODE_READS] = {"kv_node_reads_total", "counter", "Reads of other nodes."},
+        [ACT_KV_NODE_STORES] = {"kv_node_stores_total", "counter", "Stores of other nodes."},
+        [ACT_KV_NODE_FAILED] = {"kv_node_failed_total", "counter",
+                                "Of these three, those that ended with an error: no room, other blocks, draining, the "
+                                "storage."},
+        [ACT_KV_NODE_GIVEN_UP] = {"kv_node_given_up_total", "counter",
+                                  "Reads that their reader did not want or did not take any more."},
+        [ACT_KV_NODE_WAITING] = {"kv_node_reads_waiting", "gauge", "Reads that wait for room in kv.nodes.buffer."},
+        [ACT_KV_NODE_KEEPING] = {"kv_node_storing_bytes", "gauge", "Bytes on their way into the tiers."},
+    };
+    rows(g, b, ACT_FIGURES_KV_NODE, row, ACT_KV_NODE_FIGURES);
 }
 
 static void exchange(const struct gw_context *g, struct gw_bytes *b)
@@ -194,8 +236,17 @@ static void exchange(const struct gw_context *g, struct gw_bytes *b)
 
 void gw_metrics_engine(const struct gw_context *g, struct gw_bytes *b)
 {
-    prompt_tokens(&g->metrics, b);
-    block_lives(g, b);
-    landing(g, b);
-    exchange(g, b);
+    bool all = !g->figures_only, decode = g->roles & CFG_ROLE_DECODE, prefill = g->roles & CFG_ROLE_PREFILL;
+    if (all)
+        prompt_tokens(&g->metrics, b);
+    if (all || decode || prefill) {
+        block_lives(g, b);
+        exchange(g, b);
+    }
+    if (all || decode)
+        landing(g, b);
+    if (g->roles & CFG_ROLE_EXPERT)
+        shards(g, b);
+    if (g->served)
+        kv_node(g, b);
 }

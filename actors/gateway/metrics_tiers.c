@@ -1,9 +1,12 @@
-/* Metrics of the tiers that keep blocks, one series per tier, as each last reported itself. */
+/* Metrics of the tiers that keep blocks, one series per tier, as each last reported itself. Those that a kv node keeps
+ * for other nodes are served_host and served_ssd. */
+#include <stdio.h>
 #include <string.h>
 
 #include "actors/gateway/bytes.h"
 #include "actors/gateway/gateway.h"
 #include "actors/tier_store.h"
+#include "config/config.h"
 
 static const char *const names[] = {"device", "host", "ssd", "shared", "kv"};
 
@@ -63,9 +66,42 @@ static const struct {
                        "durable."},
 };
 
-static uint64_t value(const struct gw_context *g, int tier, size_t field)
+/* A tier with series of its own: of this node's own prompts, or one that it keeps for other nodes. */
+struct shown {
+    char name[24];
+    const struct act_b_kv_stats *last;
+    const struct act_times *times; /* [ACT_TIER_VERBS] */
+};
+
+enum { SERVED = 2, SHOWN_MAX = GW_TIERS + SERVED };
+
+static int list_tiers(const struct gw_context *g, struct shown out[SHOWN_MAX])
 {
-    return *(const uint64_t *)(const void *)((const uint8_t *)&g->metrics.tier[tier] + field);
+    static const enum act_tier_kind served[SERVED] = {ACT_TIER_HOST, ACT_TIER_SSD};
+    static const struct act_b_kv_stats nothing;
+    static const struct act_times never[ACT_TIER_VERBS];
+    int n = 0;
+    for (int t = 0; t < GW_TIERS && (!g->figures_only || g->roles & (CFG_ROLE_PREFILL | CFG_ROLE_DECODE)); t++) {
+        snprintf(out[n].name, sizeof out->name, "%s", names[t]);
+        out[n].last = &g->metrics.tier[t];
+        out[n++].times = g->metrics.tier_times[t];
+    }
+    for (int k = 0; k < SERVED && g->served; k++, n++) {
+        snprintf(out[n].name, sizeof out->name, "served_%s", names[served[k]]);
+        out[n].last = &nothing;
+        out[n].times = never;
+        for (int i = 0; i < g->tiers->n; i++)
+            if (g->tiers->row[i].tier == served[k] && act_addr_equal(g->tiers->row[i].who, *g->served)) {
+                out[n].last = &g->tiers->row[i].last;
+                out[n].times = g->tiers->row[i].times;
+            }
+    }
+    return n;
+}
+
+static uint64_t value(const struct shown *t, size_t field)
+{
+    return *(const uint64_t *)(const void *)((const uint8_t *)t->last + field);
 }
 
 static void head(struct gw_bytes *b, const char *name, const char *type, const char *help)
@@ -82,60 +118,65 @@ void gw_take_tier_times(struct gw_context *g, struct act_msg *m)
         memcpy(g->metrics.tier_times[tier], tail, sizeof g->metrics.tier_times[tier]);
 }
 
-static void latencies(const struct gw_context *g, struct gw_bytes *b, int verb)
+static void latencies(const struct shown *tier, int n, struct gw_bytes *b, int verb)
 {
     const char *name = times[verb].name;
     head(b, name, "histogram", times[verb].help);
-    for (int t = 0; t < GW_TIERS; t++) {
-        const struct act_times *h = &g->metrics.tier_times[t][verb];
+    for (int t = 0; t < n; t++) {
+        const struct act_times *h = &tier[t].times[verb];
         uint64_t upto = 0;
         for (int i = 0; i < ACT_TIMES_BOUNDS; i++) {
             upto += h->bucket[i];
-            gw_bytes_printf(b, "weft_kv_tier_%s_bucket{tier=\"%s\",le=\"%g\"} %llu\n", name, names[t],
+            gw_bytes_printf(b, "weft_kv_tier_%s_bucket{tier=\"%s\",le=\"%g\"} %llu\n", name, tier[t].name,
                             1e-9 * (double)act_times_bound[i], (unsigned long long)upto);
         }
         gw_bytes_printf(b,
                         "weft_kv_tier_%s_bucket{tier=\"%s\",le=\"+Inf\"} %llu\n"
                         "weft_kv_tier_%s_sum{tier=\"%s\"} %.9g\nweft_kv_tier_%s_count{tier=\"%s\"} %llu\n",
-                        name, names[t], (unsigned long long)h->count, name, names[t], 1e-9 * (double)h->sum_ns, name,
-                        names[t], (unsigned long long)h->count);
+                        name, tier[t].name, (unsigned long long)h->count, name, tier[t].name, 1e-9 * (double)h->sum_ns,
+                        name, tier[t].name, (unsigned long long)h->count);
     }
+}
+
+static void state(const struct shown *tier, int n, struct gw_bytes *b, const char *name, const char *help, uint32_t bit)
+{
+    head(b, name, "gauge", help);
+    for (int t = 0; t < n; t++)
+        gw_bytes_printf(b, "weft_kv_tier_%s{tier=\"%s\"} %d\n", name, tier[t].name, (tier[t].last->state & bit) != 0);
 }
 
 void gw_metrics_tiers(const struct gw_context *g, struct gw_bytes *b)
 {
+    struct shown tier[SHOWN_MAX];
+    int n = list_tiers(g, tier);
+    if (!n)
+        return;
     for (size_t i = 0; i < sizeof series / sizeof *series; i++) {
         head(b, series[i].name, series[i].type, series[i].help);
-        for (int t = 0; t < GW_TIERS; t++) {
-            double v = (double)value(g, t, series[i].field);
-            gw_bytes_printf(b, "weft_kv_tier_%s{tier=\"%s\"} %.17g\n", series[i].name, names[t],
+        for (int t = 0; t < n; t++) {
+            double v = (double)value(&tier[t], series[i].field);
+            gw_bytes_printf(b, "weft_kv_tier_%s{tier=\"%s\"} %.17g\n", series[i].name, tier[t].name,
                             series[i].unit == SECONDS ? v * 1e-9 : v);
         }
     }
     head(b, "errors_total", "counter",
          "What failed, by kind: io, short_read: requests to the storage; checksum: bytes that do not fit; gone: blocks "
          "that went between lookup and read; no_space, closed (read-only or worn): blocks that were not kept.");
-    for (int t = 0; t < GW_TIERS; t++)
+    for (int t = 0; t < n; t++)
         for (size_t k = 0; k < sizeof errors / sizeof *errors; k++)
-            gw_bytes_printf(b, "weft_kv_tier_errors_total{tier=\"%s\",kind=\"%s\"} %llu\n", names[t], errors[k].kind,
-                            (unsigned long long)value(g, t, errors[k].field));
+            gw_bytes_printf(b, "weft_kv_tier_errors_total{tier=\"%s\",kind=\"%s\"} %llu\n", tier[t].name,
+                            errors[k].kind, (unsigned long long)value(&tier[t], errors[k].field));
     head(b, "requests", "gauge", "Requests to the storage under way.");
-    for (int t = 0; t < GW_TIERS; t++)
-        gw_bytes_printf(b, "weft_kv_tier_requests{tier=\"%s\"} %u\n", names[t], g->metrics.tier[t].queue);
+    for (int t = 0; t < n; t++)
+        gw_bytes_printf(b, "weft_kv_tier_requests{tier=\"%s\"} %u\n", tier[t].name, tier[t].last->queue);
     head(b, "blocks_in_flight", "gauge", "Blocks that are being read from the tier, and on their way into it.");
-    for (int t = 0; t < GW_TIERS; t++)
+    for (int t = 0; t < n; t++)
         gw_bytes_printf(b,
                         "weft_kv_tier_blocks_in_flight{tier=\"%s\",verb=\"read\"} %u\n"
                         "weft_kv_tier_blocks_in_flight{tier=\"%s\",verb=\"store\"} %u\n",
-                        names[t], g->metrics.tier[t].reading, names[t], g->metrics.tier[t].storing);
+                        tier[t].name, tier[t].last->reading, tier[t].name, tier[t].last->storing);
     for (int v = 0; v < ACT_TIER_VERBS; v++)
-        latencies(g, b, v);
-    head(b, "read_only", "gauge", "1 while the tier takes no blocks because writing failed.");
-    for (int t = 0; t < GW_TIERS; t++)
-        gw_bytes_printf(b, "weft_kv_tier_read_only{tier=\"%s\"} %d\n", names[t],
-                        (g->metrics.tier[t].state & ACT_TIER_READ_ONLY) != 0);
-    head(b, "rebuilding", "gauge", "1 while the tier reads its index after a start.");
-    for (int t = 0; t < GW_TIERS; t++)
-        gw_bytes_printf(b, "weft_kv_tier_rebuilding{tier=\"%s\"} %d\n", names[t],
-                        (g->metrics.tier[t].state & ACT_TIER_REBUILDING) != 0);
+        latencies(tier, n, b, v);
+    state(tier, n, b, "read_only", "1 while the tier takes no blocks because writing failed.", ACT_TIER_READ_ONLY);
+    state(tier, n, b, "rebuilding", "1 while the tier reads its index after a start.", ACT_TIER_REBUILDING);
 }

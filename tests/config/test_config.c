@@ -51,6 +51,24 @@ static size_t count_lines(const char *text)
     return n;
 }
 
+Test(config, where_nodes_tell_their_figures)
+{
+    static struct cfg_config c;
+#define THREE(gateway, first, second)                                                                                  \
+    "cluster = { secret_file = \"s\"; state = \"d\"; };\nnodes = (\n{ name = \"g\"; roles = [\"gateway\", "            \
+    "\"prefill\"]; "                                                                                                   \
+    "listen = \"h:1\"; port = 1; " gateway " },\n{ name = \"a\"; roles = [\"decode\", \"expert\"]; port = 2; " first   \
+    " },\n{ name = \"b\"; roles = [\"kv\"]; port = 3; " second " });\n"
+    expect_fine(THREE("", "metrics = \"0.0.0.0:9\";", "metrics = \"[::]:10\";"), &c);
+    cr_expect_str_eq(c.nodes[1].metrics, "0.0.0.0:9");
+    expect_fine(THREE("", "metrics = \"h:0\";", "metrics = \"h:0\";"), &c); /* any free port */
+    expect_problem(THREE("metrics = \"h:2\";", "", ""), "t.conf:3: node \"g\" has metrics, and is a gateway");
+    expect_problem(THREE("", "metrics = \"h:2\";", "metrics = \"h:2\";"),
+                   "t.conf:5: node \"b\" listens at h:2 on host 127.0.0.1, as node \"a\" does");
+    expect_problem(THREE("", "metrics = \"h:1\";", ""), "as node \"g\" does");
+    expect_problem(THREE("", "metrics = \"nowhere\";", ""), "is not HOST:PORT");
+}
+
 Test(config, nodes_that_keep_blocks)
 {
     static struct cfg_config c;

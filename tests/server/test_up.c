@@ -331,6 +331,7 @@ Test(up, nodes_that_are_added_to_the_file_are_started_and_used_at_sighup)
     const struct ts_server *s = &ts_cluster.node[GATEWAY].http;
     free(ts_cluster_complete(s, prompt));
     until_tier(NODES + 1, "host", "stored");
+    expect("status", NULL, 0, "keeps host ");
     /* Taken off again: they drain and end, and the others go on. */
     edit(kv1, "\n);\n");
     kill(supervisor(), SIGHUP);

@@ -132,6 +132,8 @@ void ts_cluster_write(const struct ts_node *nodes, int n, const char *engine, co
             fprintf(f, "experts = \"%s\"; ", to->group);
         if (strstr(to->roles, "gateway"))
             fprintf(f, "listen = \"127.0.0.1:%d\"; ", to->http.port = free_port());
+        else if (to->metrics)
+            fprintf(f, "metrics = \"127.0.0.1:%d\"; ", to->http.port = free_port());
         fprintf(f, "}");
     }
     fclose(f);
@@ -165,9 +167,9 @@ void ts_cluster_write_sample(const char *file, const char *folder)
     ts_cluster.dir = ts_temp_dir();
     FILE *f = open_memstream(&out, &size);
     for (const char *at = text; *at;) {
-        static const char *const before[] = {" port = ", "listen = \"127.0.0.1:"};
+        static const char *const before[] = {" port = ", "listen = \"127.0.0.1:", "metrics = \"127.0.0.1:"};
         const char *from = at;
-        for (int k = 0; k < 2 && at == from; k++)
+        for (int k = 0; k < 3 && at == from; k++)
             if (!strncmp(at, before[k], strlen(before[k]))) {
                 int port = free_port();
                 fprintf(f, "%s%d", before[k], port);

@@ -13,8 +13,9 @@ enum { TS_CLUSTER_NODES = 8, TS_CLUSTER_TOKENS = 60, TS_CLUSTER_PROMPTS = 4 };
 
 struct ts_node {
     const char *name, *roles, *group; /* roles as in the file, each in quotes; group NULL: the unnamed one */
+    bool metrics;                     /* it answers /metrics; a gateway does anyway */
     const char *host;                 /* NULL: the default, loopback */
-    struct ts_server http;            /* port 0: no gateway */
+    struct ts_server http;            /* of a gateway, or of /metrics; port 0: neither */
     int port;
     pid_t pid; /* 0: not running */
 };
