@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 
 #include "actors/kv_node.h"
@@ -12,6 +11,7 @@
 #include "actors/server_impl.h"
 #include "actors/tier_nodes.h"
 #include "kvtiers/host.h"
+#include "kvtiers/memory.h"
 #include "kvtiers/ssd.h"
 
 enum { DEPTH = 256, US_PER_S = 1000000 };
@@ -85,12 +85,10 @@ int server_kv_open(struct act_server *s, struct cfg_error *err)
     if (k->arg.buffers < ACT_REMOTE_READ_MAX)
         k->arg.buffers = ACT_REMOTE_READ_MAX;
     k->buffer_bytes = (size_t)k->arg.buffers * block;
-    k->buffer = mmap(NULL, k->buffer_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (k->buffer == MAP_FAILED) {
-        k->buffer = NULL;
+    k->buffer = kv_memory_new(k->buffer_bytes);
+    if (!k->buffer)
         return cfg_error_set(err, ENOMEM, "%zu bytes for blocks under way are not available; lower kv.nodes.buffer",
                              k->buffer_bytes);
-    }
     k->store.clock = kv_clock_system;
     k->store.observer = &k->watch;
     const struct kv_host_params p = {.layout = k->store.layout,
@@ -113,10 +111,8 @@ void server_kv_close(struct act_server *s)
         t->ops->free(t);
     }
     kv_storage_free(k->store.storage[0]);
-    if (k->buffer)
-        munmap(k->buffer, k->buffer_bytes);
-    if (k->slots)
-        munmap(k->slots, k->slots_bytes);
+    kv_memory_free(k->buffer, k->buffer_bytes);
+    kv_memory_free(k->slots, k->slots_bytes);
 }
 
 int server_spawn_kv(struct act_server *s, struct cfg_error *err)
@@ -161,12 +157,10 @@ int server_nodes_open(struct act_server *s, struct cfg_error *err)
     const struct cfg_config *c = s->config;
     struct server_kv *k = &s->kv;
     k->slots_bytes = (size_t)c->kv.nodes.buffer;
-    k->slots = mmap(NULL, k->slots_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (k->slots == MAP_FAILED) {
-        k->slots = NULL;
+    k->slots = kv_memory_new(k->slots_bytes);
+    if (!k->slots)
         return cfg_error_set(err, ENOMEM, "%zu bytes for what kv nodes send are not available; lower kv.nodes.buffer",
                              k->slots_bytes);
-    }
     struct act_nodes_arg a = {.layout = s->store.layout,
                               .link = &s->engine.link,
                               .here = &s->kv.addr,

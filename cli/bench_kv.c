@@ -1,5 +1,7 @@
 /* `weft bench kv`: what the tiers deliver, each beside what its medium gives without them, in one run: memcpy for the
- * host tier, fio on the same file with the same sizes, depth and kind of request for the ssd tier. */
+ * host tier; for the ssd tier fio, given the very requests that the tier has made (file, place, size, order, how many
+ * at a time), and fio on places drawn at random. The first shows what the tier costs; the second can differ from it in
+ * either direction, because requests that are neighbours on the device are faster or slower than others there. */
 #include "cli/bench_kv.h"
 
 #include <errno.h>
@@ -9,10 +11,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "cli/bench_kv_fio.h"
 #include "cli/cli.h"
 #include "cli/kv_trace.h"
 #include "cli/options.h"
 #include "kvtiers/host.h"
+#include "kvtiers/memory.h"
 #include "kvtiers/ssd.h"
 
 enum { RUN = 16, OPS_MAX = 16, DEPTH = 192, POOL_RUNS = 16, ROUNDS_MAX = 99 };
@@ -26,12 +30,13 @@ static struct {
 
 struct bench {
     struct kv_layout layout;
-    struct kv_storage *storage;
-    uint8_t *pool; /* POOL_RUNS * RUN blocks */
+    struct kv_storage *storage, *recorder; /* the second hands on to the first */
+    uint8_t *pool;                         /* POOL_RUNS * RUN blocks */
     size_t pool_bytes;
     char folder[1024];
-    double host_read, copy, ssd_write, ssd_read, fio_read, fio_write; /* bytes per second; 0: not measured */
-    double read_ratio;                                                /* median of those of the rounds */
+    /* bytes per second; 0: not measured */
+    double host_read, copy, ssd_write, ssd_read, fio_replay, fio_random, fio_write;
+    double replay_ratio, random_ratio; /* medians of those of the rounds */
 };
 
 static double now(void)
@@ -157,45 +162,6 @@ static int bench_host(struct bench *b, struct cfg_error *err)
 
 /* ---- ssd ---- */
 
-static int fio_available(void)
-{
-    return system("command -v fio >/dev/null 2>&1") == 0;
-}
-
-/* fio on the tier's own data file: the same request sizes in the same proportion, as many at a time, registered
- * memory, past the page cache. */
-static double run_fio(const struct bench *b, const char *how)
-{
-    char command[4096], line[256];
-    double value = 0;
-    snprintf(command, sizeof command,
-             "fio --name=x --filename=%s/weft-kv.000 --rw=%s --bssplit=48k/75:92k/25 --blockalign=4k --iodepth=%d "
-             "--direct=1 --ioengine=io_uring --fixedbufs=1 --size=%lld --time_based=1 --runtime=%d --group_reporting=1 "
-             "--allow_file_create=0 --output-format=terse --terse-version=3 2>/dev/null",
-             b->folder, how, DEPTH, (long long)options.blocks * (long long)b->layout.block_bytes,
-             options.seconds < 1 ? 1 : (int)options.seconds);
-    FILE *f = popen(command, "r");
-    if (!f)
-        return 0;
-    char *all = NULL;
-    size_t n = 0;
-    FILE *m = open_memstream(&all, &n);
-    while (m && fgets(line, sizeof line, f))
-        fputs(line, m);
-    pclose(f);
-    if (m)
-        fclose(m);
-    /* Terse form 3: field 7 is the read bandwidth in KiB/s, field 48 the write bandwidth. */
-    int field = strstr(how, "read") ? 7 : 48;
-    char *at = all;
-    for (int i = 1; at && i < field; i++)
-        at = strchr(at, ';') ? strchr(at, ';') + 1 : NULL;
-    if (at)
-        value = strtod(at, NULL) * 1024;
-    free(all);
-    return value;
-}
-
 static int by_size(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
@@ -208,14 +174,59 @@ static double median(double *v, int n)
     return n ? v[n / 2] : 0;
 }
 
+/* Passes over all runs until `seconds` are over; what the tier asks of the files goes to the log. Bytes per second. */
+static double read_for(struct bench *b, struct kv_tier *t, const int *order, const char *log, struct cfg_error *err)
+{
+    int runs = options.blocks / RUN, good, passes = 0;
+    double took = 0;
+    int r = bench_kv_record(b->recorder, log);
+    while (!r && took < options.seconds) {
+        took += drive(b, t, false, order, runs, options.ops, &good);
+        passes++;
+        if (good != runs * RUN)
+            r = -EIO;
+    }
+    if (!r)
+        r = bench_kv_record_end(b->recorder);
+    if (r) {
+        cfg_error_set(err, -r, r == -EIO ? "some blocks did not come back" : "%s: %s", log, strerror(-r));
+        return 0;
+    }
+    return (double)passes * runs * RUN * (double)b->layout.block_bytes / took;
+}
+
+static int read_rounds(struct bench *b, struct kv_tier *t, const int *order, struct cfg_error *err)
+{
+    double tier[ROUNDS_MAX], replay[ROUNDS_MAX], draw[ROUNDS_MAX], same[ROUNDS_MAX], drawn[ROUNDS_MAX];
+    bool beside = bench_kv_fio_available();
+    char log[1100], file[1100];
+    int n = options.rounds;
+    snprintf(log, sizeof log, "%s/requests", b->folder);
+    snprintf(file, sizeof file, "%s/weft-kv.000", b->folder);
+    for (int k = 0; k < n; k++) {
+        tier[k] = read_for(b, t, order, log, err);
+        if (!(tier[k] > 0))
+            return -EIO;
+        replay[k] = beside ? bench_kv_fio_replay(log, DEPTH) : 0;
+        draw[k] = beside ? bench_kv_fio(file, false, (long long)options.blocks * (long long)b->layout.block_bytes,
+                                        DEPTH, options.seconds)
+                         : 0;
+        same[k] = replay[k] > 0 ? tier[k] / replay[k] : 0;
+        drawn[k] = draw[k] > 0 ? tier[k] / draw[k] : 0;
+    }
+    b->ssd_read = median(tier, n);
+    b->fio_replay = median(replay, n);
+    b->fio_random = median(draw, n);
+    b->replay_ratio = median(same, n);
+    b->random_ratio = median(drawn, n);
+    return 0;
+}
+
 static int bench_ssd(struct bench *b, struct cfg_error *err)
 {
     struct kv_tier *t;
     int runs = options.blocks / RUN, good, *order = shuffled(runs, 2);
-    double tier[ROUNDS_MAX], fio[ROUNDS_MAX], ratio[ROUNDS_MAX];
-    bool beside = fio_available();
-    double bytes = (double)runs * RUN * (double)b->layout.block_bytes;
-    const struct kv_ssd_params p = {.storage = b->storage,
+    const struct kv_ssd_params p = {.storage = b->recorder,
                                     .folder = b->folder,
                                     .layout = b->layout,
                                     .bytes = (int64_t)((double)options.blocks * 1.2) * (int64_t)b->layout.block_bytes,
@@ -234,20 +245,14 @@ static int bench_ssd(struct bench *b, struct cfg_error *err)
     }
     double took = drive(b, t, true, order, runs, options.ops, &good);
     b->ssd_write = (double)good * (double)b->layout.block_bytes / took;
-    for (int k = 0; k < options.rounds; k++) {
-        took = drive(b, t, false, order, runs, options.ops, &good);
-        if (good != runs * RUN)
-            r = cfg_error_set(err, EIO, "%d of %d blocks came back", good, runs * RUN);
-        tier[k] = bytes / took;
-        fio[k] = beside ? run_fio(b, "randread") : 0;
-        ratio[k] = fio[k] > 0 ? tier[k] / fio[k] : 0;
-    }
-    b->ssd_read = median(tier, options.rounds);
-    b->fio_read = median(fio, options.rounds);
-    b->read_ratio = median(ratio, options.rounds);
+    r = read_rounds(b, t, order, err);
     t->ops->free(t);
-    if (beside)
-        b->fio_write = run_fio(b, "write"); /* the blocks are not wanted any more */
+    if (bench_kv_fio_available()) {
+        char file[1100];
+        snprintf(file, sizeof file, "%s/weft-kv.000", b->folder); /* its blocks are not wanted any more */
+        b->fio_write = bench_kv_fio(file, true, (long long)options.blocks * (long long)b->layout.block_bytes, DEPTH,
+                                    options.seconds);
+    }
     free(order);
     return r;
 }
@@ -268,23 +273,25 @@ static void print_all(const struct bench *b)
 {
     if (options.json) {
         printf("{\"block_bytes\":%zu,\"blocks\":%d,\"ops\":%d,\"depth\":%d,\"host_read\":%.0f,\"memcpy\":%.0f,"
-               "\"ssd_write\":%.0f,\"fio_write\":%.0f,\"ssd_read\":%.0f,\"fio_read\":%.0f}\n",
+               "\"ssd_write\":%.0f,\"fio_write\":%.0f,\"ssd_read\":%.0f,\"fio_replay\":%.0f,\"fio_random\":%.0f,"
+               "\"replay_ratio\":%.3f,\"random_ratio\":%.3f}\n",
                b->layout.block_bytes, options.blocks, options.ops, DEPTH, b->host_read, b->copy, b->ssd_write,
-               b->fio_write, b->ssd_read, b->fio_read);
+               b->fio_write, b->ssd_read, b->fio_replay, b->fio_random, b->replay_ratio, b->random_ratio);
         return;
     }
     printf("blocks of %zu bytes in four extents, %d of them, runs of %d, %d operations at a time, at most %d requests "
            "in the kernel;\n%d rounds, tier and fio in turn, medians; folder %s\n",
            b->layout.block_bytes, options.blocks, RUN, options.ops, DEPTH, options.rounds, options.path);
     print_one("host, read and verified", b->host_read, "memcpy", b->copy, 0);
-    print_one("ssd, read and verified", b->ssd_read, "fio, random reads", b->fio_read, b->read_ratio);
+    print_one("ssd, read and verified", b->ssd_read, "fio, the same requests", b->fio_replay, b->replay_ratio);
+    print_one("", b->ssd_read, "fio, random places", b->fio_random, b->random_ratio);
     print_one("ssd, stored durably", b->ssd_write, "fio, writes, no flush", b->fio_write, 0);
 }
 
 static void clean_up(const struct bench *b)
 {
-    static const char *const names[] = {"weft-kv.000", "weft-kv.001",   "weft-kv.002",
-                                        "weft-kv.003", "weft-kv.index", "weft-kv.lock"};
+    static const char *const names[] = {"weft-kv.000",   "weft-kv.001",  "weft-kv.002", "weft-kv.003",
+                                        "weft-kv.index", "weft-kv.lock", "requests"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char path[1100];
         snprintf(path, sizeof path, "%s/%s", b->folder, names[i]);
@@ -300,7 +307,8 @@ int cli_bench_kv_run(int argc, char **argv)
         {CLI_INT, "blocks", 'n', &options.blocks, "N", "blocks of the published model's size (236 KiB)", 256, 4096},
         {CLI_INT, "ops", 0, &options.ops, "N", "reads or stores of 16 blocks at a time", 1, OPS_MAX},
         {CLI_INT, "rounds", 'r', &options.rounds, "N", "repetitions; the median counts", 1, ROUNDS_MAX},
-        {CLI_DOUBLE, "seconds", 's', &options.seconds, "S", "how long each run of fio takes", 1, 600},
+        {CLI_DOUBLE, "seconds", 's', &options.seconds, "S",
+         "how long each measurement of the tier and of fio takes, about", 1, 600},
         {CLI_TEXT, "trace", 0, &options.trace, "FILE",
          "measure nothing: replay a server's request trace (log.trace) against tiers of\nseveral sizes and times to "
          "live"},
@@ -323,10 +331,10 @@ int cli_bench_kv_run(int argc, char **argv)
         return cli_kv_trace_replay(options.trace, options.plot);
     real_layout(&b.layout);
     b.pool_bytes = (size_t)POOL_RUNS * RUN * b.layout.block_bytes;
-    b.pool = aligned_alloc(KV_PAGE, b.pool_bytes);
+    b.pool = kv_memory_new(b.pool_bytes);
     snprintf(b.folder, sizeof b.folder, "%s/weft-bench-XXXXXX", options.path);
     if (!b.pool || !mkdtemp(b.folder)) {
-        free(b.pool);
+        kv_memory_free(b.pool, b.pool_bytes);
         return cli_error(CLI_FAILED, "%s: %s", options.path, strerror(errno));
     }
     for (size_t i = 0; i < b.pool_bytes; i++)
@@ -334,14 +342,17 @@ int cli_bench_kv_run(int argc, char **argv)
     r = kv_storage_uring_new(b.folder, DEPTH, &b.storage, &err);
     if (!r && b.storage->ops->register_memory(b.storage, b.pool, b.pool_bytes))
         fprintf(stderr, "weft: memory is not registered; raise the limit of locked memory (ulimit -l)\n");
+    if (!r && !(b.recorder = bench_kv_recorder_new(b.storage)))
+        r = -ENOMEM;
     if (!r)
         r = bench_host(&b, &err);
     if (!r)
         r = bench_ssd(&b, &err);
     if (!r)
         print_all(&b);
+    kv_storage_free(b.recorder);
     kv_storage_free(b.storage);
     clean_up(&b);
-    free(b.pool);
+    kv_memory_free(b.pool, b.pool_bytes);
     return r ? cli_error(CLI_FAILED, "%s", err.msg[0] ? err.msg : "out of memory") : CLI_OK;
 }

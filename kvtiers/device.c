@@ -3,8 +3,9 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <xxhash.h>
+
+#include "kvtiers/memory.h"
 
 enum { NONE = -1 };
 
@@ -78,8 +79,8 @@ int kv_device_new(int pages, size_t page_bytes, size_t snapshot_limit, struct kv
         d->n_buckets *= 2;
     d->page = calloc((size_t)pages, sizeof *d->page);
     d->bucket = malloc((size_t)d->n_buckets * sizeof *d->bucket);
-    d->memory = mmap(NULL, (size_t)pages * page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (!d->page || !d->bucket || d->memory == MAP_FAILED) {
+    d->memory = kv_memory_new((size_t)pages * page_bytes);
+    if (!d->page || !d->bucket || !d->memory) {
         kv_device_free(d);
         return cfg_error_set(err, ENOMEM, "device tier: %zu bytes for %d pages are not available; use fewer pages",
                              (size_t)pages * page_bytes, pages);
@@ -97,8 +98,7 @@ void kv_device_free(struct kv_device *d)
 {
     if (!d)
         return;
-    if (d->memory && d->memory != MAP_FAILED)
-        munmap(d->memory, (size_t)d->n_pages * d->page_bytes);
+    kv_memory_free(d->memory, (size_t)d->n_pages * d->page_bytes);
     for (int i = 0; i < d->n_snapshots; i++)
         free(d->snapshot[i].bytes);
     free(d->snapshot);

@@ -3,7 +3,8 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
+
+#include "kvtiers/memory.h"
 
 enum { NONE = -1, AGE_SLOTS = 4096 };
 #define PINNED 1e300 /* worth of a block that cannot go */
@@ -295,8 +296,7 @@ static void host_each(struct kv_tier *t,
 static void host_free(struct kv_tier *t)
 {
     struct host *h = (struct host *)t;
-    if (h->memory && h->memory != MAP_FAILED)
-        munmap(h->memory, h->memory_len);
+    kv_memory_free(h->memory, h->memory_len);
     free(h->slot);
     free(h->bucket);
     free(h->heap);
@@ -333,12 +333,12 @@ int kv_host_new(const struct kv_host_params *params, struct kv_tier **out, struc
     while (h->n_buckets < 2 * h->n_slots)
         h->n_buckets *= 2;
     h->memory_len = (size_t)slots * params->layout.block_bytes;
-    h->memory = mmap(NULL, h->memory_len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    h->memory = kv_memory_new(h->memory_len);
     h->slot = calloc((size_t)slots, sizeof *h->slot);
     h->heap = calloc((size_t)slots, sizeof *h->heap);
     h->free_slot = calloc((size_t)slots, sizeof *h->free_slot);
     h->bucket = malloc((size_t)h->n_buckets * sizeof *h->bucket);
-    if (h->memory == MAP_FAILED || !h->slot || !h->heap || !h->free_slot || !h->bucket) {
+    if (!h->memory || !h->slot || !h->heap || !h->free_slot || !h->bucket) {
         host_free(&h->base);
         return cfg_error_set(err, ENOMEM, "host tier: %zu bytes are not available; lower kv.host", h->memory_len);
     }

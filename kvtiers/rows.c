@@ -3,7 +3,8 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
+
+#include "kvtiers/memory.h"
 
 enum { NONE = -1, READS = 1024, SPAN = 2 * KV_PAGE, READ_BUCKETS = 2048, FILES = KV_ROWS_TABLES * KV_ROWS_PARTS };
 
@@ -305,8 +306,7 @@ void kv_rows_free(struct kv_rows *r)
         struct kv_io io = {.op = KV_IO_CLOSE, .file = r->file[i]};
         alive = kv_io_run(r->p.storage, &io) != -ETIMEDOUT;
     }
-    if (r->cache && r->cache != MAP_FAILED)
-        munmap(r->cache, r->cache_len);
+    kv_memory_free(r->cache, r->cache_len);
     free(r->pages);
     free(r->read);
     free(r->slot);
@@ -362,12 +362,12 @@ static int make_memory(struct kv_rows *r, struct cfg_error *err)
         buckets *= 2;
     r->mask = buckets - 1;
     r->cache_len = (size_t)r->n_slots * r->row_bytes;
-    r->cache = mmap(NULL, r->cache_len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    r->cache = kv_memory_new(r->cache_len);
     r->slot = calloc((size_t)r->n_slots, sizeof *r->slot);
     r->table = malloc((size_t)buckets * sizeof *r->table);
     r->read = calloc(READS, sizeof *r->read);
     r->pages = aligned_alloc(KV_PAGE, (size_t)READS * SPAN);
-    if (r->cache == MAP_FAILED || !r->slot || !r->table || !r->read || !r->pages)
+    if (!r->cache || !r->slot || !r->table || !r->read || !r->pages)
         return cfg_error_set(err, ENOMEM, "Engram rows: a cache of %zu bytes is not available; lower engram.cache",
                              r->cache_len);
     memset(r->table, 0xff, (size_t)buckets * sizeof *r->table); /* NONE */
