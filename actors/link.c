@@ -45,6 +45,16 @@ static void host_wake(void *ctx)
         atomic_store_explicit(&l->awake, 0, memory_order_release);
 }
 
+static bool on_look(void *ctx)
+{
+    return tp_net_look(((struct link *)ctx)->net);
+}
+
+static bool on_arm(void *ctx)
+{
+    return tp_net_arm(((struct link *)ctx)->net);
+}
+
 static void on_log(void *ctx, enum tp_log_level level, const char *text)
 {
     struct link *l = ctx;
@@ -480,8 +490,13 @@ static int open_net(struct link *l, struct cfg_error *err)
     c.sink = &sink;
     c.endpoint.host = (struct tp_host){
         .ctx = l, .now = host_now, .random = host_random, .wake = host_wake, .base = act_self_event_base(l->self)};
+    c.endpoint.host.looks = c.endpoint.host.base && c.ops->look;
     a->net.endpoint.host.base = c.endpoint.host.base;
     int r = tp_net_new(&c, &l->net, err);
+    const struct act_looked_at looked = {.look = on_look, .arm = on_arm, .ctx = l, .spin_ns = a->spin_ns};
+    if (!r && c.endpoint.host.looks && (r = act_look_at(l->self, &looked)))
+        cfg_error_set(err, -r, "the link's worker cannot look at completions: %s", strerror(-r));
+    l->looks = !r && c.endpoint.host.looks;
     for (int i = 0; !r && i < a->n_windows; i++)
         r = tp_net_add_window(l->net, a->window[i].id, a->window[i].base, a->window[i].size, err);
     if (!r && a->listen[0])
@@ -503,6 +518,8 @@ static int link_start(struct act_self *self, void *state, const void *arg)
     if (r) {
         if (l->arg->start_error)
             *l->arg->start_error = err;
+        if (l->looks)
+            act_look_at(self, NULL);
         tp_net_free(l->net);
         l->net = NULL;
         return r;
@@ -586,12 +603,13 @@ static int link_receive(struct act_self *self, void *state, struct act_msg *m, i
 static void link_stop(struct act_self *self, void *state, int reason)
 {
     struct link *l = state;
-    (void)self;
     for (int i = 0; i < ACT_LINK_PEERS_MAX; i++)
         if (l->peer[i].number) {
             act_peer_route(act_self_runtime(l->self), l->peer[i].number, ACT_NOBODY);
             link_give_back(l, l->peer[i].number);
         }
+    if (l->looks)
+        act_look_at(self, NULL);
     tp_net_free(l->net);
     link_drop_puts(l);
     for (struct link_watch *w; (w = l->watches);) {

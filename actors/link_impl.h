@@ -81,6 +81,7 @@ struct link {
     struct tp_net *net;
     struct act_timer timer;
     _Atomic int awake; /* a wake-up is under way */
+    bool looks;        /* the worker looks at the net's completions */
     bool begun;        /* the directory is watched */
     struct link_peer peer[ACT_LINK_PEERS_MAX];
     int16_t index_of[ACT_PEERS_MAX]; /* number in addresses to index + 1 */

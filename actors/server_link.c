@@ -138,6 +138,7 @@ int server_plan_link(struct act_server *s, uint64_t epoch, struct cfg_error *err
         return cfg_error_prefix(err, -ENOTSUP, "transport.provider = \"rdma\"");
     a->net.ops = s->provider.ops;
     a->net.endpoint.provider = s->provider.config;
+    a->spin_ns = c->transport.rdma.spin_us * 1000;
     r = tp_secret_load(c->cluster.secret_file, a->net.secret, err);
     if (r)
         return r == -EINVAL ? -EBADMSG : r;

@@ -208,7 +208,8 @@ static double column(const char *text, int size, int index)
     return NAN;
 }
 
-static double perftest(const char *program, const struct cli_rdma_place place[2], int size, int n, int index)
+static double perftest(const char *program, const struct cli_rdma_place place[2], int size, int n, bool events,
+                       int index)
 {
     char gid[2][16], bytes[16], count[16], text[8192] = "";
     snprintf(gid[0], sizeof gid[0], "%d", place[0].gid);
@@ -216,7 +217,8 @@ static double perftest(const char *program, const struct cli_rdma_place place[2]
     snprintf(bytes, sizeof bytes, "%d", size);
     snprintf(count, sizeof count, "%d", n);
 #define COMMON(i)                                                                                                      \
-    (char *)(uintptr_t)program, "-F", "-d", (char *)(uintptr_t)place[i].device, "-x", gid[i], "-s", bytes, "-n", count
+    (char *)(uintptr_t)program, "-F", "-d", (char *)(uintptr_t)place[i].device, "-x", gid[i], "-s", bytes, "-n",       \
+        count, events ? "-e" : "-F"
     char *server[] = {COMMON(1), NULL}, *client[] = {COMMON(0), (char *)(uintptr_t)place[1].address, NULL};
     pid_t pid = spawn(server, -1);
     bool ok = false, alive = pid > 0;
@@ -233,12 +235,12 @@ static double perftest(const char *program, const struct cli_rdma_place place[2]
     return ok ? column(text, size, index) : NAN;
 }
 
-double cli_anchor_rdma_latency(const struct cli_rdma_place place[2], int size, int n)
+double cli_anchor_rdma_latency(const struct cli_rdma_place place[2], int size, int n, bool events)
 {
-    return perftest("ib_send_lat", place, size, n, 4);
+    return perftest("ib_send_lat", place, size, n, events, 4);
 }
 
 double cli_anchor_rdma_bandwidth(const struct cli_rdma_place place[2], int size, int count)
 {
-    return perftest("ib_write_bw", place, size, count, 3);
+    return perftest("ib_write_bw", place, size, count, false, 3);
 }

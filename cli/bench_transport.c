@@ -16,16 +16,18 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "actors/runtime/spin.h"
 #include "cli/cli.h"
 #include "cli/options.h"
 #include "transport/inproc.h"
 #include "transport/rdma.h"
 #include "transport/tcp.h"
 
-enum { ROUNDS_MAX = 64, SPAN = 8 << 20, LIMIT_S = 120 };
+enum { ROUNDS_MAX = 64, SPAN = 8 << 20, LIMIT_S = 120, LOOKS_PER_CLOCK = 4 };
 
 static const char *const providers[] = {"all", "inproc", "tcp", "rdma", NULL};
 enum { ALL, INPROC, TCP, RDMA };
+#define POLLING_NS INT64_C(10000000000) /* longer than any wait here */
 
 static struct {
     int provider, size, put, trips, puts, rounds, spin_us;
@@ -47,6 +49,8 @@ struct end {
     uint8_t *memory;
     bool echo, closed, woken;
     int frames, done, opened, failed;
+    int64_t spin_ns, look_ns, idle_since; /* as in a worker: longest, present, begin of the wait; ns */
+    int64_t due;                          /* when poll wants to be called */
 };
 
 static int64_t now_ns(void *ctx)
@@ -140,19 +144,25 @@ static void on_timer(evutil_socket_t fd, short what, void *ctx)
     (void)ctx;
 }
 
-static int end_open(struct end *e, const struct tp_ops *ops, const void *provider, struct cfg_error *err)
+static int end_open(struct end *e, const struct tp_ops *ops, const void *provider, int64_t spin_ns,
+                    struct cfg_error *err)
 {
-    *e = (struct end){.ops = ops, .base = event_base_new()};
+    *e = (struct end){.ops = ops, .base = event_base_new(), .spin_ns = spin_ns, .look_ns = spin_ns};
     e->memory = mmap(NULL, SPAN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     e->timer = e->base ? event_new(e->base, -1, 0, on_timer, NULL) : NULL;
     if (!e->timer || e->memory == MAP_FAILED)
         return cfg_error_set(err, ENOMEM, "no memory");
     memset(e->memory, 1, SPAN);
-    const struct tp_endpoint_config c = {
-        .provider = provider,
-        .connect_ns = INT64_C(30000000000),
-        .silence_ns = INT64_C(30000000000),
-        .host = {.sink = &sink, .ctx = e, .now = now_ns, .random = random_bytes, .wake = wake, .base = e->base}};
+    const struct tp_endpoint_config c = {.provider = provider,
+                                         .connect_ns = INT64_C(30000000000),
+                                         .silence_ns = INT64_C(30000000000),
+                                         .host = {.sink = &sink,
+                                                  .ctx = e,
+                                                  .now = now_ns,
+                                                  .random = random_bytes,
+                                                  .wake = wake,
+                                                  .base = e->base,
+                                                  .looks = ops->look != NULL}};
     int rc = ops->open(&c, &e->ep, err);
     if (rc == 0)
         rc = ops->add_region(e->ep, e->memory, SPAN, &e->region, &e->key, err);
@@ -171,11 +181,34 @@ static void end_close(struct end *e)
         munmap(e->memory, SPAN);
 }
 
-/* One turn, as an io worker does it: what is due, then the event loop until something is. */
+/* One turn, as an io worker makes it: what is there and what is due, then a while of looking, then the event loop. */
+static bool take(struct end *e, bool (*how)(struct tp_endpoint *ep))
+{
+    if (!how || !how(e->ep))
+        return false;
+    if (e->idle_since)
+        e->look_ns = act_spin_next(e->look_ns, e->spin_ns, now_ns(NULL) - e->idle_since);
+    e->idle_since = 0;
+    return true;
+}
+
 static void turn(struct end *e)
 {
-    e->woken = false;
-    int64_t at = e->ops->poll(e->ep), wait = at == TP_NEVER ? INT64_C(1000000000) : at - now_ns(NULL);
+    if (take(e, e->ops->look))
+        return;
+    int64_t now = now_ns(NULL);
+    if (e->woken || now >= e->due || !e->ops->look) {
+        e->woken = false;
+        e->due = e->ops->poll(e->ep);
+    }
+    e->idle_since = e->spin_ns ? now : 0;
+    for (int64_t end = now + e->look_ns; now < end; now = now_ns(NULL))
+        for (int i = 0; i < LOOKS_PER_CLOCK; i++)
+            if (take(e, e->ops->look))
+                return;
+    if (take(e, e->ops->arm))
+        return;
+    int64_t wait = e->due == TP_NEVER ? INT64_C(1000000000) : e->due - now;
     if (e->woken || wait <= 0) {
         event_base_loop(e->base, EVLOOP_NONBLOCK);
         return;
@@ -210,13 +243,13 @@ struct where {
     struct tp_key key;
 };
 
-static void be_the_other(int fd, const struct tp_ops *ops, const void *provider, const char *address)
+static void be_the_other(int fd, const struct tp_ops *ops, const void *provider, int64_t spin_ns, const char *address)
 {
     struct end e;
     struct where w;
     struct cfg_error err;
     memset(&w, 0, sizeof w);
-    int rc = end_open(&e, ops, provider, &err);
+    int rc = end_open(&e, ops, provider, spin_ns, &err);
     e.echo = true;
     if (rc == 0)
         rc = ops->listen(e.ep, address, w.bound, &err);
@@ -316,7 +349,7 @@ static void print(const char *name, struct figures *f, const char *anchor, bool 
                 printf(",\"%s\":%.3f", v[i].key, v[i].value);
         printf(",\"anchor\":\"%s\"}", anchor);
     } else {
-        printf("%-8s %9.2f us %10.1f MiB/s", name, lat, bw);
+        printf("%-14s %9.2f us %10.1f MiB/s", name, lat, bw);
         if (!isnan(alat))
             printf("   %s: %9.2f us (x%.2f)", anchor, alat, lat / alat);
         if (!isnan(abw))
@@ -328,8 +361,8 @@ static void print(const char *name, struct figures *f, const char *anchor, bool 
 }
 
 /* One round of a provider over two processes. */
-static int round_of(const struct tp_ops *ops, const void *mine, const void *theirs, const char *address,
-                    double *latency, double *bandwidth)
+static int round_of(const struct tp_ops *ops, const void *mine, const void *theirs, int64_t spin_ns,
+                    const char *address, double *latency, double *bandwidth)
 {
     int fd[2], rc = -EIO;
     struct end e;
@@ -342,14 +375,14 @@ static int round_of(const struct tp_ops *ops, const void *mine, const void *thei
     if (pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         close(fd[0]);
-        be_the_other(fd[1], ops, theirs, address);
+        be_the_other(fd[1], ops, theirs, spin_ns, address);
     }
     close(fd[1]);
     bool there = pid > 0 && read(fd[0], &w, sizeof w) == sizeof w;
     close(fd[0]);
     e = (struct end){.ops = ops};
     if (there)
-        rc = end_open(&e, ops, mine, &err);
+        rc = end_open(&e, ops, mine, spin_ns, &err);
     if (rc == 0)
         rc = ops->connect(e.ep, w.bound, TP_CLASS_KV, NULL, &e.channel, &err);
     if (rc == 0 && until(&e, NULL, &e.opened, 1)) {
@@ -381,8 +414,8 @@ static int run_inproc(bool *first)
         struct end a = {0}, b = {0};
         char bound[TP_ADDRESS_TEXT];
         f.latency[i] = f.bandwidth[i] = f.anchor_latency[i] = f.anchor_bandwidth[i] = NAN;
-        int rc = hub ? end_open(&a, &tp_inproc, hub, &err) : -ENOMEM;
-        rc = rc ? rc : end_open(&b, &tp_inproc, hub, &err);
+        int rc = hub ? end_open(&a, &tp_inproc, hub, 0, &err) : -ENOMEM;
+        rc = rc ? rc : end_open(&b, &tp_inproc, hub, 0, &err);
         b.echo = true;
         rc = rc ? rc : tp_inproc.listen(b.ep, "b", bound, &err);
         rc = rc ? rc : tp_inproc.connect(a.ep, "b", TP_CLASS_KV, NULL, &a.channel, &err);
@@ -407,7 +440,7 @@ static int run_tcp(bool *first)
     struct figures f;
     for (int i = 0; i < options.rounds; i++) {
         f.latency[i] = f.bandwidth[i] = f.anchor_latency[i] = f.anchor_bandwidth[i] = NAN;
-        if (round_of(&tp_tcp, NULL, NULL, "127.0.0.1:0", &f.latency[i], &f.bandwidth[i]))
+        if (round_of(&tp_tcp, NULL, NULL, 0, "127.0.0.1:0", &f.latency[i], &f.bandwidth[i]))
             return CLI_FAILED;
         if (options.no_anchor)
             continue;
@@ -451,22 +484,34 @@ static int run_rdma(bool *first, bool wanted)
     }
     if (rc)
         return cli_error(CLI_FAILED, "%s", err.msg);
-    const int64_t spin = options.spin_us ? options.spin_us * INT64_C(1000) : -1;
-    const struct tp_rdma_config mine = {.devices = *options.device ? options.device : place[0].device, .spin_ns = spin},
-                                theirs = {.devices = *peer ? peer : place[1].device, .spin_ns = spin};
+    const struct tp_rdma_config mine = {.devices = *options.device ? options.device : place[0].device},
+                                theirs = {.devices = *peer ? peer : place[1].device};
+    /* Like against like: both poll without end, or both sleep until an event; and the way that nodes go. */
+    const struct {
+        const char *name, *anchor;
+        int64_t spin_ns;
+        bool events, compared;
+    } form[] = {{"rdma, polling", "perftest", POLLING_NS, false, true},
+                {"rdma, sleeping", "perftest -e", 0, true, true},
+                {"rdma, adaptive", "", options.spin_us * INT64_C(1000), false, false}};
+    enum { FORMS = sizeof form / sizeof *form };
+    static struct figures f[FORMS];
     char address[64];
-    struct figures f;
     snprintf(address, sizeof address, strchr(place[1].address, ':') ? "[%s]:0" : "%s:0", place[1].address);
-    for (int i = 0; i < options.rounds; i++) {
-        f.latency[i] = f.bandwidth[i] = f.anchor_latency[i] = f.anchor_bandwidth[i] = NAN;
-        if (round_of(p->ops, &mine, &theirs, address, &f.latency[i], &f.bandwidth[i]))
+    for (int i = 0; i < options.rounds * FORMS; i++) {
+        int k = i % FORMS, round = i / FORMS;
+        double *v[] = {&f[k].latency[round], &f[k].bandwidth[round], &f[k].anchor_latency[round],
+                       &f[k].anchor_bandwidth[round]};
+        *v[0] = *v[1] = *v[2] = *v[3] = NAN;
+        if (round_of(p->ops, &mine, &theirs, form[k].spin_ns, address, v[0], v[1]))
             return CLI_FAILED;
-        if (options.no_anchor)
+        if (options.no_anchor || !form[k].compared)
             continue;
-        f.anchor_latency[i] = cli_anchor_rdma_latency(place, options.size, options.trips);
-        f.anchor_bandwidth[i] = cli_anchor_rdma_bandwidth(place, options.put, options.puts);
+        *v[2] = cli_anchor_rdma_latency(place, options.size, options.trips, form[k].events);
+        *v[3] = cli_anchor_rdma_bandwidth(place, options.put, options.puts);
     }
-    print("rdma", &f, "perftest", first);
+    for (int k = 0; k < FORMS; k++)
+        print(form[k].name, &f[k], form[k].anchor, first);
     return CLI_OK;
 }
 
@@ -483,7 +528,8 @@ int cli_bench_transport_run(int argc, char **argv)
          NULL},
         {CLI_TEXT, "device", 0, &options.device, "NAME", "RDMA device of one end, or several, separated by commas"},
         {CLI_TEXT, "peer-device", 0, &options.peer_device, "NAME", "of the other end; without it the same"},
-        {CLI_INT, "spin", 0, &options.spin_us, "US", "transport.rdma.spin", 0, 1000000, NULL, NULL},
+        {CLI_INT, "spin", 0, &options.spin_us, "US", "of the adaptive form: transport.rdma.spin", 0, 1000000, NULL,
+         NULL},
         {CLI_FLAG, "no-anchor", 0, &options.no_anchor, NULL, "without the figures beside", 0, 0, NULL, NULL},
         {CLI_FLAG, "json", 0, &options.json, NULL, "a JSON array instead of text", 0, 0, NULL, NULL},
         {.kind = CLI_END},
@@ -494,7 +540,8 @@ int cli_bench_transport_run(int argc, char **argv)
             "Measures the transport between two processes of this machine: half a round trip of a frame, and puts\n"
             "until the other end says that the last one is there. Medians over rounds. Beside them, measured in\n"
             "the same run: memcpy for inproc; blocking sockets over loopback for tcp; for rdma perftest's\n"
-            "ib_send_lat and ib_write_bw over the same devices.",
+            "ib_send_lat and ib_write_bw over the same devices; latency once when both poll without end and once when\n"
+            "both sleep until a completion wakes them (-e). The adaptive form is that of nodes.",
         .options = table};
     bool first = true;
     int status = cli_options_parse(&usage, argc, argv, NULL);

@@ -2,6 +2,7 @@
 #ifndef WEFT_CLI_BENCH_TRANSPORT_H
 #define WEFT_CLI_BENCH_TRANSPORT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /* argv[0] is "transport". Returns the exit status. */
@@ -23,8 +24,8 @@ struct cli_rdma_place {
 };
 
 /* perftest's ib_send_lat (typical, us) and ib_write_bw (average, MiB/s) between two devices of this machine; NAN when
- * the programs are not there or fail. */
-double cli_anchor_rdma_latency(const struct cli_rdma_place place[2], int size, int n);
+ * the programs are not there or fail. events: it sleeps until a completion wakes it; otherwise both poll. */
+double cli_anchor_rdma_latency(const struct cli_rdma_place place[2], int size, int n, bool events);
 double cli_anchor_rdma_bandwidth(const struct cli_rdma_place place[2], int size, int count);
 
 #endif

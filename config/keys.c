@@ -294,8 +294,8 @@ const struct cfg_key cfg_keys[] = {
     {"transport.rdma.class_expert", CFG_INT, "", 0, 255, AT(transport.rdma.class_expert), .fallback = "0",
      .help = "Traffic class of the expert exchange. One of its own keeps it from waiting behind key-value rows."},
     {"transport.rdma.spin", CFG_DURATION, "us", 0, 1000000, AT(transport.rdma.spin_us), .fallback = "50us",
-     .help = "Longest time that a completion queue is polled before the worker sleeps; it adapts below that. 0: never "
-             "polled, for machines with more workers than cores."},
+     .help = "Longest time that completion queues are polled before the io worker sleeps; it adapts below that, to "
+             "nothing when it does not pay. 0: never. Never either when the node has more workers (four) than CPUs."},
     {"transport.rdma.register_max", CFG_SIZE, "B", 0, INT64_C(1) << 50, AT(transport.rdma.register_max),
      .fallback = "0",
      .help = "Most bytes that are registered at once; more is registered in pieces. 0: what the device allows."},

@@ -72,7 +72,8 @@ int tp_net_new(const struct tp_net_config *config, struct tp_net **out, struct c
                               .now = host_now,
                               .random = host_random,
                               .wake = host_wake,
-                              .base = c->endpoint.host.base};
+                              .base = c->endpoint.host.base,
+                              .looks = c->endpoint.host.looks};
     int r = c->ops->open(&e, &net->ep, err);
     if (r) {
         free(peers);
@@ -538,6 +539,16 @@ static int64_t watch_conn(struct net_conn *c, int64_t now)
     }
     int64_t lost = c->pinged ? c->pinged + g->silence_ns : TP_NEVER;
     return ask < lost ? ask : lost;
+}
+
+bool tp_net_look(struct tp_net *net)
+{
+    return net->config.ops->look && net->config.ops->look(net->ep);
+}
+
+bool tp_net_arm(struct tp_net *net)
+{
+    return net->config.ops->arm && net->config.ops->arm(net->ep);
 }
 
 int64_t tp_net_poll(struct tp_net *net)

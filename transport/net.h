@@ -10,9 +10,9 @@
  * retires the old incarnation first: its channels are aborted and their ends reported before the new one is up. When
  * the old one still answers, the new one is a second process under the same name and is refused by name.
  *
- * Thread: everything happens on the one thread that owns the provider's endpoint, in tp_net_poll or its event loop.
- * Callbacks never come from inside a function of this header other than tp_net_poll, and may call all of them but
- * tp_net_poll and tp_net_free. */
+ * Thread: everything happens on the one thread that owns the provider's endpoint, in tp_net_poll, tp_net_look,
+ * tp_net_arm or its event loop. Callbacks never come from inside another function of this header, and may call all of
+ * them but these and tp_net_free. */
 #ifndef WEFT_TRANSPORT_NET_H
 #define WEFT_TRANSPORT_NET_H
 
@@ -131,6 +131,9 @@ void tp_net_fence(struct tp_net *net, int peer, enum tp_class class);
 /* -ENOENT: the tool has gone. */
 int tp_net_answer(struct tp_net *net, uint64_t tool, const void *bytes, size_t size);
 
+/* As tp_ops.look and arm, for a host that said that it looks; false where the provider has none. */
+bool tp_net_look(struct tp_net *net);
+bool tp_net_arm(struct tp_net *net);
 /* Does what is due. Returns when it wants to be called again, as tp_ops.poll does. */
 int64_t tp_net_poll(struct tp_net *net);
 

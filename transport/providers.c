@@ -55,7 +55,6 @@ int tp_provider_of(const struct cfg_config *c, const struct cfg_node *node, stru
                                         .traffic_class = {[TP_CLASS_CONTROL] = c->transport.rdma.class_control,
                                                           [TP_CLASS_KV] = c->transport.rdma.class_kv,
                                                           [TP_CLASS_EXPERT] = c->transport.rdma.class_expert},
-                                        .spin_ns = c->transport.rdma.spin_us ? c->transport.rdma.spin_us * 1000 : -1,
                                         .register_max = (uint64_t)c->transport.rdma.register_max};
     out->ops = plugin->ops;
     out->config = &out->rdma;

@@ -123,13 +123,12 @@ struct tp_rdma_config {
     /* The node's own address, a number; NULL or "": the one that is listened at, else the nearest device's. */
     const char *address;
     int traffic_class[TP_RDMA_CLASSES]; /* the byte of the IP header, by enum tp_class; 0: the network's default */
-    int64_t spin_ns;                    /* longest wait in a poll before the loop sleeps; 0: 50 us; < 0: none */
     uint64_t register_max;              /* bytes per registration, below the device's own limit; 0: that limit */
 };
 
 /* ---- the library ----------------------------------------------------------------------------------------------- */
 
-enum { TP_RDMA_ABI = 1 };
+enum { TP_RDMA_ABI = 2 };
 
 /* What weft-rdma.so exports as "tp_rdma_plugin". */
 struct tp_rdma_plugin {

@@ -111,6 +111,9 @@ struct tp_host {
     void (*wake)(void *ctx);
     /* The loop of the endpoint's thread; NULL for providers that need none (inproc, sim). */
     struct event_base *base;
+    /* The thread calls look whenever it comes by and arm before it waits in that loop, as tp_ops says. Without it a
+     * provider that has them keeps the loop informed by itself. */
+    bool looks;
 };
 
 struct tp_endpoint_config {
@@ -181,6 +184,12 @@ struct tp_ops {
     /* Does what is due and calls back. Returns the time at which it wants to be called again, if nothing wakes it
      * before; TP_NEVER: none. Providers with an event loop work without it, except for their deadlines. */
     int64_t (*poll)(struct tp_endpoint *ep);
+    /* Both NULL where what comes shows in the event loop at no extra cost. For a thread that set tp_host.looks: */
+    /* Takes what has come and calls back. Returns whether there was anything. Without a system call, for polling. */
+    bool (*look)(struct tp_endpoint *ep);
+    /* From now on what comes wakes the event loop, once. Also takes what has come, as look does: the thread may sleep
+     * when there was nothing. */
+    bool (*arm)(struct tp_endpoint *ep);
 };
 
 /* "control", "kv", "expert" */

@@ -350,6 +350,20 @@ struct event_base *act_self_event_base(const struct act_self *self)
     return w->source ? w->source_ops->event_base(w->source) : NULL;
 }
 
+int act_look_at(struct act_self *self, const struct act_looked_at *what)
+{
+    struct act_worker *w = self->worker;
+    if (what && w->looked.look)
+        return -EBUSY;
+    if (!act_self_event_base(self))
+        return -ENOTSUP;
+    w->looked = what ? *what : (struct act_looked_at){0};
+    if (w->rt->crowded)
+        w->looked.spin_ns = 0;
+    w->look_ns = w->looked.spin_ns;
+    return 0;
+}
+
 int64_t act_now(struct act_self *self)
 {
     return self->rt->world->now(self->rt->world_ctx);

@@ -189,6 +189,9 @@ struct act_worker {
     bool started;
     uint64_t random[2];
     int64_t now;                 /* as of this turn */
+    struct act_looked_at looked; /* .look NULL: nothing */
+    int64_t look_ns;             /* how long looking pays, at most looked.spin_ns */
+    int64_t idle_since;          /* begin of the wait that is going on, or has just ended; 0: neither */
     struct act_lane **in, **out; /* by worker */
     uint64_t touched;            /* workers to which something went since the last flush */
     uint64_t starved;            /* lanes out that somebody waits for */
@@ -227,6 +230,7 @@ struct act_runtime {
     const struct act_world_ops *world;
     void *world_ctx;
     int64_t spin_ns;
+    bool crowded; /* more workers than CPUs: nobody spins */
     bool started;
     /* Set by act_runtime_stop, read by workers. */
     _Atomic bool stopping;

@@ -118,7 +118,8 @@ int runtime_make(const struct act_config *config, bool simulated, struct act_run
     c->local_slots = c->local_slots ? c->local_slots : LOCAL_DEFAULT;
     c->age_ns = c->age_ns ? c->age_ns : AGE_DEFAULT;
     int spin = c->spin_us < 0 ? SPIN_DEFAULT_US : c->spin_us;
-    rt->spin_ns = c->workers <= cpus() ? spin * INT64_C(1000) : 0;
+    rt->crowded = c->workers > cpus();
+    rt->spin_ns = rt->crowded ? 0 : spin * INT64_C(1000);
     rt->world = c->world ? c->world : &act_world_system;
     rt->world_ctx = c->world_ctx;
     rt->workers = c->workers;

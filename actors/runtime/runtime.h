@@ -171,6 +171,24 @@ void *act_self_state(const struct act_self *self);
 /* The loop of an io worker; NULL elsewhere and in the simulation. */
 struct event_base *act_self_event_base(const struct act_self *self);
 
+/* Something beside the event loop that an io worker looks at: an adapter's completion queue. Called on the worker's
+ * thread, between actors; they may do what event callbacks may. */
+struct act_looked_at {
+    /* Takes what is there. Returns whether there was anything. Costs next to nothing when there was not. */
+    bool (*look)(void *ctx);
+    /* The worker is about to sleep: from now on what comes shows in its event loop. Returns whether anything was there
+     * before; then it does not sleep. */
+    bool (*arm)(void *ctx);
+    void *ctx;
+    /* A worker without work looks for this long before it sleeps; less when that has not helped (spin.h). Never when
+     * there are more workers than CPUs. */
+    int64_t spin_ns;
+};
+
+/* The worker of self looks at this from now on; it is copied. NULL: no more; whoever began it says so before it ends.
+ * -EBUSY: it looks at something already; -ENOTSUP: it has no event loop. */
+int act_look_at(struct act_self *self, const struct act_looked_at *what);
+
 /* ns on the seam's clock. */
 int64_t act_now(struct act_self *self);
 /* ns since 1970, for logs only. */

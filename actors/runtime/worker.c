@@ -1,6 +1,7 @@
 /* The worker: its loop, control messages, timers, and the call of an actor with everything that waits. */
 #define _GNU_SOURCE
 #include "actors/runtime/internal.h"
+#include "actors/runtime/spin.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -12,6 +13,7 @@ enum {
     RUNS_MAX = 16,    /* actors called per turn */
     TURN_NS = 500000, /* after this long the turn ends, whatever is still runnable */
     SPINS_PER_CLOCK = 32,
+    LOOKS_PER_CLOCK = 4, /* a look takes longer than one at the lanes */
     TURNS_PER_CLOCK = 16,
     POLL_NS = 50000, /* a busy worker looks at its source this often */
 };
@@ -337,6 +339,18 @@ static void drain_lanes(struct act_worker *w)
             lane_drain(w, w->in[i], DRAIN_MAX);
 }
 
+/* Takes what is there beside the loop, and learns how long to look for it. */
+static bool look(struct act_worker *w, bool (*take)(void *ctx))
+{
+    if (!take || !take(w->looked.ctx))
+        return false;
+    if (w->idle_since) {
+        w->look_ns = act_spin_next(w->look_ns, w->looked.spin_ns, clock_now(w) - w->idle_since);
+        w->idle_since = 0;
+    }
+    return true;
+}
+
 static void sleep_until(struct act_worker *w, int64_t until)
 {
     /* Seq_cst: before the looks in worker_has_input. Partner: worker_wake. */
@@ -344,7 +358,7 @@ static void sleep_until(struct act_worker *w, int64_t until)
     /* Also before the looks at the rings. Partner: worker_flush. */
     ck_pr_fence_memory();
     worker_publish(w, true);
-    if (!worker_has_input(w)) {
+    if (!worker_has_input(w) && !look(w, w->looked.arm)) {
         COUNT_ADD(w->count.sleeps, 1);
         int64_t now = clock_now(w);
         w->source_ops->wait(w->source, until == ACT_NEVER ? ACT_NEVER : until > now ? until - now : 0);
@@ -357,6 +371,10 @@ static void sleep_until(struct act_worker *w, int64_t until)
 static bool spin(struct act_worker *w, int64_t until)
 {
     int64_t end = 0; /* the clock is not read as long as messages come quickly */
+    int64_t longest = w->rt->spin_ns > w->look_ns ? w->rt->spin_ns : w->look_ns;
+    int per_clock = w->look_ns ? LOOKS_PER_CLOCK : SPINS_PER_CLOCK;
+    if (longest == 0)
+        return false;
     for (int i = 1;; i++) {
         for (int j = 0; j < w->rt->workers; j++)
             if (j != w->index && act_ring_any(&w->in[j]->ring))
@@ -365,13 +383,15 @@ static bool spin(struct act_worker *w, int64_t until)
         if (atomic_load_explicit(&w->control, memory_order_relaxed) ||
             atomic_load_explicit(&w->rt->stopping, memory_order_relaxed))
             return true;
-        if (i % SPINS_PER_CLOCK == 0) {
+        if (look(w, w->looked.look))
+            return true;
+        if (i % per_clock == 0) {
             if (w->starved && worker_room(w, true))
                 return true;
             int64_t now = clock_now(w);
             if (!end) {
                 worker_publish(w, true);
-                end = now + w->rt->spin_ns;
+                end = now + longest;
                 end = end < until ? end : until;
             }
             if (now >= end)
@@ -418,6 +438,8 @@ void *worker_main(void *arg)
             w->source_ops->wait(w->source, 0);
             polled = w->now;
         }
+        if (!look(w, w->looked.look))
+            w->idle_since = 0;
         worker_take_control(w);
         drain_lanes(w);
         worker_timers(w);
@@ -429,7 +451,8 @@ void *worker_main(void *arg)
         if (w->run[0].head || w->run[1].head)
             continue;
         int64_t next = act_wheel_next(&w->wheel);
-        if (w->rt->spin_ns > 0 && spin(w, next))
+        w->idle_since = w->looked.spin_ns ? clock_now(w) : 0;
+        if (spin(w, next))
             continue;
         sleep_until(w, next);
         polled = w->now;

@@ -131,7 +131,8 @@ struct tr_rig *tr_prepare(const struct tr_kind *kind)
                                              .now = host_now,
                                              .random = host_random,
                                              .wake = host_wake,
-                                             .base = r->base};
+                                             .base = r->base,
+                                             .looks = kind->looks};
     }
     if (kind->set_up)
         kind->set_up(r);
@@ -193,6 +194,8 @@ void tr_turn(struct tr_rig *r)
         struct tr_side *s = &r->side[i];
         if (!s->ep)
             continue;
+        if (r->kind->looks)
+            r->kind->ops->look(s->ep);
         s->poll_at = TP_NEVER;
         int64_t at = r->kind->ops->poll(s->ep);
         s->poll_at = at < s->poll_at ? at : s->poll_at;
@@ -209,6 +212,9 @@ void tr_turn(struct tr_rig *r)
     }
     if (!r->base)
         return;
+    for (int i = 0; i < 2 && r->kind->looks; i++)
+        if (r->side[i].ep && r->kind->ops->arm(r->side[i].ep))
+            next = 0;
     struct timeval t = {0, next ? IDLE_US : 0};
     if (next)
         event_base_once(r->base, -1, EV_TIMEOUT, on_tick, NULL, &t);

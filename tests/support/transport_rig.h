@@ -21,6 +21,7 @@ struct tr_kind {
     /* Lets time pass when nothing is due; NULL: waits a little in the event loop. */
     void (*idle)(struct tr_rig *r, int64_t until);
     bool uses_base;
+    bool looks; /* the loop looks at the endpoints and arms them before it waits */
 };
 
 enum { TR_LOG = 4096, TR_WINDOW = 1 << 20 };

@@ -17,7 +17,6 @@ static int provider_of(int kind, const char *host, struct cfg_error *err)
     config.transport.provider = kind;
     strcpy(config.transport.rdma.devices, "a,b");
     config.transport.rdma.class_kv = 104;
-    config.transport.rdma.spin_us = 7;
     snprintf(config.nodes[0].host, sizeof config.nodes[0].host, "%s", host);
     return tp_provider_of(&config, &config.nodes[0], &provider, err);
 }
@@ -47,7 +46,6 @@ Test(providers, rdma_is_rdma_or_an_error)
     cr_expect_str_eq(c->devices, "a,b");
     cr_expect_eq(c->traffic_class[TP_CLASS_KV], 104);
     cr_expect_eq(c->traffic_class[TP_CLASS_EXPERT], 0);
-    cr_expect_eq(c->spin_ns, 7000);
     cr_expect_eq(provider_of(CFG_PROVIDER_RDMA, "no.such.host.invalid", &err), -EINVAL);
     cr_expect(strstr(err.msg, "no.such.host.invalid"), "%s", err.msg);
 }

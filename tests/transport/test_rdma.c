@@ -102,7 +102,8 @@ Test(rdma, weft_check_explains_the_machine)
     }                                                                                                                  \
     Test(rdma_rails, name)                                                                                             \
     {                                                                                                                  \
-        const struct tr_kind kind = {.ops = rr_ops(), .set_up = rr_set_up_rails, .uses_base = true};                   \
+        /* The loop looks and arms, as a worker does; above the provider keeps it informed by itself. */               \
+        const struct tr_kind kind = {.ops = rr_ops(), .set_up = rr_set_up_rails, .uses_base = true, .looks = true};    \
         tr_case_##name(&kind);                                                                                         \
     }
 #include "tests/support/transport_cases.def"

@@ -438,7 +438,7 @@ void rdma_sent(struct rdma_wr *wr, const struct ibv_wc *wc)
     if (wr->kind == RDMA_WR_DRAIN)
         l->drained = true;
     if (wc->status == IBV_WC_SUCCESS) {
-        c->heard = rdma_now(l->rail->ep);
+        c->heard = l->rail->ep->taken_at;
         if (wr->kind == RDMA_WR_LAST)
             wr->put->left--;
         /* FIN is the last of lane 0. */
@@ -573,7 +573,7 @@ void rdma_received(struct rdma_lane *l, const struct ibv_wc *wc, struct rdma_buf
     struct rdma_channel *c = l->channel;
     bool written = wc->opcode == IBV_WC_RECV_RDMA_WITH_IMM;
     uint32_t places = rdma_of(c)->depth + RDMA_RESERVE;
-    c->heard = rdma_now(l->rail->ep);
+    c->heard = l->rail->ep->taken_at;
     rdma_mark(c);
     if (!(wc->wc_flags & IBV_WC_WITH_IMM) || (l->index > 0 && !written) || c->held_count == places) {
         rdma_buffer_back(b);

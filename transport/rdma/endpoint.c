@@ -11,7 +11,7 @@
 
 #include "transport/rdma/rdma.h"
 
-enum { PAGE = 4096, SPIN_DEFAULT = 50000, DEPTH_MAX = 4096 };
+enum { PAGE = 4096, DEPTH_MAX = 4096 };
 #define CONNECT_DEFAULT INT64_C(5000000000)
 #define SILENCE_DEFAULT INT64_C(10000000000)
 
@@ -33,8 +33,13 @@ void rdma_mark(struct rdma_channel *c)
     c->dirty = true;
     c->next_dirty = ep->dirty;
     ep->dirty = c;
-    if (ep->kick)
+    if (ep->kick && !ep->in_turn)
         event_active(ep->kick, EV_TIMEOUT, 0);
+}
+
+void rdma_before_turn(struct rdma *ep)
+{
+    ep->in_turn = true;
 }
 
 void rdma_turn(struct rdma *ep)
@@ -42,11 +47,15 @@ void rdma_turn(struct rdma *ep)
     /* Callbacks may mark more; each is looked at once, the rest at the next turn. */
     struct rdma_channel *list = ep->dirty;
     ep->dirty = NULL;
+    ep->in_turn = true;
     for (struct rdma_channel *c; (c = list);) {
         list = c->next_dirty;
         c->dirty = false;
         rdma_settle(c);
     }
+    ep->in_turn = false;
+    if (ep->dirty && ep->kick)
+        event_active(ep->kick, EV_TIMEOUT, 0);
 }
 
 static void on_kick(evutil_socket_t fd, short what, void *ctx)
@@ -60,6 +69,7 @@ static void on_cm(evutil_socket_t fd, short what, void *ctx)
 {
     (void)fd;
     (void)what;
+    rdma_before_turn(ctx);
     rdma_cm_take(ctx);
     rdma_turn(ctx);
 }
@@ -68,6 +78,7 @@ static int64_t rdma_poll(struct tp_endpoint *base)
 {
     struct rdma *ep = (struct rdma *)base;
     int64_t now = rdma_now(ep);
+    rdma_before_turn(ep);
     for (int i = 0; i < ep->rails; i++)
         rdma_rail_take(&ep->rail[i]);
     if (now >= ep->due) {
@@ -79,6 +90,29 @@ static int64_t rdma_poll(struct tp_endpoint *base)
     }
     rdma_turn(ep);
     return ep->dirty ? now : ep->due;
+}
+
+/* As look or, with arm, as arm of the table. */
+static bool look(struct rdma *ep, bool (*take)(struct rdma_rail *r))
+{
+    bool any = ep->dirty;
+    rdma_before_turn(ep);
+    for (int i = 0; i < ep->rails; i++)
+        any |= take(&ep->rail[i]);
+    if (any)
+        rdma_turn(ep);
+    ep->in_turn = false;
+    return any;
+}
+
+static bool rdma_look(struct tp_endpoint *base)
+{
+    return look((struct rdma *)base, rdma_rail_take);
+}
+
+static bool rdma_arm(struct tp_endpoint *base)
+{
+    return look((struct rdma *)base, rdma_rail_arm);
 }
 
 /* ---- endpoints ----------------------------------------------------------------------------------------------- */
@@ -102,8 +136,8 @@ static uint32_t within(uint32_t value, uint32_t otherwise, uint32_t least, uint3
 }
 
 /* What the machine lacks is said here already, although rails are opened when the address is known. */
-static int look(struct rdma *ep, const char *address, struct tp_rdma_facts *facts, struct tp_rdma_choice *choice,
-                struct cfg_error *err)
+static int survey(struct rdma *ep, const char *address, struct tp_rdma_facts *facts, struct tp_rdma_choice *choice,
+                  struct cfg_error *err)
 {
     struct tp_rdma_want want = {.devices = ep->devices};
     int rc = tp_rdma_inspect(facts, err);
@@ -128,7 +162,7 @@ int rdma_rails(struct rdma *ep, const char *address, struct cfg_error *err)
     struct tp_rdma_facts *facts = malloc(sizeof *facts);
     if (!facts)
         return cfg_error_set(err, ENOMEM, "rdma: no memory");
-    int rc = look(ep, ep->address[0] ? ep->address : address ? address : "", facts, &choice, err);
+    int rc = survey(ep, ep->address[0] ? ep->address : address ? address : "", facts, &choice, err);
     for (int i = 0; rc == 0 && i < choice.rail_count; i++) {
         struct rdma_rail *r = &ep->rail[i];
         *r = (struct rdma_rail){.owner = RDMA_LISTENER, .ep = ep, .index = i};
@@ -163,10 +197,8 @@ static int rdma_open(const struct tp_endpoint_config *config, struct tp_endpoint
     ep->depth = within(config->depth, TP_RDMA_DEPTH, TP_CREDITS_MIN, DEPTH_MAX);
     ep->connect_ns = config->connect_ns ? config->connect_ns : CONNECT_DEFAULT;
     ep->silence_ns = config->silence_ns ? config->silence_ns : SILENCE_DEFAULT;
-    if (ep->config.spin_ns == 0)
-        ep->config.spin_ns = SPIN_DEFAULT;
     ep->due = TP_NEVER;
-    int rc = look(ep, ep->address, facts, &choice, err);
+    int rc = survey(ep, ep->address, facts, &choice, err);
     free(facts);
     if (rc == 0) {
         ep->cm = rdma_create_event_channel();
@@ -315,4 +347,6 @@ const struct tp_ops tp_rdma_ops = {
     .finish = rdma_finish,
     .abort = rdma_abort,
     .poll = rdma_poll,
+    .look = rdma_look,
+    .arm = rdma_arm,
 };

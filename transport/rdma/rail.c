@@ -16,7 +16,6 @@ enum {
     CQ_BATCH = 32,
     ACK_BATCH = 64,
     TAKE_MAX = 1024, /* completions per call, so that other events have their turn */
-    SPIN_LEAST = 2000,
 };
 
 int rdma_memory_error(struct cfg_error *err, int code, const char *what, const char *device, uint64_t bytes)
@@ -166,6 +165,7 @@ bool rdma_rail_take(struct rdma_rail *r)
     struct ibv_wc wc[CQ_BATCH];
     int n, all = 0;
     while (all < TAKE_MAX && (n = ibv_poll_cq(r->cq, CQ_BATCH, wc)) > 0) {
+        r->ep->taken_at = rdma_now(r->ep);
         for (int i = 0; i < n; i++)
             take_one(r, &wc[i]);
         all += n;
@@ -173,22 +173,13 @@ bool rdma_rail_take(struct rdma_rail *r)
     return all > 0;
 }
 
-/* Polls on while that pays: answers that come within the time make it longer, waiting for nothing makes it shorter,
- * down to a few microseconds that find out when it pays again. */
-static bool spin(struct rdma_rail *r)
+bool rdma_rail_arm(struct rdma_rail *r)
 {
-    struct rdma *ep = r->ep;
-    if (ep->config.spin_ns <= 0)
-        return false;
-    int64_t most = ep->config.spin_ns, limit = rdma_now(ep) + r->spin_ns;
-    do {
-        if (rdma_rail_take(r)) {
-            r->spin_ns = 2 * r->spin_ns < most ? 2 * r->spin_ns : most;
-            return true;
-        }
-    } while (rdma_now(ep) < limit);
-    r->spin_ns = r->spin_ns / 2 > SPIN_LEAST ? r->spin_ns / 2 : SPIN_LEAST;
-    return false;
+    if (!r->armed && ibv_req_notify_cq(r->cq, 0))
+        r->dead = true;
+    r->armed = true;
+    /* What came before it was armed has raised no event. */
+    return rdma_rail_take(r);
 }
 
 static void on_completions(evutil_socket_t fd, short what, void *ctx)
@@ -198,27 +189,24 @@ static void on_completions(evutil_socket_t fd, short what, void *ctx)
     void *mine;
     (void)fd;
     (void)what;
-    while (ibv_get_cq_event(r->events, &cq, &mine) == 0)
+    /* One event for each time it was armed. */
+    if (ibv_get_cq_event(r->events, &cq, &mine) == 0) {
+        r->armed = false;
         if (++r->unacked == ACK_BATCH) {
             ibv_ack_cq_events(r->cq, r->unacked);
             r->unacked = 0;
         }
-    /* A bound on the turns, so that other events are not held up. What is left then raises an event at once, because
-     * the queue is looked at again after it was armed. */
-    for (int turn = 0; turn < 64; turn++) {
-        bool any = rdma_rail_take(r);
-        rdma_turn(r->ep);
-        if (!any && !spin(r))
-            break;
-        rdma_turn(r->ep);
     }
-    if (ibv_req_notify_cq(r->cq, 0))
-        r->dead = true;
-    if (rdma_rail_take(r)) {
-        rdma_turn(r->ep);
-        /* More may have come after the last look and before arming without raising an event. */
+    if (r->ep->base.host.looks)
+        return; /* the thread takes it with its next look */
+    rdma_before_turn(r->ep);
+    rdma_rail_take(r);
+    rdma_turn(r->ep);
+    rdma_before_turn(r->ep);
+    /* After a limited number of completions others have their turn; what is left has raised no event. */
+    if (rdma_rail_arm(r))
         event_active(r->on_cq, EV_READ, 0);
-    }
+    rdma_turn(r->ep);
 }
 
 /* ---- asynchronous events ------------------------------------------------------------------------------------- */
@@ -277,6 +265,7 @@ static void on_async(evutil_socket_t fd, short what, void *ctx)
     struct ibv_async_event e;
     (void)fd;
     (void)what;
+    rdma_before_turn(r->ep);
     while (ibv_get_async_event(r->ctx, &e) == 0) {
         take_async(r, &e);
         ibv_ack_async_event(&e);
@@ -312,7 +301,6 @@ int rdma_rail_open(struct rdma_rail *r, const struct tp_rdma_device *d, const st
     r->gid_index = port->gid[chosen->gid].index;
     r->mtu = port->mtu;
     r->segment = port->message_max && port->message_max < RDMA_SEGMENT ? port->message_max : RDMA_SEGMENT;
-    r->spin_ns = r->ep->config.spin_ns;
     int rc = open_device(r, err);
     if (rc)
         return rc;
@@ -325,6 +313,7 @@ int rdma_rail_open(struct rdma_rail *r, const struct tp_rdma_device *d, const st
     if (fcntl(r->events->fd, F_SETFL, O_NONBLOCK) || fcntl(r->ctx->async_fd, F_SETFL, O_NONBLOCK) ||
         ibv_req_notify_cq(r->cq, 0))
         return cfg_error_set(err, EIO, "rdma: %s has no events (%s)", r->name, strerror(errno));
+    r->armed = true;
     struct event_base *base = r->ep->base.host.base;
     r->on_cq = event_new(base, r->events->fd, EV_READ | EV_PERSIST, on_completions, r);
     r->on_async = event_new(base, r->ctx->async_fd, EV_READ | EV_PERSIST, on_async, r);

@@ -98,8 +98,8 @@ struct rdma_rail {
     unsigned unacked;
     bool dead; /* the device reported a fatal error */
     bool port_down;
+    bool armed; /* the next completion raises an event */
     struct event *on_cq, *on_async;
-    int64_t spin_ns; /* adapts: longer when it helped, shorter when not */
     struct rdma_pool *pools;
     struct rdma_cm_id *listener;
     struct rdma_lane *by_qpn[RDMA_BUCKETS];
@@ -233,7 +233,9 @@ struct rdma {
     bool listening;
     struct rdma_channel *channels, *dirty;
     struct tp_region *regions;
-    int64_t due; /* nothing is due before */
+    int64_t due;      /* nothing is due before */
+    int64_t taken_at; /* when completions were last taken */
+    bool in_turn;     /* a turn of the dirty channels follows anyway */
 };
 
 static inline struct rdma *rdma_of(const struct rdma_channel *c)
@@ -262,6 +264,8 @@ int rdma_rails(struct rdma *ep, const char *address, struct cfg_error *err);
 void rdma_due(struct rdma *ep, int64_t at);
 /* The channel has something to do; its turn comes from the event loop, soon. */
 void rdma_mark(struct rdma_channel *c);
+/* A call of rdma_turn follows: what is marked until then needs no turn of its own. */
+void rdma_before_turn(struct rdma *ep);
 /* Gives every channel that is marked its turn. Calls back. */
 void rdma_turn(struct rdma *ep);
 
@@ -271,6 +275,8 @@ int rdma_rail_open(struct rdma_rail *r, const struct tp_rdma_device *d, const st
 void rdma_rail_close(struct rdma_rail *r);
 /* Takes what has completed. Returns whether there was anything. */
 bool rdma_rail_take(struct rdma_rail *r);
+/* The next completion raises an event. What came before it did is taken; returns whether there was anything. */
+bool rdma_rail_arm(struct rdma_rail *r);
 /* A part of a pool and of the completion queue, and a queue pair in state INIT, for a lane. */
 int rdma_lane_make(struct rdma_lane *l, struct rdma_rail *r, struct cfg_error *err);
 /* Destroys queue pair and connection, and gives the parts back. Nothing of the other side lands after it. */
