@@ -132,6 +132,7 @@ help:
 	@echo 'make test-golden GOLDEN=DIR   every check on a folder of golden cases'
 	@echo 'make test-shared  the shared tier on GlusterFS, with bricks and writers killed (needs root and glusterfs-server)'
 	@echo 'make test-rdma   the provider rdma in a virtual machine with soft-RoCE (needs qemu, 70 MB of kernel package)'
+	@echo 'make test-rdma-asan   the same under AddressSanitizer and UndefinedBehaviorSanitizer; test-rdma-tsan: ThreadSanitizer'
 	@echo 'make bench    build and run the benchmarks'
 	@echo 'make measure  print the figures of docs/MEASURING.md'
 	@echo 'make soak     100,000 clients that leave at any moment'
@@ -270,6 +271,21 @@ test-rdma: deps
 	@$(MAKE) --no-print-directory SUITES='$(RDMA_SUITES)' test-programs
 	@BUILD='$(BUILD)' sh tests/rdma/run.sh $(RDMA_SUITES:%='$(BUILD)/tests/% -j1')
 
+# The same with sanitizers. The programs and weft-rdma.so are instrumented, the verbs libraries are Debian's.
+test-rdma-asan:
+	@$(MAKE) --no-print-directory BUILD='$(BUILD)/asan' SANITIZE=address SUITES='$(RDMA_SUITES)' test-programs
+	@BUILD='$(BUILD)' WEFT_GUEST_MEMORY=4096 WEFT_GUEST_SECONDS=7200 WEFT_TEST_TIMEOUT=3600 \
+		WEFT_BIN='$(BUILD)/asan/weft' WEFT_TOOLS='$(BUILD)/asan/tools' WEFT_RDMA_SO='$(BUILD)/asan/weft-rdma.so' \
+		ASAN_OPTIONS=detect_leaks=1:halt_on_error=1:detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1 \
+		sh tests/rdma/run.sh $(RDMA_SUITES:%='$(BUILD)/asan/tests/%')
+
+test-rdma-tsan:
+	@$(MAKE) --no-print-directory BUILD='$(BUILD)/tsan' SANITIZE=thread SUITES='$(RDMA_SUITES)' test-programs
+	@BUILD='$(BUILD)' WEFT_GUEST_MEMORY=8192 WEFT_GUEST_SECONDS=7200 WEFT_TEST_TIMEOUT=3600 \
+		WEFT_BIN='$(BUILD)/tsan/weft' WEFT_TOOLS='$(BUILD)/tsan/tools' WEFT_RDMA_SO='$(BUILD)/tsan/weft-rdma.so' \
+		TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 \
+		sh tests/rdma/run.sh $(RDMA_SUITES:%='$(BUILD)/tsan/tests/%')
+
 # Many more random cancels than make test has time for.
 soak: all $(BUILD)/tests/server/test_crowd
 	WEFT_SOAK=100000 $(BUILD)/tests/server/test_crowd --filter 'crowd/clients*'
@@ -340,7 +356,7 @@ clean:
 
 FORCE:
 
-.PHONY: all help tools deps deps-program run text test test-programs run-suites test-golden test-rdma test-shared soak asan tsan planted-programs fuzz \
+.PHONY: all help tools deps deps-program run text test test-programs run-suites test-golden test-rdma test-rdma-asan test-rdma-tsan test-shared soak asan tsan planted-programs fuzz \
 	fuzz-programs bench measure docs tidy format install clean FORCE
 .SECONDARY: $(OBJ)
 .DELETE_ON_ERROR:

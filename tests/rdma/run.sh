@@ -3,7 +3,7 @@
 # why and succeeds, unless WEFT_RDMA_REQUIRED=1.
 set -u
 here=$(dirname "$0")
-WEFT_GUEST_PASS="${WEFT_GUEST_PASS:-} WEFT_BIN WEFT_TOOLS WEFT_RDMA_SO WEFT_TEST_TIMEOUT ASAN_OPTIONS TSAN_OPTIONS" \
+WEFT_GUEST_PASS="${WEFT_GUEST_PASS:-} WEFT_BIN WEFT_TOOLS WEFT_RDMA_SO WEFT_TEST_TIMEOUT ASAN_OPTIONS TSAN_OPTIONS UBSAN_OPTIONS" \
     bash "$here/guest.sh" sh tests/run_suites.sh "$@"
 status=$?
 if [ $status -eq 77 ]; then
