@@ -99,6 +99,8 @@ static int plan_engine(struct act_server *s, struct cfg_error *err)
     r = kv_device_new((int)pages, e->layout.block_bytes, (size_t)c->kv.snapshots, &e->device, err);
     if (!r && c->kv.canary && kv_device_canary(e->device))
         r = cfg_error_set(err, ENOMEM, "no memory for kv.canary");
+    if (!r)
+        kv_device_ttl(e->device, c->kv.ttl_us * 1000, c->kv.snapshot_ttl_us * 1000);
     r = r ? r : server_tiers_open(s, err);
     return r ? r : server_engram_open(s, err);
 }

@@ -524,11 +524,30 @@ static int make_report(struct tier *t, struct act_addr to, struct act_msg *r)
                                                  .hits = s.found,
                                                  .misses = s.missed,
                                                  .evicted = s.evicted,
+                                                 .expired = s.expired,
                                                  .bad = s.changed,
                                                  .refused = t->below.lost,
                                                  .recomputed = t->below.recomputed,
                                                  .held = (uint64_t)s.held,
                                                  .cached = (uint64_t)s.cached};
+    return 0;
+}
+
+static int make_snapshot_report(struct tier *t, struct act_addr to, struct act_msg *r)
+{
+    struct kv_device_stats s;
+    kv_device_stat(t->device, &s);
+    if (act_msg_new(ACT_KV_STATS, to, 0, r))
+        return -ENOMEM;
+    act_p_kv_stats(r)->tier = ACT_TIER_SNAPSHOTS;
+    *act_b_kv_stats(r) = (struct act_b_kv_stats){.bytes = s.snapshot_bytes,
+                                                 .capacity = s.snapshot_limit,
+                                                 .hits = s.snapshots_found,
+                                                 .misses = s.snapshots_missed,
+                                                 .stored = s.snapshots_stored,
+                                                 .evicted = s.snapshots_evicted,
+                                                 .expired = s.snapshots_expired,
+                                                 .cached = (uint64_t)s.snapshots};
     return 0;
 }
 
@@ -548,6 +567,8 @@ static void send_report(struct act_self *self, struct tier *t)
         return;
     act_timer_after(self, &t->report, REPORT_NS, TAG_REPORT);
     if (make_report(t, t->e->observer, &r) == 0 && act_send(self, &r))
+        act_msg_drop(&r);
+    if (make_snapshot_report(t, t->e->observer, &r) == 0 && act_send(self, &r))
         act_msg_drop(&r);
     act_figures_send(self, t->e->observer, ACT_FIGURES_BLOCKS, (const uint64_t *)kv_device_lives(t->device),
                      (int)(KV_LIVES * sizeof(struct kv_life_times) / sizeof(uint64_t)));

@@ -14,7 +14,15 @@
 enum { ACT_TIERS_MAX = 4 };
 
 /* KV_STATS.tier */
-enum act_tier_kind { ACT_TIER_DEVICE, ACT_TIER_HOST, ACT_TIER_SSD, ACT_TIER_SHARED, ACT_TIER_NODES, ACT_TIER_KINDS };
+enum act_tier_kind {
+    ACT_TIER_DEVICE,
+    ACT_TIER_HOST,
+    ACT_TIER_SSD,
+    ACT_TIER_SHARED,
+    ACT_TIER_NODES,
+    ACT_TIER_SNAPSHOTS, /* of the device tier, in figures only */
+    ACT_TIER_KINDS
+};
 /* Bits of KV_STATS.state. */
 enum { ACT_TIER_READ_ONLY = 1, ACT_TIER_REBUILDING = 2 };
 

@@ -5,7 +5,7 @@
 
 #include "actors/tier_store.h"
 
-static const char *const names[] = {"device", "host", "ssd", "shared", "kv"};
+static const char *const names[] = {"device", "host", "ssd", "shared", "kv", "snapshots"};
 _Static_assert(sizeof names / sizeof *names == (size_t)ACT_TIER_KINDS, "every tier has a name");
 
 static int watch_start(struct act_self *self, void *state, const void *arg)

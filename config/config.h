@@ -111,8 +111,9 @@ struct cfg_config {
     struct {
         int64_t memory, snapshots; /* bytes of KV pages, of snapshots */
         int block_tokens;
-        int snapshot_blocks; /* 0: none between the ends */
-        int64_t host;        /* bytes; 0: no host tier */
+        int snapshot_blocks;     /* 0: none between the ends */
+        int64_t snapshot_ttl_us; /* since its last use; 0: no limit */
+        int64_t host;            /* bytes; 0: no host tier */
         int64_t write_behind;
         bool canary; /* checksums of finished blocks in the device tier */
         int64_t ttl_us, read_timeout_us, hedge_us;

@@ -95,9 +95,10 @@ const struct cfg_key cfg_keys[] = {
      .help = "Dynamic mode: share of time for steps that verify whole blocks although that is not best, so that a "
              "change of confidence is noticed."},
     {"speculation.group_sync", CFG_BOOL, AT(speculation.group_sync), .fallback = "false",
-     .help = "Dynamic mode in a deployment: all decode nodes draft and verify as many tokens per request as the first of "
-             "them has chosen, for backends whose ranks must run steps of one shape. Who has not heard of it lately "
-             "plans for itself."},
+     .help =
+         "Dynamic mode in a deployment: all decode nodes draft and verify as many tokens per request as the first of "
+         "them has chosen, for backends whose ranks must run steps of one shape. Who has not heard of it lately "
+         "plans for itself."},
     {"speculation.table_file", CFG_TEXT, "file", AT(speculation.table_file), .fallback = "",
      .help = "Dynamic mode: keeps the step times that were measured, for the next start with the same model, machine "
              "and build. Empty: they are measured at every start."},
@@ -157,6 +158,9 @@ const struct cfg_key cfg_keys[] = {
     {"kv.snapshot_blocks", CFG_INT, "blocks", 0, 1 << 20, AT(kv.snapshot_blocks), .fallback = "16",
      .help = "A snapshot is kept every so many blocks of a prompt, so that one that only begins like it goes on "
              "exactly. Those at the end of prompts and outputs are kept anyway. 0: only those."},
+    {"kv.snapshot_ttl", CFG_DURATION, "min", 0, 525600, AT(kv.snapshot_ttl_us), .fallback = "15min",
+     .help =
+         "A snapshot that no prompt has used for so long is given back; its blocks stay. 0: only for want of room."},
     {"kv.host", CFG_SIZE, "B", 0, INT64_C(1) << 44, AT(kv.host), .fallback = "0",
      .help = "Size of the host tier: memory for finished blocks whose page was wanted for something else. 0: none."},
     {"kv.write_behind", CFG_SIZE, "B", 1 << 16, INT64_C(1) << 40, AT(kv.write_behind), .fallback = "64MiB",
@@ -211,8 +215,9 @@ const struct cfg_key cfg_keys[] = {
      .help = "On 3FS: its client library, such as libhf3fs_api_shared.so, through whose rings blocks are then read and "
              "written. Empty: ordinary files, on any file system."},
     {"kv.nodes", CFG_GROUP,
-     .help = "Nodes with the role kv: processes that keep finished blocks in memory and files for the prefill and decode "
-             "nodes of the deployment. Each block belongs to one of them."},
+     .help =
+         "Nodes with the role kv: processes that keep finished blocks in memory and files for the prefill and decode "
+         "nodes of the deployment. Each block belongs to one of them."},
     {"kv.nodes.memory", CFG_SIZE, "B", 1 << 20, INT64_C(1) << 44, AT(kv.nodes.memory), .fallback = "1GiB",
      .help = "Size of a kv node's host tier."},
     {"kv.nodes.path", CFG_TEXT, "folder", AT(kv.nodes.path), .fallback = "",
@@ -348,7 +353,8 @@ const struct cfg_key cfg_keys[] = {
      .size = sizeof(struct cfg_node), .count_offset = offsetof(struct cfg_config, n_nodes),
      .help = "The processes of a deployment. Without this list there is one node with the name \"local\" and every "
              "role."},
-    {"nodes[].name", CFG_TEXT, IN_NODE(name), .required = true, .help = "Name of the node; no other node has it. Letters, digits, '-', '_' and '.'; files are named after "
+    {"nodes[].name", CFG_TEXT, IN_NODE(name), .required = true,
+     .help = "Name of the node; no other node has it. Letters, digits, '-', '_' and '.'; files are named after "
              "it."},
     {"nodes[].roles", CFG_SET, .values = role_values, IN_NODE(roles), .required = true,
      .help = "What the node does. Every role but kv must be taken by at least one node."},

@@ -24,6 +24,7 @@ struct snapshot {
     struct kv_block_info info;
     size_t len;
     uint64_t used, sum; /* sum: with a canary */
+    int64_t since;      /* when it was stored or last found */
     void *bytes;        /* NULL: unused slot */
 };
 
@@ -41,7 +42,8 @@ struct kv_device {
     uint64_t clock; /* counts uses of snapshots */
     uint64_t *sum;  /* [n_pages] of finished blocks; NULL: no canary */
     struct kv_device_stats stats;
-    int64_t now;
+    int64_t now, block_ttl, snapshot_ttl; /* ns; no limit: 0 */
+    int64_t next_expiry;                  /* no snapshot ends before */
     struct kv_life_times life[KV_LIVES];
 };
 
@@ -280,6 +282,11 @@ int kv_device_find(struct kv_device *d, const struct kv_key *key, struct kv_bloc
         kv_device_drop(d, key);
         page = NONE;
     }
+    if (page != NONE && d->block_ttl && d->now - d->page[page].born > d->block_ttl) {
+        kv_device_drop(d, key);
+        d->stats.expired++;
+        page = NONE;
+    }
     if (page == NONE) {
         d->stats.missed++;
         return NONE;
@@ -316,6 +323,13 @@ int kv_device_canary_check(struct kv_device *d)
     return n;
 }
 
+void kv_device_ttl(struct kv_device *d, int64_t block_ns, int64_t snapshot_ns)
+{
+    d->block_ttl = block_ns;
+    d->snapshot_ttl = snapshot_ns;
+    d->next_expiry = 0;
+}
+
 /* ---- snapshots ---- */
 
 static struct snapshot *snapshot_find(const struct kv_device *d, const struct kv_key *key)
@@ -332,6 +346,30 @@ static void snapshot_forget(struct kv_device *d, struct snapshot *s)
     s->bytes = NULL;
     d->stats.snapshot_bytes -= s->len;
     d->stats.snapshots--;
+}
+
+static bool snapshot_expired(const struct kv_device *d, const struct snapshot *s)
+{
+    return d->snapshot_ttl && d->now - s->since > d->snapshot_ttl;
+}
+
+static void snapshots_expire(struct kv_device *d)
+{
+    if (!d->snapshot_ttl || d->now < d->next_expiry)
+        return;
+    d->next_expiry = d->now + d->snapshot_ttl;
+    for (int i = 0; i < d->n_snapshots; i++) {
+        struct snapshot *s = &d->snapshot[i];
+        if (!s->bytes)
+            continue;
+        if (snapshot_expired(d, s)) {
+            snapshot_forget(d, s);
+            d->stats.snapshots_expired++;
+        } else if (s->since + d->snapshot_ttl < d->next_expiry) {
+            d->next_expiry = s->since + d->snapshot_ttl;
+        }
+    }
+    d->next_expiry++; /* at its age a snapshot is still used */
 }
 
 static void snapshot_make_room(struct kv_device *d, size_t len)
@@ -370,6 +408,7 @@ int kv_device_snapshot_put(struct kv_device *d, const struct kv_key *tail, const
     struct snapshot *old = snapshot_find(d, tail);
     if (old && old->info.taint <= info->taint) {
         old->used = ++d->clock;
+        old->since = d->now;
         return 0;
     }
     void *copy = malloc(len);
@@ -384,10 +423,11 @@ int kv_device_snapshot_put(struct kv_device *d, const struct kv_key *tail, const
         free(copy);
         return -ENOMEM;
     }
-    *s = (struct snapshot){.key = *tail, .info = *info, .len = len, .used = ++d->clock, .bytes = copy};
+    *s = (struct snapshot){.key = *tail, .info = *info, .len = len, .used = ++d->clock, .since = d->now, .bytes = copy};
     s->sum = d->sum ? XXH3_64bits(copy, len) : 0;
     d->stats.snapshot_bytes += len;
     d->stats.snapshots++;
+    d->stats.snapshots_stored++;
     return 0;
 }
 
@@ -395,14 +435,23 @@ const void *kv_device_snapshot_get(struct kv_device *d, const struct kv_key *tai
                                    size_t *len)
 {
     struct snapshot *s = snapshot_find(d, tail);
-    if (!s)
+    if (s && snapshot_expired(d, s)) {
+        snapshot_forget(d, s);
+        d->stats.snapshots_expired++;
+        s = NULL;
+    }
+    if (!s) {
+        d->stats.snapshots_missed++;
         return NULL;
+    }
     if (d->sum && s->sum != XXH3_64bits(s->bytes, s->len)) {
         d->stats.changed++;
         snapshot_forget(d, s);
         return NULL;
     }
     s->used = ++d->clock;
+    s->since = d->now;
+    d->stats.snapshots_found++;
     *info = s->info;
     *len = s->len;
     return s->bytes;
@@ -416,6 +465,7 @@ void kv_device_stat(const struct kv_device *d, struct kv_device_stats *out)
 void kv_device_clock(struct kv_device *d, int64_t now)
 {
     d->now = now;
+    snapshots_expire(d);
 }
 
 const struct kv_life_times *kv_device_lives(const struct kv_device *d)

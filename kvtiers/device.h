@@ -6,7 +6,7 @@
  *
  * A snapshot belongs to a position of a token sequence: the rows of its unfinished block and the encoder's last window
  * rows, so that a prompt that begins with the same tokens goes on there exactly. Snapshots live in a byte budget of
- * their own, least recently used first out.
+ * their own, least recently used first out, and only as long as the next turn of a conversation is likely.
  *
  * Not thread-safe: the actor that owns the tier is the only caller. */
 #ifndef WEFT_KVTIERS_DEVICE_H
@@ -19,10 +19,10 @@
 
 struct kv_device_stats {
     int pages, free, held, cached; /* held: count above zero; cached: published, count zero */
-    uint64_t evicted, published, found, missed;
+    uint64_t evicted, expired, published, found, missed;
     size_t snapshot_bytes, snapshot_limit;
     int snapshots;
-    uint64_t snapshots_evicted;
+    uint64_t snapshots_evicted, snapshots_expired, snapshots_stored, snapshots_found, snapshots_missed;
     uint64_t changed; /* canary: finished blocks and snapshots whose bytes were not what they had been */
 };
 
@@ -49,6 +49,10 @@ struct kv_device;
 /* pages of page_bytes each (multiple of 4096), mapped at once; snapshot_limit in bytes. */
 int kv_device_new(int pages, size_t page_bytes, size_t snapshot_limit, struct kv_device **out, struct cfg_error *err);
 void kv_device_free(struct kv_device *d);
+/* Times to live, by kv_device_clock; 0: none. A block that was published longer ago is not found any more (whoever
+ * holds its page goes on). A snapshot that was neither stored nor found for so long is not found any more, and its
+ * memory is given back by kv_device_clock. */
+void kv_device_ttl(struct kv_device *d, int64_t block_ns, int64_t snapshot_ns);
 /* For finding defects: from now on every finished block and snapshot has a checksum, which is verified whenever it is
  * found, and of a block when its page goes. What was changed is a miss and counted. Costs a read of the bytes each
  * time. -ENOMEM. */
@@ -84,7 +88,7 @@ const void *kv_device_snapshot_get(struct kv_device *d, const struct kv_key *tai
                                    size_t *len);
 
 void kv_device_stat(const struct kv_device *d, struct kv_device_stats *out);
-/* The owner's clock for what follows, in nanoseconds; only figures depend on it. */
+/* The owner's clock for what follows, in nanoseconds, for figures and times to live. Called at least now and then. */
 void kv_device_clock(struct kv_device *d, int64_t now);
 /* [KV_LIVES], valid as long as d. */
 const struct kv_life_times *kv_device_lives(const struct kv_device *d);

@@ -32,7 +32,7 @@ struct gw_histogram {
 enum gw_outcome { GW_OUT_STOP, GW_OUT_LENGTH, GW_OUT_TOOL_CALLS, GW_OUT_CANCELLED, GW_OUT_ERROR, GW_OUTCOMES };
 enum gw_refusal { GW_REF_BAD_REQUEST, GW_REF_KEY, GW_REF_BUSY, GW_REF_DRAINING, GW_REF_TOO_LONG, GW_REFUSALS };
 
-enum { GW_REQUEST_ID = 65, GW_DRAFT_PLACES = 32, GW_TIERS = 5 };
+enum { GW_REQUEST_ID = 65, GW_DRAFT_PLACES = 32, GW_TIERS = 6 };
 
 /* What Decode last said about itself. */
 struct gw_decode_figures {

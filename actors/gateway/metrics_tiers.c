@@ -8,7 +8,7 @@
 #include "actors/tier_store.h"
 #include "config/config.h"
 
-static const char *const names[] = {"device", "host", "ssd", "shared", "kv"};
+static const char *const names[] = {"device", "host", "ssd", "shared", "kv", "snapshots"};
 
 _Static_assert(sizeof names / sizeof *names == (size_t)GW_TIERS && (int)GW_TIERS == (int)ACT_TIER_KINDS,
                "every tier has a name");
@@ -38,7 +38,8 @@ static const struct {
      "Blocks that were not kept: full, worn or read-only; of the device those that were not handed down.",
      FIELD(refused), PLAIN},
     {"evicted_blocks_total", "counter", "Blocks that made room for others.", FIELD(evicted), PLAIN},
-    {"expired_blocks_total", "counter", "Blocks that grew older than kv.ttl.", FIELD(expired), PLAIN},
+    {"expired_blocks_total", "counter",
+     "Blocks that grew older than kv.ttl; snapshots that were not used for kv.snapshot_ttl.", FIELD(expired), PLAIN},
     {"recomputed_blocks_total", "counter",
      "Blocks below the device that were cheaper to compute than to read; counted at the device.", FIELD(recomputed),
      PLAIN},

@@ -140,6 +140,32 @@ Test(engine, a_repeated_prompt_goes_on_exactly_from_a_snapshot)
     }
 }
 
+/* A turn that comes later than snapshots live is a replayed hit; one in time goes on exactly, and makes it live on. */
+Test(engine, snapshots_end_when_no_turn_comes_and_blocks_stay)
+{
+    const int64_t second = INT64_C(1000000000), ttl = 15 * second;
+    struct ts_world w;
+    ts_world_open(&w, 64, 2);
+    w.e.snapshots = true;
+    kv_device_ttl(w.e.device, 3600 * second, ttl);
+    ts_world_requests(&w, 4, 9);
+    const int64_t start[] = {0, 14 * second, 28 * second, 50 * second};
+    for (int i = 0; i < 4; i++) {
+        w.wanted[i].n_prompt = 90;
+        w.wanted[i].max_new = 4;
+        w.wanted[i].start = start[i];
+        memcpy(w.wanted[i].prompt, w.wanted[0].prompt, sizeof w.wanted[0].prompt);
+    }
+    ts_world_run(&w, 1);
+    for (int i = 0; i < 4; i++)
+        cr_assert_eq(w.got[i].terminal, 1);
+    cr_assert_eq(w.got[1].cached, 88, "%d", w.got[1].cached);
+    cr_assert_eq(w.got[2].cached, 88, "the one before it made it live on: %d", w.got[2].cached);
+    cr_assert_eq(w.got[3].cached, 80, "only its blocks are left: %d", w.got[3].cached);
+    ts_world_check_baseline(&w);
+    ts_world_close(&w);
+}
+
 /* A prompt that leaves an earlier one in the middle goes on from the last point before that, as if it were cold. */
 Test(engine, a_prompt_that_branches_off_goes_on_from_a_snapshot_point)
 {

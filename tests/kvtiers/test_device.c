@@ -223,6 +223,79 @@ Test(device, snapshots_keep_to_their_budget)
     kv_device_free(d);
 }
 
+/* Virtual time: each lives as long as it is used, to the nanosecond, and its memory goes when it ends. */
+Test(device, snapshots_live_for_minutes_after_their_last_use)
+{
+    const int64_t ttl = 900 * INT64_C(1000000000);
+    struct kv_device *d = new_device(1, 300);
+    struct kv_key a = key_of(1), b = key_of(2), c = key_of(3);
+    struct kv_block_info clean = {0}, got;
+    struct kv_device_stats s;
+    char bytes[100] = "rows";
+    size_t len;
+    kv_device_ttl(d, 0, ttl);
+    kv_device_clock(d, 5);
+    cr_assert_eq(kv_device_snapshot_put(d, &a, &clean, bytes, 100), 0);
+    cr_assert_eq(kv_device_snapshot_put(d, &b, &clean, bytes, 100), 0);
+    kv_device_clock(d, 5 + ttl);
+    cr_assert_str_eq(kv_device_snapshot_get(d, &a, &got, &len), "rows", "to its last nanosecond");
+    cr_assert_eq(kv_device_snapshot_put(d, &c, &clean, bytes, 100), 0);
+    kv_device_clock(d, 6 + ttl);
+    kv_device_stat(d, &s);
+    cr_assert_eq(s.snapshots, 2, "memory goes without anybody asking");
+    cr_assert_eq(s.snapshot_bytes, 200u);
+    cr_assert_eq(s.snapshots_expired, 1u);
+    cr_assert_null(kv_device_snapshot_get(d, &b, &got, &len));
+    cr_assert_eq(kv_device_snapshot_put(d, &c, &clean, bytes, 100), 0);
+    kv_device_clock(d, 5 + 2 * ttl);
+    cr_assert_not_null(kv_device_snapshot_get(d, &a, &got, &len), "its last use counts");
+    kv_device_clock(d, 6 + 2 * ttl);
+    cr_assert_not_null(kv_device_snapshot_get(d, &c, &got, &len), "and being stored once more does");
+    kv_device_clock(d, 7 + 3 * ttl);
+    kv_device_stat(d, &s);
+    cr_assert_eq(s.snapshots, 0);
+    cr_assert_eq(s.snapshot_bytes, 0u);
+    cr_assert_eq(s.snapshots_expired, 3u);
+    kv_device_ttl(d, 0, 0);
+    cr_assert_eq(kv_device_snapshot_put(d, &a, &clean, bytes, 100), 0);
+    kv_device_clock(d, 1000 * ttl);
+    cr_assert_not_null(kv_device_snapshot_get(d, &a, &got, &len), "no time to live: no end");
+    kv_device_free(d);
+}
+
+Test(device, finished_blocks_end_with_their_time_to_live)
+{
+    const int64_t ttl = 72 * 3600 * INT64_C(1000000000);
+    struct kv_device *d = new_device(2, 0);
+    struct kv_key a = key_of(1);
+    struct kv_block_info clean = {0}, got;
+    struct kv_device_stats s;
+    int page, again;
+    kv_device_ttl(d, ttl, 1);
+    kv_device_clock(d, 7);
+    cr_assert_eq(kv_device_take(d, 1, &page), 0);
+    cr_assert(kv_device_publish(d, page, &a, &clean));
+    kv_device_clock(d, 7 + ttl);
+    cr_assert_eq(kv_device_find(d, &a, &got), page);
+    kv_device_clock(d, 8 + ttl);
+    cr_assert_eq(kv_device_find(d, &a, &got), -1, "use does not make rows younger");
+    kv_device_stat(d, &s);
+    cr_assert_eq(s.expired, 1u);
+    cr_assert_eq(s.held, 1, "who has the page keeps it");
+    cr_assert_eq(kv_device_take(d, 1, &again), 0);
+    cr_assert(kv_device_publish(d, again, &a, &clean), "it may be computed again");
+    cr_assert_eq(kv_device_find(d, &a, &got), again);
+    kv_device_release(d, again);
+    kv_device_release(d, again);
+    kv_device_release(d, page);
+    kv_device_release(d, page);
+    kv_device_stat(d, &s);
+    cr_assert_eq(s.held, 0);
+    cr_assert_eq(s.free, 1);
+    cr_assert_eq(s.cached, 1);
+    kv_device_free(d);
+}
+
 Test(key, every_ingredient_counts)
 {
     const int32_t ids[] = {5, 6, 7};

@@ -68,6 +68,7 @@ Test(page, shows_what_the_server_does)
     cr_expect(strstr(r.out, "requests that generate"), "the tiles are missing");
     cr_expect(strstr(r.out, "sequences in the last step, "), "the batch is missing");
     cr_expect(strstr(r.out, "<td>device</td>") && strstr(r.out, " of 96 MiB</td>"), "the tiers are missing");
+    cr_expect_not_null(strstr(r.out, "<td>snapshots</td>"), "so is what they keep for next turns");
     cr_expect_null(strstr(r.out, "<td>ssd</td>"), "a tier that is not there");
     cr_expect(strstr(r.out, "<td>engine</td>") && strstr(r.out, "<td>io</td>"), "the workers are missing");
     cr_expect(strstr(r.out, "points=\""), "the chart is missing");
