@@ -271,8 +271,13 @@ static void take_messages(struct decode *d, struct act_msg *m, int count)
         case ACT_RESERVED:
         case ACT_TICKET_ABORT:
         case ACT_TICKET_CLOSED:
-        case ACT_LINK_PUT_DONE:
             dec_move_message(d, &m[i]);
+            break;
+        case ACT_LINK_PUT_DONE:
+            if (act_exchange_is_put(&m[i]))
+                d->waiting &= !act_exchange_message(&d->exchange, &m[i]);
+            else
+                dec_move_message(d, &m[i]);
             break;
         case ACT_LINK_FENCE:
             break; /* the ends of the writes say more */

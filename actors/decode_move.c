@@ -370,7 +370,7 @@ void dec_move_returned(struct decode *d, struct act_msg *m)
     struct dec_stream *s = find_leaving(d, m->request, m->attempt);
     if (s && (type == ACT_RESERVE || type == ACT_KV_WRITTEN || type == ACT_KV_READY))
         dec_move_drop(d, s, -EHOSTDOWN);
-    if (type == ACT_LINK_PUT)
+    if (type == ACT_LINK_PUT && !act_exchange_is_put(m))
         take_put_done(d, m);
     if (type != ACT_MOVED)
         return;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "actors/exchange_slots.h"
 #include "actors/exchange_wire.h"
 
 enum {
@@ -21,30 +22,40 @@ static bool is_local(const struct act_exchange *e, const struct mdl_exchange *x)
 
 /* ---- what is sent ---- */
 
-static int wave_rows(const struct act_exchange *e, int rows)
+/* Of `rows` rows to a shard. */
+static int wave_rows(struct act_exchange *e, int shard, int rows)
 {
     int limit = e->experts->limits.rows ? e->experts->limits.rows : ACT_EXCHANGE_ROWS;
-    int least = (rows + WAVES_MAX - 1) / WAVES_MAX;
+    int least = (rows + WAVES_MAX - 1) / WAVES_MAX, slots = act_exchange_slot_rows(e, shard, rows);
+    limit = slots && slots < limit ? slots : limit;
     return limit > least ? limit : least;
+}
+
+/* Whether no expert of the row before this one is at the same shard. */
+static bool is_first(const int16_t *shard, int k)
+{
+    for (int j = 0; j < k; j++)
+        if (shard[j] == shard[k])
+            return false;
+    return true;
 }
 
 /* Gives every pair its wave: of the rows that a shard gets, the first so many, the next so many, .. */
 static void cut_waves(struct act_exchange *e, const struct mdl_exchange *x)
 {
-    int rows[ACT_SHARDS_MAX] = {0}, most = wave_rows(e, x->rows);
-    for (int r = 0; r < x->rows; r++) {
-        const int16_t *shard = e->shard + r * x->k;
-        for (int k = 0; k < x->k; k++) {
-            bool again = false;
-            for (int j = 0; j < k; j++)
-                again |= shard[j] == shard[k];
-            rows[shard[k]] += !again;
-        }
-        for (int k = 0; k < x->k; k++)
-            e->wave[r * x->k + k] = (uint8_t)((rows[shard[k]] - 1) / most);
+    int rows[ACT_SHARDS_MAX] = {0}, most[ACT_SHARDS_MAX];
+    for (int i = 0; i < x->rows * x->k; i++)
+        rows[e->shard[i]] += is_first(e->shard + i / x->k * x->k, i % x->k);
+    for (int s = 0; s < e->experts->n; s++) {
+        most[s] = wave_rows(e, s, rows[s]);
+        e->peer[s].waves = (rows[s] + most[s] - 1) / most[s];
+        rows[s] = 0;
     }
-    for (int s = 0; s < e->experts->n; s++)
-        e->peer[s].waves = (rows[s] + most - 1) / most;
+    for (int i = 0; i < x->rows * x->k; i++) {
+        int s = e->shard[i];
+        rows[s] += is_first(e->shard + i / x->k * x->k, i % x->k);
+        e->wave[i] = (uint8_t)((rows[s] - 1) / most[s]);
+    }
 }
 
 static bool in_wave(const struct act_exchange *e, int pair, int shard, int wave)
@@ -52,8 +63,9 @@ static bool in_wave(const struct act_exchange *e, int pair, int shard, int wave)
     return e->shard[pair] == shard && e->wave[pair] == wave;
 }
 
-static struct act_dispatch_size size_of(const struct act_exchange *e, const struct mdl_exchange *x, int shard, int wave)
+struct act_dispatch_size act_exchange_size(const struct act_exchange *e, int shard, int wave)
 {
+    const struct mdl_exchange *x = e->current;
     struct act_dispatch_size size = {.hidden = (uint32_t)e->m->cfg->hidden};
     for (int r = 0; r < x->rows; r++) {
         uint32_t n = 0;
@@ -65,9 +77,9 @@ static struct act_dispatch_size size_of(const struct act_exchange *e, const stru
     return size;
 }
 
-static void fill_dispatch(const struct act_exchange *e, const struct mdl_exchange *x, int shard, int wave,
-                          struct act_dispatch d)
+void act_exchange_fill(const struct act_exchange *e, int shard, int wave, struct act_dispatch d)
 {
+    const struct mdl_exchange *x = e->current;
     size_t hidden = (size_t)e->m->cfg->hidden;
     for (int r = 0; r < x->rows; r++) {
         uint32_t n = 0;
@@ -91,7 +103,7 @@ static void fill_dispatch(const struct act_exchange *e, const struct mdl_exchang
 static int make_dispatch(struct act_exchange *e, int shard, int wave, struct act_msg *out)
 {
     const struct mdl_exchange *x = e->current;
-    struct act_dispatch_size size = size_of(e, x, shard, wave);
+    struct act_dispatch_size size = act_exchange_size(e, shard, wave);
     int status = act_msg_new(ACT_EXPERT_DISPATCH, e->peer[shard].addr, act_dispatch_bytes(&size), out);
     if (status)
         return status;
@@ -105,25 +117,36 @@ static int make_dispatch(struct act_exchange *e, int shard, int wave, struct act
     size_t bytes;
     struct act_dispatch d;
     act_dispatch_place(&size, act_msg_tail(out, &bytes), &d);
-    fill_dispatch(e, x, shard, wave, d);
+    act_exchange_fill(e, shard, wave, d);
     return 0;
 }
 
-/* Sends what may be sent. Without room the rest follows on ROOM. */
+static int send_wave(struct act_exchange *e, int shard, int wave)
+{
+    struct act_msg m;
+    int r = act_exchange_slot_send(e, shard, wave);
+    if (r)
+        return r < 0 ? r : 0;
+    r = make_dispatch(e, shard, wave, &m);
+    if (r)
+        return r;
+    r = act_request(e->self, &m);
+    if (r)
+        act_msg_drop(&m);
+    return r;
+}
+
+/* Sends what may be sent. Without room the rest follows on ROOM; behind a slot that is in use, on its end. */
 static int push(struct act_exchange *e)
 {
     for (int s = 0; s < e->experts->n && e->current; s++) {
         struct act_exchange_peer *p = &e->peer[s];
         while (p->sent < p->waves && p->sent - p->answered < ACT_EXCHANGE_WAVES) {
-            struct act_msg m;
-            int r = make_dispatch(e, s, p->sent, &m);
+            int r = send_wave(e, s, p->sent);
+            if (r == -EINPROGRESS)
+                break;
             if (r)
-                return r;
-            r = act_request(e->self, &m);
-            if (r) {
-                act_msg_drop(&m);
                 return r == -EAGAIN ? 0 : r;
-            }
             p->sent++;
             e->counters.dispatched++;
         }
@@ -133,7 +156,7 @@ static int push(struct act_exchange *e)
 
 /* ---- shards that come and go ---- */
 
-static int64_t deadline(const struct act_exchange *e)
+int64_t act_exchange_deadline(const struct act_exchange *e)
 {
     int64_t ns = e->experts->limits.deadline_ns;
     return ns ? ns : INT64_C(5000) * MS;
@@ -265,7 +288,7 @@ static int dispatch(void *ctx, struct mdl_step *step, struct mdl_exchange *x)
     e->stalled_since = 0;
     cut_waves(e, x);
     count_pairs(e, x);
-    set_timer(e, deadline(e));
+    set_timer(e, act_exchange_deadline(e));
     return push(e);
 }
 
@@ -394,23 +417,22 @@ void act_exchange_end(struct act_exchange *e)
 
 /* ---- messages ---- */
 
-static bool take_result(struct act_exchange *e, struct act_msg *m)
+/* at [bytes]: rows of the pairs of a wave, in their order. */
+static bool take_rows(struct act_exchange *e, int s, const struct act_p_expert_result *p, const uint8_t *at,
+                      size_t bytes)
 {
-    const struct act_p_expert_result *p = act_p_expert_result(m);
     struct mdl_exchange *x = e->current;
-    int s = peer_of(e, m->src);
-    struct act_exchange_peer *peer = s >= 0 ? &e->peer[s] : NULL;
-    if (peer && act_shard_in(&e->out, s)) { /* slow, but alive */
+    struct act_exchange_peer *peer = &e->peer[s];
+    if (act_shard_in(&e->out, s)) { /* slow, but alive */
         peer->out_until = act_now(e->self);
         back_in_service(e, s);
     }
-    if (!peer || !x || p->sequence != e->sequence || p->layer != x->layer || p->wave >= peer->sent ||
+    if (!x || p->sequence != e->sequence || p->layer != x->layer || p->wave >= peer->sent ||
         peer->have[p->wave / 64] >> (p->wave % 64) & 1) {
         e->counters.late++;
         return false;
     }
-    size_t bytes, hidden = (size_t)e->m->cfg->hidden, row = hidden * sizeof(uint16_t), want = 0;
-    const uint8_t *at = act_msg_tail(m, &bytes);
+    size_t hidden = (size_t)e->m->cfg->hidden, row = hidden * sizeof(uint16_t), want = 0;
     for (int i = 0; i < x->rows * x->k; i++)
         want += in_wave(e, i, s, p->wave) ? row : 0;
     if (bytes < want) {
@@ -434,6 +456,39 @@ static bool take_result(struct act_exchange *e, struct act_msg *m)
         return true;
     }
     if (push(e))
+        lose(e);
+    return e->lost;
+}
+
+static bool take_result(struct act_exchange *e, struct act_msg *m)
+{
+    const struct act_p_expert_result *p = act_p_expert_result(m);
+    size_t bytes;
+    const uint8_t *at = act_msg_tail(m, &bytes);
+    int s = peer_of(e, m->src);
+    if (s < 0) {
+        e->counters.late++;
+        return false;
+    }
+    act_exchange_slot_answered(e, s, p->sequence, p->wave);
+    return take_rows(e, s, p, at, bytes);
+}
+
+/* The same that was put into a slot here. */
+static bool take_put(struct act_exchange *e, struct act_msg *m)
+{
+    struct act_slot_result r;
+    if (!act_exchange_slot_result(e, m, &r)) {
+        e->counters.late++;
+        return false;
+    }
+    return take_rows(e, r.shard, &r.head, r.rows, r.bytes);
+}
+
+/* A dispatch that did not get there is run again; what waited for its slot goes now. */
+static bool take_put_done(struct act_exchange *e, struct act_msg *m)
+{
+    if (act_exchange_slot_put_done(e, m) >= 0 || (e->current && !e->lost && !e->stalled && push(e)))
         lose(e);
     return e->lost;
 }
@@ -463,8 +518,10 @@ static bool take_shard(struct act_exchange *e, const struct act_p_expert_shard *
     if (p->index >= (uint32_t)e->experts->n)
         return false;
     struct act_exchange_peer *peer = &e->peer[p->index];
-    bool same = act_addr_equal(peer->addr, p->shard), owes = e->current && peer->answered < peer->waves;
+    bool same = act_addr_equal(peer->addr, p->shard) && peer->link == p->link;
+    bool owes = e->current && peer->answered < peer->waves;
     peer->addr = p->shard;
+    peer->link = p->link;
     peer->fails = 0;
     peer->out_until = 0;
     if (owes && !same)
@@ -481,7 +538,7 @@ static bool take_timer(struct act_exchange *e)
         e->counters.expired++;
         for (int s = 0; s < e->experts->n; s++)
             if (e->peer[s].answered < e->peer[s].sent)
-                out_of_service(e, s, deadline(e), "has not answered in time");
+                out_of_service(e, s, act_exchange_deadline(e), "has not answered in time");
         e->losses++;
     }
     e->lost = true;
@@ -493,6 +550,10 @@ bool act_exchange_message(struct act_exchange *e, struct act_msg *m)
     switch (m->type) {
     case ACT_EXPERT_RESULT:
         return act_p_expert_result(m)->stream == e->stream && take_result(e, m);
+    case ACT_LINK_IMMEDIATE:
+        return take_put(e, m);
+    case ACT_LINK_PUT_DONE:
+        return act_exchange_is_put(m) && take_put_done(e, m);
     case ACT_EXPERT_SWITCH:
         return take_switch(e, m);
     case ACT_EXPERT_MAP_ASK:
@@ -513,6 +574,8 @@ bool act_exchange_message(struct act_exchange *e, struct act_msg *m)
     case ACT_UNDELIVERABLE:
         if (act_msg_returned_type(m) == ACT_ENGRAM_READ)
             return act_engram_message(&e->engram, m);
+        if (act_msg_returned_type(m) == ACT_LINK_PUT)
+            return act_exchange_is_put(m) && take_put_done(e, m);
         if (act_msg_returned_type(m) != ACT_EXPERT_DISPATCH)
             return false;
         if (!(m->flags & ACT_MSG_ABANDONED) && act_p_expert_dispatch(m)->stream != e->stream)
@@ -541,6 +604,8 @@ int act_exchange_init(struct act_exchange *e, struct act_self *self, struct mdl_
     for (int s = 0; s < experts->n; s++)
         e->peer[s].addr = experts->shard[s];
     e->balancer = experts->balancer;
+    if (act_exchange_slots_init(e))
+        return -ENOMEM;
     act_experts_find(self, experts);
     if (!experts->n || !experts->balanced)
         return 0;
@@ -554,6 +619,7 @@ int act_exchange_init(struct act_exchange *e, struct act_self *self, struct mdl_
 void act_exchange_free(struct act_exchange *e)
 {
     act_exchange_abandon(e);
+    act_exchange_slots_free(e);
     act_map_free(e->own);
     act_map_free(e->next);
     free(e->counts);

@@ -3,9 +3,11 @@
  *
  * An exchange is named by (source, stream, sequence, layer, map version). A stream is one micro-batch of one actor and
  * has at most one exchange under way. One row goes to a shard once, with the list of its experts there; more rows than
- * a shard's slots go in waves, of which two are under way at a time. The shard answers one bf16 row per (row, expert)
- * in the same order. Results are summed at home by ascending expert, so the bits depend neither on who holds an expert
- * nor on which replica was chosen. docs/FORMATS.md has the bytes.
+ * a wave has go in several, of which two are under way at a time. The shard answers one bf16 row per (row, expert)
+ * in the same order. To a shard of another node a wave is put into a slot there, and the result into one here
+ * (slots.h); inside a process, and where there are no slots, both are messages. Results are summed at home by ascending
+ * expert, so the bits depend neither on who holds an expert nor on which replica was chosen. docs/FORMATS.md has the
+ * bytes.
  *
  * A shard waits for nobody, and a source waits for a shard no longer than the deadline: then, or when a dispatch comes
  * back, the exchange is lost and the actor runs its step again from the start (nothing was committed, so the bits are
@@ -64,6 +66,9 @@ struct act_experts {
     struct act_log *log;      /* NULL: none */
     struct act_addr engram;   /* the row store of Engram tables (engram_store.h); nobody: they are mapped */
     struct act_addr finder;   /* knows the shards of other nodes; nobody: there are none */
+    struct act_slots *slots;  /* through which shards of other nodes are reached (slots.h); NULL: by messages */
+    struct act_addr link;     /* with slots */
+    uint16_t node;            /* this node's number, with slots */
 };
 
 /* Asks the finder, if there is one, for EXPERT_SHARD of the shards of other nodes, now and from now on. */
@@ -77,6 +82,7 @@ struct act_exchange_counters {
     uint64_t stalled;           /* times that experts had to be waited for */
     uint64_t pairs, taken_over; /* (row, expert); of these, computed by a shard that does not own the expert */
     uint64_t switches;          /* maps taken */
+    uint64_t puts, fences;      /* dispatches that went into slots; connections ended because of slots in use */
 };
 
 enum { ACT_EXCHANGE_COUNTERS = sizeof(struct act_exchange_counters) / sizeof(uint64_t) };
@@ -88,6 +94,9 @@ struct act_exchange_peer {
     uint64_t have[4];          /* waves answered, a bit each */
     int fails;                 /* in a row */
     int64_t out_until;         /* out of service: tried again then */
+    uint32_t link;             /* the connection to its node, for puts into slots there; 0: messages */
+    uint32_t fenced;           /* the last connection that was ended because of slots in use, */
+    uint16_t fenced_peer;      /* and whose */
 };
 
 struct act_exchange {
@@ -100,11 +109,13 @@ struct act_exchange {
     struct act_map *own, *next; /* maps that the balancer sent: the present one, and one for the next step */
     struct act_promise promise; /* SWITCHED is owed for `next` */
     uint16_t stream;
-    uint32_t sequence;            /* of the current exchange */
-    struct mdl_exchange *current; /* NULL: none */
-    int16_t *shard;               /* [pairs] of the current exchange: who computes it */
-    uint8_t *wave;                /* [pairs] in which wave it goes */
-    int capacity;                 /* pairs */
+    uint32_t sequence;              /* of the current exchange */
+    struct mdl_exchange *current;   /* NULL: none */
+    int16_t *shard;                 /* [pairs] of the current exchange: who computes it */
+    uint8_t *wave;                  /* [pairs] in which wave it goes */
+    int capacity;                   /* pairs */
+    int place;                      /* of this source in slots; below 0: not known yet, none */
+    struct act_exchange_slot *slot; /* [sets][shards] (exchange_slots.h); NULL: none */
     bool in_step;
     bool lost;              /* the step must be run again */
     int losses;             /* exchanges lost in a row */
@@ -130,7 +141,10 @@ void act_exchange_begin(struct act_exchange *e);
 void act_exchange_end(struct act_exchange *e);
 /* Forgets the current exchange; results still on the way are late from now on. */
 void act_exchange_abandon(struct act_exchange *e);
-/* Takes EXPERT_RESULT, UNDELIVERABLE of a dispatch, EXPERT_SWITCH, EXPERT_SHARD, ROOM or TIMER that is this stream's.
+/* Whether a LINK_PUT_DONE, or a LINK_PUT that came back, is of a dispatch. */
+bool act_exchange_is_put(const struct act_msg *m);
+/* Takes EXPERT_RESULT, UNDELIVERABLE of a dispatch, EXPERT_SWITCH, EXPERT_SHARD, LINK_IMMEDIATE and LINK_PUT_DONE of a
+ * dispatch or result, ROOM or TIMER that is this stream's.
  * True when the step may have something to go on with, which includes that it is lost. */
 bool act_exchange_message(struct act_exchange *e, struct act_msg *m);
 

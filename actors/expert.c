@@ -6,6 +6,7 @@
 
 #include "actors/exchange.h"
 #include "actors/exchange_wire.h"
+#include "actors/expert_slots.h"
 #include "actors/figures.h"
 #include "model/residency.h"
 #include "model/step.h"
@@ -17,8 +18,9 @@ struct work {
     struct work *next;
     struct act_promise promise;
     struct act_p_expert_dispatch head;
-    struct act_buf *buf;
-    struct act_dispatch d; /* in buf */
+    struct act_buf *buf;       /* of a message; NULL: it lies in a slot */
+    struct act_slot_work slot; /* then */
+    struct act_dispatch d;     /* in buf; or codes and scales in the slot, the rest behind this */
     int rows, pairs;
 };
 
@@ -44,17 +46,17 @@ struct shard {
     uint64_t figures[ACT_SHARD_FIGURES];
     struct act_timer report; /* runs after work, so that a shard without any sleeps */
     bool reporting;
+    struct act_expert_slots slots;
 };
 
 static int shard_start(struct act_self *self, void *state, const void *arg)
 {
     struct shard *s = state;
-    (void)self;
     s->arg = arg;
     s->map = s->arg->map;
     for (int q = 0; q < QUEUES; q++)
         s->queue[q].last = &s->queue[q].first;
-    return 0;
+    return act_expert_slots_init(&s->slots, self, s->arg->slots, s->arg->link, s->arg->local);
 }
 
 static struct work *drop_work(struct work *w)
@@ -85,6 +87,7 @@ static void shard_stop(struct act_self *self, void *state, int reason)
     }
     act_map_free(s->own);
     act_map_free(s->next);
+    act_expert_slots_free(&s->slots);
 }
 
 /* ---- dispatches ---- */
@@ -125,6 +128,18 @@ static bool place(const struct shard *s, void *tail, size_t bytes, struct act_di
     return true;
 }
 
+static void enqueue(struct act_self *self, struct shard *s, struct work *w)
+{
+    struct queue *q = &s->queue[w->head.stream & ACT_STREAM_BULK ? BULK : URGENT];
+    s->figures[ACT_SHARD_DISPATCHES]++;
+    s->figures[ACT_SHARD_ROWS] += (uint64_t)w->rows;
+    s->figures[ACT_SHARD_PAIRS] += (uint64_t)w->pairs;
+    if (!q->first && !q->group)
+        q->since = act_now(self);
+    *q->last = w;
+    q->last = &w->next;
+}
+
 /* A dispatch that cannot be worked on goes back as undeliverable: its source runs the step again or gives up. */
 static void take_dispatch(struct act_self *self, struct shard *s, struct act_msg *m)
 {
@@ -146,14 +161,59 @@ static void take_dispatch(struct act_self *self, struct shard *s, struct act_msg
                        .rows = (int)size.rows,
                        .pairs = (int)size.pairs};
     w->buf = act_msg_take(m);
-    s->figures[ACT_SHARD_DISPATCHES]++;
-    s->figures[ACT_SHARD_ROWS] += size.rows;
-    s->figures[ACT_SHARD_PAIRS] += size.pairs;
-    struct queue *q = &s->queue[w->head.stream & ACT_STREAM_BULK ? BULK : URGENT];
-    if (!q->first && !q->group)
-        q->since = act_now(self);
-    *q->last = w;
-    q->last = &w->next;
+    enqueue(self, s, w);
+}
+
+/* A result without rows: the step has to be run again. */
+static void refuse_slot(struct act_self *self, const struct act_slot_work *slot)
+{
+    const struct act_slot_head *h = &slot->head;
+    struct act_msg r;
+    if (act_msg_new(ACT_EXPERT_RESULT, slot->source, 0, &r))
+        return;
+    *act_p_expert_result(&r) =
+        (struct act_p_expert_result){h->sequence, h->map, h->stream, h->layer, h->rows, h->set, h->wave};
+    if (act_send(self, &r))
+        act_msg_drop(&r); /* its deadline ends it */
+}
+
+/* What says where things are is copied: it is looked at again later. */
+static struct work *copy_slot(const struct shard *s, const struct act_slot_work *slot)
+{
+    struct act_dispatch_size size;
+    struct act_dispatch in;
+    const struct act_slot_head *h = &slot->head;
+    if (!place(s, slot->tail, h->bytes, &size, &in))
+        return NULL;
+    size_t counts = size.rows * sizeof *in.pairs, pairs = size.pairs * sizeof *in.pair;
+    struct work *w = malloc(sizeof *w + counts + pairs);
+    if (!w)
+        return NULL;
+    *w = (struct work){.head = {h->sequence, h->map, h->stream, h->layer, h->rows, h->set, h->wave},
+                       .slot = *slot,
+                       .d = {.codes = in.codes, .scales = in.scales},
+                       .rows = (int)size.rows,
+                       .pairs = (int)size.pairs};
+    w->d.pair = (struct act_dispatch_pair *)(void *)(w + 1);
+    w->d.pairs = (uint32_t *)(void *)(w->d.pair + size.pairs);
+    memcpy(w->d.pair, in.pair, pairs);
+    memcpy(w->d.pairs, in.pairs, counts);
+    if (!check(s, &w->head, &size, &w->d))
+        return w;
+    free(w);
+    return NULL;
+}
+
+static void take_slot(struct act_self *self, struct shard *s, struct act_msg *m)
+{
+    struct act_slot_work slot;
+    bool fresh = act_expert_slots_take(&s->slots, m, &slot);
+    struct work *w = fresh ? copy_slot(s, &slot) : NULL;
+    s->figures[ACT_SHARD_REFUSED] += !w;
+    if (w)
+        enqueue(self, s, w);
+    else if (fresh)
+        refuse_slot(self, &slot);
 }
 
 /* ---- work ---- */
@@ -224,23 +284,35 @@ static int begin_group(struct queue *q, const struct shard *s)
     return 0;
 }
 
-static int answer(struct act_self *self, const struct shard *s, const struct mdl_exchange *x, struct work *w, int first)
+/* The rows of a dispatch, which are the group's from `first` on. */
+static void copy_rows(const struct shard *s, const struct mdl_exchange *x, const struct work *w, int first, uint8_t *to)
 {
-    struct act_msg r;
-    size_t hidden = (size_t)s->arg->m->cfg->hidden, bytes;
-    int status = act_msg_new(ACT_EXPERT_RESULT, ACT_NOBODY, (size_t)w->pairs * hidden * sizeof(uint16_t), &r);
-    if (status)
-        return status;
-    *act_p_expert_result(&r) = (struct act_p_expert_result){
-        w->head.sequence, w->head.map, w->head.stream, w->head.layer, (uint16_t)x->rows, w->head.set, w->head.wave};
-    uint8_t *to = act_msg_tail(&r, &bytes);
+    size_t hidden = (size_t)s->arg->m->cfg->hidden;
     for (int i = first * x->k; i < (first + w->rows) * x->k; i++)
         if (x->expert[i] >= 0) {
             memcpy(to, x->result + (size_t)i * hidden, hidden * sizeof(uint16_t));
             to += hidden * sizeof(uint16_t);
         }
-    if (act_reply(self, &w->promise, &r))
-        act_msg_drop(&r); /* nobody waits any more */
+}
+
+static int answer(struct act_self *self, struct shard *s, const struct mdl_exchange *x, struct work *w, int first)
+{
+    struct act_msg r;
+    size_t size = (size_t)w->pairs * (size_t)s->arg->m->cfg->hidden * sizeof(uint16_t), bytes;
+    uint8_t *to = w->buf ? NULL : act_expert_slots_answer(&s->slots, &w->slot, size);
+    if (to) {
+        copy_rows(s, x, w, first, to);
+        if (act_expert_slots_put(&s->slots, &w->slot, size, x->rows) == 0)
+            return 0;
+    }
+    int status = act_msg_new(ACT_EXPERT_RESULT, w->buf ? ACT_NOBODY : w->slot.source, size, &r);
+    if (status)
+        return status;
+    *act_p_expert_result(&r) = (struct act_p_expert_result){
+        w->head.sequence, w->head.map, w->head.stream, w->head.layer, (uint16_t)x->rows, w->head.set, w->head.wave};
+    copy_rows(s, x, w, first, act_msg_tail(&r, &bytes));
+    if (w->buf ? act_reply(self, &w->promise, &r) : act_send(self, &r))
+        act_msg_drop(&r); /* nobody waits any more, or its deadline ends it */
     return 0;
 }
 
@@ -374,6 +446,11 @@ static int shard_receive(struct act_self *self, void *state, struct act_msg *m, 
             take_plan(self, s, &m[i]);
         else if (m[i].type == ACT_EXPERT_RETIRE)
             take_retire(s, act_p_expert_retire(&m[i])->map);
+        else if (m[i].type == ACT_LINK_IMMEDIATE)
+            take_slot(self, s, &m[i]);
+        else if (m[i].type == ACT_LINK_PUT_DONE ||
+                 (m[i].type == ACT_UNDELIVERABLE && act_msg_returned_type(&m[i]) == ACT_LINK_PUT))
+            act_expert_slots_put_done(&s->slots, &m[i]);
         else if (m[i].type == ACT_TIMER)
             report(self, s);
         if (m[i].type != ACT_TIMER && s->arg->observer && !s->reporting) {

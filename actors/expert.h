@@ -15,6 +15,7 @@
 
 #include "actors/expert_map.h"
 #include "actors/runtime/runtime.h"
+#include "actors/slots.h"
 #include "model/model.h"
 
 struct act_expert_arg {
@@ -24,6 +25,9 @@ struct act_expert_arg {
     bool release;              /* give memory of experts back that it no longer owns: nobody else in the process needs
                                   it */
     const struct act_addr *observer; /* gets its FIGURES; NULL: nobody */
+    struct act_slots *slots; /* into which sources of other nodes put their dispatches (slots.h); NULL: messages only */
+    struct act_addr link;    /* with slots */
+    int local;               /* likewise: which of its node's shards it is */
 };
 
 extern const struct act_behaviour act_expert_behaviour;

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "actors/link.h"
+#include "actors/slots.h"
 
 enum { ASKERS_MAX = 512 };
 
@@ -12,6 +13,10 @@ struct finder {
     int n_askers;
     struct act_addr shard[ACT_SHARDS_MAX], balancer;
     uint16_t node[ACT_SHARDS_MAX]; /* that has the shard; 0: this one, or not known */
+    uint32_t told[ACT_SHARDS_MAX]; /* the connection that the askers know; 0: none */
+    /* By number in addresses: the connection of class expert, 0: none; and whether its slots are as here. */
+    uint32_t link[ACT_PEERS_MAX];
+    bool slots[ACT_PEERS_MAX];
 };
 
 static int finder_start(struct act_self *self, void *state, const void *arg)
@@ -22,29 +27,39 @@ static int finder_start(struct act_self *self, void *state, const void *arg)
     memcpy(f->shard, e->shard, sizeof f->shard);
     f->balancer = e->balancer;
     struct act_msg m = act_msg_make(ACT_NODES_WATCH, f->arg->link);
+    act_p_nodes_watch(&m)->flags = ACT_WATCH_CLASSES;
     return act_send(self, &m);
 }
 
-static void tell(struct act_self *self, struct act_addr to, uint32_t index, struct act_addr shard)
+static void tell(struct act_self *self, struct act_addr to, uint32_t index, struct act_addr shard, uint32_t link)
 {
     struct act_msg m = act_msg_make(ACT_EXPERT_SHARD, to);
-    *act_p_expert_shard(&m) = (struct act_p_expert_shard){.index = index, .shard = shard};
+    *act_p_expert_shard(&m) = (struct act_p_expert_shard){.index = index, .shard = shard, .link = link};
     if (act_send(self, &m))
         act_msg_drop(&m);
 }
 
-static void tell_all(struct act_self *self, const struct finder *f, uint32_t index, struct act_addr shard)
+static void tell_all(struct act_self *self, const struct finder *f, uint32_t index, struct act_addr shard,
+                     uint32_t link)
 {
     for (int i = 0; i < f->n_askers; i++)
-        tell(self, f->asker[i], index, shard);
+        tell(self, f->asker[i], index, shard, link);
+}
+
+/* The connection over which slots of the shard's node may be used. */
+static uint32_t link_of(const struct finder *f, struct act_addr shard)
+{
+    return shard.peer && f->slots[shard.peer] ? f->link[shard.peer] : 0;
 }
 
 static void set_shard(struct act_self *self, struct finder *f, int index, struct act_addr shard)
 {
-    if (act_addr_equal(f->shard[index], shard))
+    uint32_t link = link_of(f, shard);
+    if (act_addr_equal(f->shard[index], shard) && f->told[index] == link)
         return;
     f->shard[index] = shard;
-    tell_all(self, f, (uint32_t)index, shard);
+    f->told[index] = link;
+    tell_all(self, f, (uint32_t)index, shard, link);
 }
 
 static void set_balancer(struct act_self *self, struct finder *f, struct act_addr balancer)
@@ -52,7 +67,7 @@ static void set_balancer(struct act_self *self, struct finder *f, struct act_add
     if (act_addr_equal(f->balancer, balancer))
         return;
     f->balancer = balancer;
-    tell_all(self, f, ACT_SHARD_BALANCER, balancer);
+    tell_all(self, f, ACT_SHARD_BALANCER, balancer, 0);
 }
 
 /* Own shards do not come from the link; nobody is told of them, since their addresses are known and looked up. */
@@ -65,9 +80,9 @@ static void take_ask(struct act_self *self, struct finder *f, struct act_addr wh
         f->asker[f->n_askers++] = who;
     for (int s = 0; s < f->arg->experts->n; s++)
         if (!act_addr_is_nobody(f->shard[s]))
-            tell(self, who, (uint32_t)s, f->shard[s]);
+            tell(self, who, (uint32_t)s, f->shard[s], f->told[s]);
     if (!act_addr_is_nobody(f->balancer))
-        tell(self, who, ACT_SHARD_BALANCER, f->balancer);
+        tell(self, who, ACT_SHARD_BALANCER, f->balancer, 0);
 }
 
 static void take_gone(struct finder *f, struct act_addr who)
@@ -77,13 +92,36 @@ static void take_gone(struct finder *f, struct act_addr who)
             f->asker[i--] = f->asker[--f->n_askers];
 }
 
+static bool has_same_slots(const struct finder *f, const struct act_node_actor *a, uint32_t n)
+{
+    const struct act_slots *own = f->arg->experts->slots;
+    for (uint32_t i = 0; own && i < n; i++)
+        if (a[i].kind == ACT_NODE_SLOTS)
+            return (a[i].a | (uint64_t)a[i].b << 32) == own->fingerprint;
+    return false;
+}
+
+/* A connection of class expert has begun, or has ended. */
+static void take_class(struct act_self *self, struct finder *f, const struct act_p_node_class *c)
+{
+    if (c->class != TP_CLASS_EXPERT || c->peer >= ACT_PEERS_MAX || (!c->up && c->generation != f->link[c->peer]))
+        return;
+    f->link[c->peer] = c->up ? c->generation : 0;
+    for (int i = 0; i < f->arg->experts->n; i++)
+        if (f->shard[i].peer == c->peer && f->node[i])
+            set_shard(self, f, i, f->shard[i]);
+}
+
 static void take_up(struct act_self *self, struct finder *f, struct act_msg *m)
 {
-    uint16_t node = act_p_node_up(m)->node;
+    uint16_t node = act_p_node_up(m)->node, peer = act_p_node_up(m)->peer;
     size_t bytes;
     const struct act_node_actor *a = act_msg_tail(m, &bytes);
+    size_t n = bytes / sizeof *a < act_p_node_up(m)->actors ? bytes / sizeof *a : act_p_node_up(m)->actors;
     bool member = node < ACT_FINDER_NODES && f->arg->member[node];
-    for (uint32_t i = 0; i < act_p_node_up(m)->actors && (i + 1) * sizeof *a <= bytes; i++) {
+    if (peer < ACT_PEERS_MAX)
+        f->slots[peer] = has_same_slots(f, a, (uint32_t)n);
+    for (size_t i = 0; i < n; i++) {
         if (a[i].kind == ACT_NODE_EXPERT && member && a[i].a < (uint32_t)f->arg->experts->n) {
             f->node[a[i].a] = node;
             set_shard(self, f, (int)a[i].a, a[i].addr);
@@ -93,8 +131,12 @@ static void take_up(struct act_self *self, struct finder *f, struct act_msg *m)
     }
 }
 
-static void take_node_down(struct act_self *self, struct finder *f, uint16_t node)
+static void take_node_down(struct act_self *self, struct finder *f, uint16_t node, uint16_t peer)
 {
+    if (peer < ACT_PEERS_MAX) {
+        f->link[peer] = 0;
+        f->slots[peer] = false;
+    }
     for (int i = 0; i < f->arg->experts->n; i++)
         if (f->node[i] == node)
             set_shard(self, f, i, ACT_NOBODY);
@@ -111,7 +153,9 @@ static int finder_receive(struct act_self *self, void *state, struct act_msg *m,
         else if (m[i].type == ACT_NODE_UP)
             take_up(self, f, &m[i]);
         else if (m[i].type == ACT_NODE_DOWN)
-            take_node_down(self, f, act_p_node_down(&m[i])->node);
+            take_node_down(self, f, act_p_node_down(&m[i])->node, act_p_node_down(&m[i])->peer);
+        else if (m[i].type == ACT_NODE_CLASS)
+            take_class(self, f, act_p_node_class(&m[i]));
         else if (m[i].type == ACT_UNDELIVERABLE && act_msg_returned_type(&m[i]) == ACT_EXPERT_SHARD)
             take_gone(f, m[i].src);
     }

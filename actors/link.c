@@ -11,7 +11,7 @@
 #include "actors/runtime/log.h"
 #include "transport/bytes.h"
 
-enum { ENTRY_BYTES = 20 };
+enum { ENTRY_BYTES = 20, TAG_LOOK = 1, LOOK_NS = 10000000 };
 
 /* ---- the world of the net -------------------------------------------------------------------------- */
 
@@ -165,9 +165,40 @@ static int take_directory(struct link *l, int index, const uint8_t *bytes, size_
     return 0;
 }
 
-/* One of this node's own actors has ended; when it was started again, the others learn its new address. */
-static void own_ended(struct link *l, const struct act_p_down *d)
+static void send_directories(struct link *l)
 {
+    for (int i = 0; i < tp_net_peers(l->net); i++)
+        if (l->peer[i].number)
+            send_directory(l, i);
+}
+
+/* Own actors that have been started again: the others learn their new addresses. Until then they keep the old ones,
+ * from which mail comes back. */
+static void look_at_own(struct link *l)
+{
+    bool changed = false, absent = false;
+    for (int i = 0; i < l->arg->n_own; i++) {
+        struct act_addr *was = &l->arg->own[i].addr, now = act_current(act_self_runtime(l->self), *was);
+        absent |= act_addr_is_nobody(now);
+        if (act_addr_is_nobody(now) || act_addr_equal(now, *was))
+            continue;
+        *was = now;
+        act_monitor(l->self, now, 0);
+        changed = true;
+    }
+    if (absent)
+        act_timer_after(l->self, &l->look, LOOK_NS, TAG_LOOK);
+    if (changed)
+        send_directories(l);
+}
+
+/* One of this node's own actors has ended. */
+static void own_ended(struct link *l, const struct act_p_down *d, bool restarts)
+{
+    if (restarts) {
+        look_at_own(l);
+        return;
+    }
     struct act_addr now = act_current(act_self_runtime(l->self), d->who);
     bool changed = false;
     for (int i = 0; i < l->arg->n_own; i++)
@@ -181,9 +212,8 @@ static void own_ended(struct link *l, const struct act_p_down *d)
             }
             changed = true;
         }
-    for (int i = 0; changed && i < tp_net_peers(l->net); i++)
-        if (l->peer[i].number)
-            send_directory(l, i);
+    if (changed)
+        send_directories(l);
 }
 
 /* ---- nodes that come and go ------------------------------------------------------------------------ */
@@ -298,10 +328,19 @@ static void on_message(void *ctx, int index, enum tp_class class, const uint8_t 
 
 /* ---- puts ------------------------------------------------------------------------------------------ */
 
+static struct act_addr port_of(const struct link *l, enum tp_class class, uint32_t immediate)
+{
+    const struct act_link_fan *f = &l->arg->fan[class][immediate >> 28];
+    int member = (int)(immediate >> 20 & 255);
+    if (!f->who)
+        return l->arg->port[class][immediate >> 28];
+    return member < f->n ? f->who[member] : ACT_NOBODY;
+}
+
 static void on_immediate(void *ctx, int index, enum tp_class class, uint32_t immediate)
 {
     struct link *l = ctx;
-    struct act_addr to = l->arg->port[class][immediate >> 28];
+    struct act_addr to = port_of(l, class, immediate);
     const struct tp_peer_info *info = tp_net_peer(l->net, index);
     struct act_msg m = act_msg_make(ACT_LINK_IMMEDIATE, act_current(act_self_runtime(l->self), to));
     *act_p_link_immediate(&m) = (struct act_p_link_immediate){.peer = l->peer[index].number,
@@ -385,7 +424,7 @@ static void take_down(struct link *l, struct act_msg *m)
 {
     struct act_p_down *d = act_p_down(m);
     if (d->tag == 0) {
-        own_ended(l, d);
+        own_ended(l, d, m->flags & ACT_MSG_RESTARTS);
         return;
     }
     for (struct link_watch **at = &l->watches, *w; (w = *at);) {
@@ -571,6 +610,10 @@ static void take_own(struct link *l, struct act_msg *m)
         break;
     case ACT_RELOAD:
         reload(l);
+        break;
+    case ACT_TIMER:
+        if (act_p_timer(m)->tag == TAG_LOOK)
+            look_at_own(l);
         break;
     default:
         break;

@@ -14,7 +14,8 @@
  * Puts. Memory that others may write, or that is written from, is a window, registered before start under an id.
  * act_link_put writes ranges of a window of this node into ranges of one of another node; with rdma neither side's
  * threads touch the bytes. The answer, LINK_PUT_DONE, comes when they are there. An immediate tells somebody there: its
- * top four bits choose whom (port, who gets LINK_IMMEDIATE), the others are the writer's.
+ * top four bits choose whom (port, who gets LINK_IMMEDIATE; a port with several actors takes eight more), the others
+ * are the writer's.
  *
  * Who lends memory to a writer takes it back in one of three cases only: the writer said that its puts are done; the
  * connection under which it was lent has ended (NODE_CLASS with up 0, or NODE_DOWN); LINK_FENCE was answered. That is
@@ -43,11 +44,22 @@ enum act_link_window_id {
     ACT_WINDOW_PAGES = 1, /* the device tier's pages, one after the other */
     ACT_WINDOW_POOL,      /* of a kv node: where its puts come from */
     ACT_WINDOW_SLOTS,     /* where kv nodes put what they were asked for */
+    /* Of the expert exchange (slots.h): of a node that runs steps, of a node with shards. */
+    ACT_WINDOW_RESULTS,
+    ACT_WINDOW_DISPATCHES,
 };
 
-/* What the ports of TP_CLASS_KV are. */
+/* What the ports of TP_CLASS_KV are, and of TP_CLASS_EXPERT. */
 enum act_link_port {
     ACT_PORT_LANDING = 1, /* writes of tickets (landing.h) */
+    ACT_PORT_SHARDS = 1,  /* dispatches, by local number of the shard (slots.h) */
+    ACT_PORT_SOURCES = 2, /* results, by place of the source */
+};
+
+/* A port with several actors: bits 20 to 27 of an immediate choose one. */
+struct act_link_fan {
+    const struct act_addr *who; /* outlives the link; NULL: it is none */
+    int n;
 };
 
 /* What an actor is, for the directory. a and b mean what the kind says. */
@@ -61,6 +73,8 @@ enum act_node_kind {
     ACT_NODE_KV = 7,     /* tiers that others may use */
     ACT_NODE_ROUTER = 8,
     ACT_NODE_BALANCER = 9,
+    ACT_NODE_SLOTS =
+        10, /* a, b: low and high half of the fingerprint of its slots (slots.h); the address is the link's */
 };
 
 struct act_node_actor {
@@ -91,6 +105,7 @@ struct act_link_arg {
     struct act_node_actor own[ACT_LINK_ACTORS_MAX]; /* the directory of this node; before the runtime starts */
     int n_own;
     struct act_addr port[TP_CLASSES][ACT_LINK_PORTS]; /* who gets LINK_IMMEDIATE; nobody: it is dropped and counted */
+    struct act_link_fan fan[TP_CLASSES][ACT_LINK_PORTS]; /* or who of these */
     struct act_log *log;
     void *ctx; /* of the functions below; thread of the io worker */
     /* The node list as it is now, for RELOAD; NULL: it does not change. The caller copies at most max. */

@@ -79,7 +79,7 @@ struct link {
     struct act_self *self;
     struct act_link_arg *arg;
     struct tp_net *net;
-    struct act_timer timer;
+    struct act_timer timer, look; /* look: for own actors that are being started again */
     _Atomic int awake; /* a wake-up is under way */
     bool looks;        /* the worker looks at the net's completions */
     bool begun;        /* the directory is watched */

@@ -442,7 +442,7 @@ static void take_returned(struct prefill *p, struct act_msg *m)
     } else if (type == ACT_KV_WRITTEN || type == ACT_KV_READY) {
         if (j)
             pre_ticket_event(p, j, ACT_TICKET_ON_DOWN);
-    } else if (type == ACT_LINK_PUT) { /* the link has ended, and every connection with it */
+    } else if (type == ACT_LINK_PUT && !act_exchange_is_put(m)) { /* the link has ended, and every connection with it */
         pre_take_put_done(p, m);
     } else if (type == ACT_RESERVE || type == ACT_KV_LOOKUP || type == ACT_PAGES_ASK) {
         if (j)
@@ -744,7 +744,10 @@ static void take_messages(struct prefill *p, struct act_msg *m, int count)
             pre_take_ticket_message(p, &m[i]);
             break;
         case ACT_LINK_PUT_DONE:
-            pre_take_put_done(p, &m[i]);
+            if (act_exchange_is_put(&m[i]))
+                p->waiting &= !act_exchange_message(&p->exchange, &m[i]);
+            else
+                pre_take_put_done(p, &m[i]);
             break;
         case ACT_LINK_FENCE:
             break; /* the ends of the writes say more */

@@ -73,6 +73,8 @@ int act_server_new(const struct cfg_config *config, const char *node_name, struc
     if (!r)
         r = server_plan(s, err);
     if (!r)
+        r = server_slots_open(s, err);
+    if (!r)
         r = server_plan_link(s, rc.epoch, err);
     memcpy(s->tier_source.storage, s->store.storage, sizeof s->store.storage);
     s->tier_source.storage[ACT_SOURCE_KV] = s->kv.store.storage[0];
@@ -251,6 +253,7 @@ void act_server_free(struct act_server *s)
     gw_trace_free(s->gateway.trace);
     gw_http_tls_free(s->gateway.tls);
     act_map_free(s->map);
+    act_slots_free(s->slots);
     server_tiers_close(s);
     server_kv_close(s);
     server_engram_close(s);

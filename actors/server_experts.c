@@ -12,16 +12,21 @@ static bool in_group(const struct act_server *s, const struct cfg_node *n)
 static int spawn_shards(struct act_server *s, int first, int n, struct cfg_error *err)
 {
     struct act_experts *e = &s->engine.experts;
-    for (int i = first; i < first + n && i < e->n; i++) {
+    s->first_shard = first;
+    for (int i = first; i < first + n && i < e->n; i++, s->n_shards++) {
         /* Memory of experts is given back only where nothing else reads them. */
         s->expert[i] = (struct act_expert_arg){.m = s->m,
                                                .map = s->map,
                                                .index = i,
                                                .release = s->node->roles == CFG_ROLE_EXPERT && n == 1,
-                                               .observer = &s->engine.observer};
+                                               .observer = &s->engine.observer,
+                                               .slots = s->slots,
+                                               .link = s->engine.link,
+                                               .local = i - first};
         const struct act_spawn spec = {.behaviour = &act_expert_behaviour,
                                        .worker = SERVER_WORKER_ENGINE,
                                        .arg = &s->expert[i],
+                                       .outbox = 1024,
                                        .policy = ACT_POLICY_RESTART};
         int r = act_runtime_spawn(s->rt, &spec, &e->shard[i], err);
         if (r)
@@ -83,6 +88,9 @@ int server_spawn_experts(struct act_server *s, struct cfg_error *err)
     e->balanced = nodes > 1 && c->experts.balance_us > 0;
     e->report_ns = c->experts.balance_us * 1000 / 4;
     e->log = s->log;
+    e->slots = s->slots;
+    e->link = s->engine.link;
+    e->node = (uint16_t)(s->node - c->nodes + 1);
     e->limits = (struct act_exchange_limits){.rows = c->experts.wave_rows,
                                              .deadline_ns = c->experts.deadline_us * 1000,
                                              .patience_ns = c->experts.patience_us * 1000,

@@ -53,6 +53,8 @@ struct act_server {
     struct act_map *map; /* of the experts of this node's group, to begin with */
     struct act_balancer_arg balancer;
     struct act_finder_arg finder;
+    struct act_slots *slots;   /* of the expert exchange with other nodes; NULL: none */
+    int first_shard, n_shards; /* of this node, in its group */
     struct act_router_arg router;
     struct act_landing_arg landing;
     struct act_engine members; /* as the Router knows this node, when a Landing stands for its Decode actors */
@@ -121,6 +123,11 @@ void server_engram_close(struct act_server *s);
 /* server_experts.c: the node's group of expert shards, those of this process, and the balancer where this is the
  * group's first expert node. Shards of other nodes are nobody until they are found. */
 int server_spawn_experts(struct act_server *s, struct cfg_error *err);
+/* server_slots.c: slots of the expert exchange, before the link's plan; their windows, for it; and who uses them, when
+ * all actors are there. */
+int server_slots_open(struct act_server *s, struct cfg_error *err);
+void server_slots_windows(struct act_server *s, struct act_link_arg *a);
+void server_slots_ports(struct act_server *s, struct act_link_arg *a);
 /* server_landing.c: the Landing of a node with Decode actors in a deployment, after them; and this node's actors as
  * Routers are to know them. */
 int server_spawn_landing(struct act_server *s, struct cfg_error *err);

@@ -169,6 +169,9 @@ int server_plan_link(struct act_server *s, uint64_t epoch, struct cfg_error *err
     if (s->kv.slots)
         a->window[a->n_windows++] =
             (struct act_link_window){.id = ACT_WINDOW_SLOTS, .base = s->kv.slots, .size = s->kv.slots_bytes};
+    server_slots_windows(s, a);
+    if (s->slots)
+        s->slots->epoch = epoch;
     a->log = s->log;
     a->ctx = s;
     a->reload = c->files[0][0] ? reload_peers : NULL;
@@ -212,6 +215,9 @@ void server_list_actors(struct act_server *s)
         list(a, ACT_NODE_PREFILL, e->prefill[i], (uint32_t)i, (uint32_t)e->n_prefill);
     list(a, ACT_NODE_DECODE, e->landing, 0, (uint32_t)e->n_decode);
     a->port[TP_CLASS_KV][ACT_PORT_LANDING] = e->landing;
+    if (s->slots)
+        list(a, ACT_NODE_SLOTS, e->link, (uint32_t)s->slots->fingerprint, (uint32_t)(s->slots->fingerprint >> 32));
+    server_slots_ports(s, a);
     /* a: index of the shard in its group's map. */
     for (int i = 0; i < e->experts.n; i++)
         list(a, ACT_NODE_EXPERT, e->experts.shard[i], (uint32_t)i, (uint32_t)e->experts.n);

@@ -143,7 +143,7 @@ struct cfg_config {
         int64_t ticket_lease_us;
     } engine;
     struct {
-        int wave_rows, spare;
+        int wave_rows, slot_rows, spare;
         int lost; /* enum cfg_lost */
         int64_t deadline_us, patience_us, balance_us;
         double gain;

@@ -268,6 +268,9 @@ const struct cfg_key cfg_keys[] = {
     {"experts", CFG_GROUP, .help = "Experts on shards: how they are reached, and how they are spread."},
     {"experts.wave_rows", CFG_INT, "rows", 1, 65535, AT(experts.wave_rows), .fallback = "512",
      .help = "Most rows in one message to a shard; larger batches go in waves. Results do not depend on it."},
+    {"experts.slot_rows", CFG_INT, "rows", 0, 65535, AT(experts.slot_rows), .fallback = "64",
+     .help = "Rows that a slot holds: between nodes, dispatches and results are written into slots of the other's memory, "
+             "larger waves are cut to this. The same on all nodes. 0: messages. Results do not depend on it."},
     {"experts.deadline", CFG_DURATION, "ms", 1, 3600000, AT(experts.deadline_us), .fallback = "5s",
      .help = "A shard that has not answered by then is left out for a while, and the step begins again without it."},
     {"experts.lost", CFG_ENUM, .values = lost_values, AT(experts.lost), .fallback = "takeover",

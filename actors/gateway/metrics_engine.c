@@ -211,6 +211,8 @@ static void exchange(const struct gw_context *g, struct gw_bytes *b)
         {"exchanges_total", "Exchanges of a step's layer with the shards.", FIELD(exchanges)},
         {"dispatches_total", "Dispatches to shards.", FIELD(dispatched)},
         {"results_total", "Results of shards.", FIELD(results)},
+        {"slot_dispatches_total", "Of the dispatches, those that were written into slots of another node.", FIELD(puts)},
+        {"slot_fences_total", "Connections that were ended because a slot was not given back.", FIELD(fences)},
         {"late_results_total", "Results of exchanges that were over.", FIELD(late)},
         {"returned_dispatches_total", "Dispatches that came back: their shard is gone.", FIELD(returned)},
         {"deadlines_passed_total", "Exchanges in which a shard did not answer in time.", FIELD(expired)},

@@ -64,6 +64,7 @@ struct act_watch {
     uint64_t id; /* unique within the watcher's worker */
     enum act_watch_kind kind;
     uint32_t tag;
+    bool restarts; /* the target will be back */
     int reason;
     bool escalate; /* WATCH_SUPERVISOR: the supervisor shall fail */
 };

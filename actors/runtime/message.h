@@ -69,6 +69,7 @@ enum {
     ACT_MSG_RETURNED = 1 << 3,    /* UNDELIVERABLE */
     ACT_MSG_ABANDONED = 1 << 4,   /* UNDELIVERABLE, and the receiver had already taken the payload */
     ACT_MSG_COPY = 1 << 5,        /* a link delivered it twice (simulation, networks): holds no room for a reply */
+    ACT_MSG_RESTARTS = 1 << 6, /* DOWN: its supervision starts the actor again, under its next address */
     ACT_MSG_USER = 1 << 8,
 };
 

@@ -68,9 +68,10 @@ static int watch(struct act_self *self, struct act_addr who, enum act_watch_kind
     return 0;
 }
 
-static void send_back(struct act_worker *w, struct act_watch *x, int reason)
+static void send_back(struct act_worker *w, struct act_watch *x, int reason, bool restarts)
 {
     x->reason = reason;
+    x->restarts = restarts;
     x->ctl.kind = CTL_DOWN;
     worker_control(&w->rt->worker[w->rt->worker_of[x->watcher.index]], &x->ctl);
 }
@@ -81,7 +82,7 @@ void watch_arrived(struct act_worker *w, struct act_watch *x)
     if (target)
         link_watch(target, x);
     else
-        send_back(w, x, -ESRCH);
+        send_back(w, x, -ESRCH, false);
 }
 
 /* self does not want own any more. */
@@ -125,7 +126,7 @@ static void report(struct act_worker *w, struct act_self *a, const struct act_wa
     n->worker = (uint32_t)w->index;
     n->msg = act_msg_make(ACT_DOWN, x->watcher);
     n->msg.src = x->target;
-    n->msg.flags = ACT_MSG_CONTROL;
+    n->msg.flags = ACT_MSG_CONTROL | (x->restarts ? ACT_MSG_RESTARTS : 0);
     *act_p_down(&n->msg) = (struct act_p_down){.who = x->target, .reason = x->reason, .tag = x->tag};
     fifo_push(&a->control, n);
     a->waiting++;
@@ -202,7 +203,7 @@ bool watch_end(struct act_self *a, int reason, bool final, bool escalate)
             x->escalate = escalate;
             told = true;
         }
-        send_back(a->worker, x, reason);
+        send_back(a->worker, x, reason, !final);
     }
     while (a->watching) {
         struct act_watching *own = a->watching;

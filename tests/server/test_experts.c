@@ -1,5 +1,6 @@
 /* Expert shards as processes of their own over tcp: the tokens of one process, through their death, silence and return;
  * and a deployment in which every node decodes and is a shard too. */
+#include <jansson.h>
 #include <signal.h>
 
 #include "tests/harness.h"
@@ -13,6 +14,29 @@ static const struct ts_node apart[] = {{.name = "main", .roles = "\"gateway\", \
                                        {.name = "e1", .roles = "\"expert\""},
                                        {.name = "e2", .roles = "\"expert\""}};
 
+static long long carried(int node, const char *what)
+{
+    char *text = ts_node_ask(&ts_cluster.node[node], "status");
+    json_t *j = text ? json_loads(text, 0, NULL) : NULL;
+    cr_assert_not_null(j, "node %d: %s", node, text ? text : "no answer");
+    json_t *class = json_object_get(json_object_get(j, "transport"), "expert");
+    long long n = json_integer_value(json_object_get(class, what));
+    json_decref(j);
+    free(text);
+    return n;
+}
+
+/* Dispatches and results are written into the other's slots: what goes as messages beside them is small. */
+static void check_slots(int source, int shard, bool used)
+{
+    const int node[] = {source, shard};
+    for (int i = 0; i < 2; i++) {
+        long long puts = carried(node[i], "put_bytes_out"), messages = carried(node[i], "message_bytes_out");
+        cr_assert(used ? puts > 100000 && puts > 20 * messages : puts == 0 && messages > 100000,
+                  "%s: %lld bytes in slots, %lld as messages", ts_cluster.node[node[i]].name, puts, messages);
+    }
+}
+
 Test(experts, shards_in_processes_give_the_tokens_of_one_process_through_every_fate)
 {
     char *want[TS_CLUSTER_PROMPTS];
@@ -20,6 +44,8 @@ Test(experts, shards_in_processes_give_the_tokens_of_one_process_through_every_f
     ts_cluster_start(apart, 4, "", "experts = { deadline = \"500ms\"; balance = \"1s\"; spare = 2; };");
     const struct ts_server *s = &ts_cluster.node[0].http;
     ts_cluster_check(s, want, "all there");
+    for (int i = 1; i < 4; i++)
+        check_slots(0, i, true);
     ts_node_kill(&ts_cluster.node[2]);
     ts_cluster_check(s, want, "one is dead");
     kill(ts_cluster.node[3].pid, SIGSTOP);
@@ -31,6 +57,21 @@ Test(experts, shards_in_processes_give_the_tokens_of_one_process_through_every_f
     ts_node_kill(&ts_cluster.node[1]); /* the one with the balancer */
     ts_node_kill(&ts_cluster.node[2]);
     ts_cluster_check(s, want, "one of three is left");
+    ts_cluster_forget(want);
+}
+
+/* Slots so small that prompts take many waves, and none. */
+Test(experts, tokens_do_not_depend_on_slots)
+{
+    static const char *const more[] = {"experts = { slot_rows = 7; };", "experts = { slot_rows = 0; };"};
+    char *want[TS_CLUSTER_PROMPTS];
+    ts_cluster_ask_alone("", want);
+    for (int i = 0; i < 2; i++) {
+        ts_cluster_start(apart, 3, "", more[i]);
+        ts_cluster_check(&ts_cluster.node[0].http, want, more[i]);
+        check_slots(0, 1, i == 0);
+        ts_cluster_end();
+    }
     ts_cluster_forget(want);
 }
 

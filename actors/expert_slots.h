@@ -1,0 +1,42 @@
+/* The shard's side of slots (slots.h): dispatches that sources of other nodes have put, and answers that are put into
+ * their windows. Part of an expert shard; expert.c alone calls it. */
+#ifndef WEFT_ACTORS_EXPERT_SLOTS_H
+#define WEFT_ACTORS_EXPERT_SLOTS_H
+
+#include "actors/runtime/runtime.h"
+#include "actors/slots.h"
+
+/* A dispatch in its slot. The slot stays as it is until its answer has arrived there; what another node could change
+ * nevertheless must not be believed twice. */
+struct act_slot_work {
+    struct act_slot_head head;
+    struct act_addr source;
+    uint32_t link;
+    int rank, set;
+    uint8_t *tail; /* head.bytes */
+};
+
+struct act_expert_slots {
+    struct act_self *self;
+    struct act_slots *slots; /* NULL: none */
+    struct act_addr link;
+    int local;                  /* which of its node's shards it is */
+    bool *putting;              /* [nodes][places][sets] an answer that is on its way */
+    struct act_slot_head *seen; /* likewise: the newest dispatch */
+    uint64_t stale;             /* words of what was not there */
+};
+
+/* -ENOMEM. */
+int act_expert_slots_init(struct act_expert_slots *s, struct act_self *self, struct act_slots *slots,
+                          struct act_addr link, int local);
+void act_expert_slots_free(struct act_expert_slots *s);
+/* LINK_IMMEDIATE. False: it is not of a fresh dispatch for this shard. */
+bool act_expert_slots_take(struct act_expert_slots *s, struct act_msg *m, struct act_slot_work *out);
+/* Where the rows of an answer of so many bytes go; NULL: it is to be sent as a message. */
+uint8_t *act_expert_slots_answer(struct act_expert_slots *s, const struct act_slot_work *w, size_t bytes);
+/* They are there. rows: that were worked on together. -EAGAIN, -ENOMEM: as a message. */
+int act_expert_slots_put(struct act_expert_slots *s, const struct act_slot_work *w, size_t bytes, int rows);
+/* LINK_PUT_DONE, or a LINK_PUT that came back. */
+void act_expert_slots_put_done(struct act_expert_slots *s, const struct act_msg *m);
+
+#endif

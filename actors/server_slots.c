@@ -1,0 +1,78 @@
+/* The slots of a node's expert exchange (slots.h): their sizes, from the configuration, which is the same on all nodes;
+ * their windows; and who uses them. */
+#include <errno.h>
+#include <string.h>
+
+#include "actors/server_impl.h"
+#include "actors/slots.h"
+
+/* Rows times experts per row, where these are spread over many shards: a row seldom has more than twice its even part
+ * at one of them. What has goes in one more wave. */
+static uint32_t pairs_of(uint32_t rows, uint32_t topk, uint32_t shards)
+{
+    uint32_t each = 1 + 2 * topk / shards;
+    return rows * (each < topk ? each : topk);
+}
+
+int server_slots_open(struct act_server *s, struct cfg_error *err)
+{
+    const struct cfg_config *c = s->config;
+    const struct mdl_config *m = s->m->cfg;
+    struct act_slots_shape shape = {.hidden = (uint32_t)m->hidden, .rows = (uint32_t)c->experts.slot_rows};
+    bool shards = server_has(s, CFG_ROLE_EXPERT), sources = server_has(s, CFG_ROLE_PREFILL | CFG_ROLE_DECODE);
+    int nodes = 0;
+    for (int i = 0; i < c->n_nodes; i++) {
+        const struct cfg_node *n = &c->nodes[i];
+        bool mine = strcmp(n->experts, s->node->experts) == 0;
+        nodes += mine && n->roles & CFG_ROLE_EXPERT;
+        if (mine && n->roles & (CFG_ROLE_PREFILL | CFG_ROLE_DECODE) && i + 1 < ACT_SLOT_NODES && shape.nodes < 255)
+            shape.rank[i + 1] = (uint8_t)++shape.nodes;
+    }
+    if (c->n_nodes < 2 || !shape.rows || !nodes || !shape.nodes || !(shards || sources))
+        return 0;
+    shape.each = (uint32_t)c->engine.expert_shards;
+    shape.shards = shape.each * (uint32_t)nodes;
+    if (shape.shards > (uint32_t)m->n_experts)
+        shape.shards = (uint32_t)m->n_experts;
+    if (shape.shards > ACT_SHARDS_MAX)
+        return 0; /* refused with a reason where shards are made */
+    shape.pairs = pairs_of(shape.rows, (uint32_t)m->topk_experts, shape.shards);
+    shape.places = (uint32_t)(c->engine.prefill_actors + c->engine.decode_actors + 1);
+    sources &= shape.rank[s->node - c->nodes + 1] != 0;
+    return act_slots_new(&shape, sources, shards, &s->slots, err);
+}
+
+static void add_source(struct act_slots *s, struct act_addr who)
+{
+    if (!act_addr_is_nobody(who) && s->n_sources < (int)s->shape.places)
+        s->source[s->n_sources++] = who;
+}
+
+void server_slots_windows(struct act_server *s, struct act_link_arg *a)
+{
+    const struct act_slots *x = s->slots;
+    if (x && x->results)
+        a->window[a->n_windows++] =
+            (struct act_link_window){.id = ACT_WINDOW_RESULTS, .base = x->results, .size = x->results_bytes};
+    if (x && x->dispatches)
+        a->window[a->n_windows++] =
+            (struct act_link_window){.id = ACT_WINDOW_DISPATCHES, .base = x->dispatches, .size = x->dispatches_bytes};
+}
+
+void server_slots_ports(struct act_server *s, struct act_link_arg *a)
+{
+    struct act_slots *x = s->slots;
+    const struct act_engine *e = &s->engine;
+    if (!x)
+        return;
+    for (int i = 0; i < e->n_prefill; i++)
+        add_source(x, e->prefill[i]);
+    for (int i = 0; i < e->n_decode; i++)
+        add_source(x, e->decode[i]);
+    add_source(x, s->landing.replay);
+    if (x->results)
+        a->fan[TP_CLASS_EXPERT][ACT_PORT_SOURCES] = (struct act_link_fan){x->source, x->n_sources};
+    if (x->dispatches && s->n_shards)
+        a->fan[TP_CLASS_EXPERT][ACT_PORT_SHARDS] =
+            (struct act_link_fan){&e->experts.shard[s->first_shard], s->n_shards};
+}

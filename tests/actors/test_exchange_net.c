@@ -1,0 +1,231 @@
+/* The expert exchange between nodes as they are: dispatches that are put into slots of the shard's node and results
+ * into slots of the source's, over links, the fault decorator and the simulated network. Tokens are those of a run
+ * without actors, whatever is lost, doubled, late, cut off or ended. */
+#include "tests/harness.h"
+
+#include <errno.h>
+
+#include "tests/support/expert_net.h"
+#include "tests/support/less.h"
+
+#define MS INT64_C(1000000)
+
+static struct ts_expert_net net;
+
+static int puts_at(const struct ts_expert_net *n)
+{
+    int sum = 0;
+    for (int i = 1; i <= n->shards; i++)
+        sum += n->shard[i].puts;
+    return sum;
+}
+
+static int messages_at(const struct ts_expert_net *n)
+{
+    int sum = 0;
+    for (int i = 1; i <= n->shards; i++)
+        sum += n->shard[i].messages;
+    return sum;
+}
+
+/* Any sharding, with and without replicas, slots that hold a step and slots so small that most batches take waves. */
+Test(exchange_net, any_sharding_over_slots_gives_the_tokens_of_one_process)
+{
+    static const int rows[] = {64, 3, 1, 6};
+    for (int k = 0; k < 6; k += TS_LESS) {
+        int shards = 1 + k % 5;
+        ts_net_open(&net, shards, rows[k % 4], 5, (unsigned)k + 1);
+        if (k % 2)
+            ts_net_replicate(&net, (uint64_t)k);
+        const struct tp_fault_rule *out = ts_net_count(&net, 0, TP_FAULT_PUT);
+        ts_net_start(&net, (uint64_t)k + 1);
+        ts_net_run(&net);
+        ts_net_check(&net, "slots");
+        cr_assert_gt(puts_at(&net), 100, "%d shards: %d dispatches were put", shards, puts_at(&net));
+        cr_assert_eq(messages_at(&net), 0, "%d shards: %d dispatches went as messages", shards, messages_at(&net));
+        cr_assert_eq((int)out->seen, puts_at(&net));
+        ts_net_close(&net);
+    }
+}
+
+/* A node with other sizes: both sides see that, and talk in messages. */
+Test(exchange_net, a_node_with_other_slots_gets_messages)
+{
+    ts_net_open(&net, 3, 8, 4, 3);
+    net.other_rows = 9;
+    ts_net_start(&net, 3);
+    ts_net_run(&net);
+    ts_net_check(&net, "other slots");
+    cr_assert_gt(net.shard[1].puts, 0);
+    cr_assert_gt(net.shard[3].messages, 0);
+    cr_assert_eq(net.shard[3].puts, 0);
+    ts_net_close(&net);
+}
+
+Test(exchange_net, without_slots_everything_is_a_message)
+{
+    ts_net_open(&net, 2, 0, 3, 4);
+    const struct tp_fault_rule *out = ts_net_count(&net, 0, TP_FAULT_PUT);
+    ts_net_start(&net, 4);
+    ts_net_run(&net);
+    ts_net_check(&net, "messages");
+    cr_assert_gt(messages_at(&net), 100);
+    cr_assert_eq(out->seen, 0u);
+    ts_net_close(&net);
+}
+
+/* ---- what providers never do, and networks do ---- */
+
+static void disturb(enum tp_fault_do what, uint32_t on, int64_t delay_ns, const char *name)
+{
+    uint64_t done = 0;
+    for (uint64_t seed = 1; seed <= 2; seed += TS_LESS) {
+        ts_net_open(&net, 3, 4, 5, (unsigned)seed);
+        for (int i = 0; i <= net.shards; i++) {
+            net.fault[i].rule[0] = (struct tp_fault_rule){.on = on,
+                                                          .classes = 1 << TP_CLASS_EXPERT,
+                                                          .what = what,
+                                                          .at = 13 + 5 * seed,
+                                                          .every = 60 + 7 * (uint64_t)i,
+                                                          .delay_ns = delay_ns};
+            net.fault[i].rules = 1;
+        }
+        ts_net_start(&net, seed);
+        ts_net_run(&net);
+        ts_net_check(&net, name);
+        for (int i = 0; i <= net.shards; i++)
+            done += net.fault[i].rule[0].done;
+        ts_net_close(&net);
+    }
+    cr_assert_gt(done, 4u, "%s happened %d times", name, (int)done);
+}
+
+/* The slot of what is never answered stays in use until its connection is ended. */
+Test(exchange_net, lost_words_of_puts_cost_a_deadline_and_no_token)
+{
+    disturb(TP_FAULT_LOSE, TP_FAULT_IMMEDIATE | TP_FAULT_PUT_DONE, 0, "lost completions");
+}
+
+Test(exchange_net, lost_puts_cost_a_deadline_and_no_token)
+{
+    disturb(TP_FAULT_LOSE, TP_FAULT_PUT, 0, "lost puts");
+}
+
+Test(exchange_net, words_of_puts_that_come_twice_are_taken_once)
+{
+    disturb(TP_FAULT_DOUBLE, TP_FAULT_IMMEDIATE | TP_FAULT_PUT_DONE, 0, "doubled completions");
+}
+
+/* Later than the deadline: the step runs again, and the answers to the first one come while it does. */
+Test(exchange_net, answers_to_exchanges_that_are_over_are_not_taken_for_others)
+{
+    disturb(TP_FAULT_DELAY, TP_FAULT_IMMEDIATE, 45 * MS, "late completions");
+}
+
+Test(exchange_net, refused_puts_are_tried_again)
+{
+    disturb(TP_FAULT_REFUSE, TP_FAULT_PUT, 0, "refused puts");
+}
+
+/* The source, or a shard's node, is cut off at its k-th write of class expert. */
+static void cut(int node, const char *name)
+{
+    uint64_t writes = 1;
+    for (uint64_t k = 0; k <= writes; k += 1 + writes / 8) {
+        ts_net_open(&net, 2, 4, 3, 6);
+        net.fault[node].rule[0] = (struct tp_fault_rule){.on = TP_FAULT_SEND | TP_FAULT_PUT,
+                                                         .classes = 1 << TP_CLASS_EXPERT,
+                                                         .what = k % 2 ? TP_FAULT_CRASH : TP_FAULT_KILL,
+                                                         .at = k ? k : UINT64_MAX};
+        net.fault[node].rules = 1;
+        ts_net_start(&net, 6);
+        ts_net_run(&net);
+        ts_net_check(&net, name);
+        if (!k)
+            writes = net.fault[node].rule[0].seen;
+        else
+            cr_assert_eq(net.fault[node].rule[0].done, 1u, "%s at write %d of %d", name, (int)k, (int)writes);
+        ts_net_close(&net);
+    }
+    cr_assert_gt(writes, 100u);
+}
+
+Test(exchange_net, a_source_that_is_cut_off_at_any_write_goes_on)
+{
+    cut(0, "source cut off");
+}
+
+Test(exchange_net, a_shard_that_is_cut_off_at_any_write_is_used_again)
+{
+    cut(2, "shard cut off");
+}
+
+/* Nothing arrives at a node for a time, with no word to anybody: shorter than the connection lives, and longer. */
+static void mend(void *ctx)
+{
+    (void)ctx;
+    cr_assert_eq(tp_sim_net_cut(net.net, "n0", "n1", false), 0);
+}
+
+static void part(void *ctx)
+{
+    cr_assert_eq(tp_sim_net_cut(net.net, "n0", "n1", true), 0);
+    cr_assert_eq(act_sim_at(net.w.sim, act_sim_now(net.w.sim) + *(int64_t *)ctx, mend, NULL), 0);
+}
+
+Test(exchange_net, a_silent_node_is_left_out_and_used_again)
+{
+    static int64_t silence[] = {60 * MS, 900 * MS};
+    for (int k = 0; k < 2; k++) {
+        ts_net_open(&net, 3, 4, 8, 7);
+        net.w.wanted[7].start = 3000 * MS;
+        for (int i = 0; i < net.w.n; i++)
+            net.w.wanted[i].max_new = TS_WORLD_NEW;
+        ts_net_start(&net, 7);
+        cr_assert_eq(act_sim_at(net.w.sim, 520 * MS, part, &silence[k]), 0);
+        act_sim_run(net.w.sim, 2900 * MS, 10000000);
+        int before = net.shard[1].puts;
+        ts_net_run(&net);
+        ts_net_check(&net, "silence");
+        cr_assert_gt(net.shard[1].puts, before, "the node is not used any more, or not through slots");
+        ts_net_close(&net);
+    }
+}
+
+/* ---- shards that fail inside a living process ---- */
+
+/* It comes back under another address, at once or after a while; the sources find it, with slots and without. */
+Test(exchange_net, a_shard_that_was_restarted_in_its_process_is_found_again)
+{
+    static const int64_t delay[] = {0, 5 * MS, 80 * MS};
+    for (int k = 0; k < 6; k++) {
+        ts_net_open(&net, 3, k < 3 ? 4 : 0, 4, 8);
+        net.restart_delay_ns = delay[k % 3];
+        net.shard[2].die_at = 40;
+        net.w.wanted[3].start = 3000 * MS;
+        ts_net_start(&net, 8);
+        act_sim_run(net.w.sim, 2900 * MS, 10000000);
+        cr_assert_eq(net.shard[2].starts, 2, "the shard did not die");
+        int before = net.shard[2].puts + net.shard[2].messages;
+        ts_net_run(&net);
+        ts_net_check(&net, "restart");
+        cr_assert_gt(net.shard[2].puts + net.shard[2].messages, before + 20, "case %d", k);
+        ts_net_close(&net);
+    }
+}
+
+/* A shard that forgets: its slots are in use until the connection is ended for their sake, then it serves again. */
+Test(exchange_net, slots_that_are_not_given_back_are_fenced)
+{
+    ts_net_open(&net, 2, 4, 8, 9);
+    net.shard[1].deaf = 6;
+    net.w.wanted[7].start = 4000 * MS;
+    net.w.wanted[7].max_new = TS_WORLD_NEW;
+    ts_net_start(&net, 9);
+    act_sim_run(net.w.sim, 3900 * MS, 10000000);
+    int before = net.shard[1].puts;
+    ts_net_run(&net);
+    ts_net_check(&net, "deaf");
+    cr_assert_gt(net.shard[1].puts, before + 20);
+    ts_net_close(&net);
+}

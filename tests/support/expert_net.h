@@ -1,0 +1,63 @@
+/* Expert shards on nodes of their own, in one simulation: each node a runtime with its link over the fault decorator
+ * before the simulated network, its finder, and where there is one, its shard and its balancer. Node 0 has the client,
+ * the Router, Prefill and Decode. Failures end the running test. */
+#ifndef WEFT_TESTS_SUPPORT_EXPERT_NET_H
+#define WEFT_TESTS_SUPPORT_EXPERT_NET_H
+
+#include "actors/expert_finder.h"
+#include "actors/link.h"
+#include "actors/slots.h"
+#include "tests/support/engine_world.h"
+#include "transport/fault.h"
+#include "transport/sim.h"
+
+enum { TS_NET_NODES = 6 };
+
+struct ts_expert_net;
+
+/* What a shard has been told, by incarnation of the actor; what a test ends. */
+struct ts_net_shard {
+    struct ts_expert_net *net;
+    int node;
+    int starts, puts, messages; /* of the newest incarnation: dispatches in slots, and as messages */
+    int die_at;                 /* it fails at this dispatch, once; 0: never */
+    int deaf;                   /* dispatches that it takes and forgets */
+};
+
+struct ts_expert_net {
+    struct ts_world w;
+    int shards, slot_rows; /* slot_rows 0: no slots */
+    int other_rows;        /* of the last node's slots, as by another configuration; 0: the same */
+    struct act_runtime *rt[TS_NET_NODES];
+    struct tp_sim_net *net;
+    struct tp_sim_end end[TS_NET_NODES];
+    struct tp_fault fault[TS_NET_NODES];
+    struct act_link_arg link[TS_NET_NODES];
+    struct act_addr link_addr[TS_NET_NODES];
+    struct act_link_peer peer[TS_NET_NODES][TS_NET_NODES];
+    struct act_slots *slots[TS_NET_NODES];
+    struct act_experts experts[TS_NET_NODES]; /* as the balancers and finders of the shards' nodes see them */
+    struct act_finder_arg finder[TS_NET_NODES];
+    struct act_expert_arg expert[TS_NET_NODES];
+    struct ts_net_shard shard[TS_NET_NODES];
+    int64_t restart_delay_ns;
+    struct act_balancer_arg balancer[TS_NET_NODES];
+    bool balance;
+    long buffers, sequences;
+};
+
+/* shards nodes beside node 0; requests as ts_world_requests makes them, from half a second on. */
+void ts_net_open(struct ts_expert_net *n, int shards, int slot_rows, int requests, unsigned seed);
+/* Another map, with replicas. */
+void ts_net_replicate(struct ts_expert_net *n, uint64_t seed);
+/* Makes the nodes; nothing has run yet. */
+void ts_net_start(struct ts_expert_net *n, uint64_t seed);
+/* Runs until all requests have ended and a while longer. */
+void ts_net_run(struct ts_expert_net *n);
+/* Each request has ended once, with the tokens of a run without actors; nothing is left. */
+void ts_net_check(struct ts_expert_net *n, const char *when);
+void ts_net_close(struct ts_expert_net *n);
+/* A rule that strikes never: for its count. */
+struct tp_fault_rule *ts_net_count(struct ts_expert_net *n, int node, uint32_t on);
+
+#endif
