@@ -404,12 +404,20 @@ static void take_moved(struct router *r, struct act_msg *m)
         act_msg_drop(&lost);
 }
 
+/* A node's own actors are members from the start or not at all: the one that finishes prompts on a decode node
+ * (server_landing.c) reports too, and is no place for prompts. One of another node that was lost as silent is back. */
+static bool may_join(const struct router *r, const struct act_p_load *in)
+{
+    bool stranger = act_addr_is_nobody(r->arg->link) || in->who.peer;
+    return stranger && (in->role == CFG_ROLE_PREFILL || in->role == CFG_ROLE_DECODE);
+}
+
 static void take_load(struct router *r, struct act_msg *m)
 {
     const struct act_p_load *in = act_p_load(m);
     const struct act_b_load *b = act_b_load(m);
     int i = find_member(r, in->who);
-    if (i < 0 && (in->role == CFG_ROLE_PREFILL || in->role == CFG_ROLE_DECODE)) {
+    if (i < 0 && may_join(r, in)) {
         i = add_member(r, in->who, in->role);
         check_lacking(r);
     }

@@ -41,13 +41,18 @@ static void forget_flows(void)
         ts_flow_close(&flow[i]);
 }
 
-static void begin(int port)
+static void begin_some(int port, int from, int to)
 {
-    for (int i = 0; i < STREAMS; i++) {
+    for (int i = from; i < to; i++) {
         char *body = body_of(i);
         cr_assert(ts_flow_open(&flow[i], port, ts_path(TS_CHAT), body));
         free(body);
     }
+}
+
+static void begin(int port)
+{
+    begin_some(port, 0, STREAMS);
 }
 
 static struct ts_answer answer(int i)
@@ -105,9 +110,14 @@ static void forget_answers(void)
         ts_answer_free(&want[i]);
 }
 
+static double moved_at(const struct ts_server *s)
+{
+    return ts_metric(s, "weft_requests_moved_total");
+}
+
 static double moved(void)
 {
-    return ts_metric(&ts_cluster.node[GATEWAY].http, "weft_requests_moved_total");
+    return moved_at(&ts_cluster.node[GATEWAY].http);
 }
 
 static int wait_end(struct ts_node *n)
@@ -167,5 +177,69 @@ Test(move, a_node_dies_while_it_is_drained)
             ts_node_start(left);
         ts_node_wait_ready(&ts_cluster.node[GATEWAY], 200);
     }
+    forget_answers();
+}
+
+/* ---- nodes that are gateway and decode in one ---- */
+
+enum { BOTH_P, BOTH_A, BOTH_B, BOTH };
+
+static const struct ts_node both[BOTH] = {
+    [BOTH_P] = {.name = "p0", .roles = "\"prefill\", \"expert\"", .group = "p0"},
+    [BOTH_A] = {.name = "a", .roles = "\"gateway\", \"decode\", \"expert\"", .group = "a"},
+    [BOTH_B] = {.name = "b", .roles = "\"gateway\", \"decode\", \"expert\"", .group = "b"},
+};
+
+static void expect_status(const struct ts_server *s, int status)
+{
+    struct ts_reply r = ts_post(s, "/v1/completions", "{\"prompt\":\"a\",\"max_tokens\":2}");
+    cr_assert_eq(r.status, status, "%d %s", r.status, r.body ? r.body : "");
+    ts_reply_free(&r);
+}
+
+/* Clients of the node that leaves have their streams to the end, one of them even a prompt that waits while the prefill
+ * node stands still, which holds the drain where it can be looked at. What the node decodes for clients of the other
+ * gateway goes over there, and so do its own clients' streams; new requests are told 503 here and served there. */
+Test(move, a_gateway_that_decodes_is_drained_under_load)
+{
+    ask_alone("");
+    ts_cluster_start(both, BOTH, "", "limits = { drain = \"2min\"; };\n");
+    struct ts_node *a = &ts_cluster.node[BOTH_A], *b = &ts_cluster.node[BOTH_B], *p = &ts_cluster.node[BOTH_P];
+    /* The actor that finishes prompts on a decode node is none of the places where prompts are computed. */
+    ts_node_kill(p);
+    ts_node_wait_ready(a, 503);
+    ts_node_wait_ready(b, 503);
+    ts_node_start(p);
+    ts_node_wait_ready(a, 200);
+    ts_node_wait_ready(b, 200);
+    for (int k = 0; k < ROUNDS && (k < 2 || moved_at(&b->http) < 1); k++) {
+        double replaced = ts_metric(&b->http, "weft_requests_replaced_total");
+        begin_some(a->http.port, 0, STREAMS / 2);
+        begin_some(b->http.port, STREAMS / 2, STREAMS);
+        while (!all_speak())
+            ts_flows_turn(flow, STREAMS, 1000);
+        kill(p->pid, SIGSTOP);
+        int waits = ts_connect(a->http.port);
+        cr_assert(ts_send_request(waits, "POST", "/v1/completions",
+                                  "{\"prompt\":\"It waits\",\"max_tokens\":30,\"ignore_eos\":true,\"stream\":true,"
+                                  "\"stream_options\":{\"include_usage\":true}}"));
+        ts_until_metric(&a->http, "weft_num_requests_waiting", 1);
+        kill(a->pid, SIGTERM);
+        ts_node_wait_ready(a, 503);
+        expect_status(&a->http, 503);
+        kill(p->pid, SIGCONT);
+        cr_assert(ts_read_until(waits, "\"completion_tokens\":30"), "the stream that waited was cut off");
+        close(waits);
+        finish_and_compare("gateway and decode");
+        int end = wait_end(a);
+        if (end)
+            ts_cluster_show_logs();
+        cr_assert_eq(end, 0, "it ended with status %d", end);
+        cr_assert_eq(ts_metric(&b->http, "weft_requests_replaced_total"), replaced);
+        expect_status(&b->http, 200);
+        ts_node_start(a);
+        ts_node_wait_ready(a, 200);
+    }
+    cr_expect_gt(moved_at(&b->http), 0, "nothing was there to be moved, in %d rounds", ROUNDS);
     forget_answers();
 }
