@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -84,7 +85,7 @@ static bool read_back(struct node *n, int block)
     return ts_read_one(n->tier, n->storage, &n->layout, block);
 }
 
-static struct kv_tier_stats stat(struct node *n)
+static struct kv_tier_stats figures(struct node *n)
 {
     struct kv_tier_stats s;
     n->tier->ops->stat(n->tier, &s);
@@ -115,9 +116,9 @@ Test(shared, what_one_node_stores_another_reads)
     for (int i = 0; i < 30; i++)
         cr_assert(ts_block_good(&b.layout, i, o.block[i].bytes));
     ts_op_free(&o);
-    cr_assert_eq(stat(&b).blocks, 30u);
+    cr_assert_eq(figures(&b).blocks, 30u);
     cr_assert(store(&b, 3), "what is there already is not written again");
-    cr_assert_eq(stat(&b).stored, 0u);
+    cr_assert_eq(figures(&b).stored, 0u);
     close_node(&a);
     open_node(&c, disk, "c");
     struct node *later[] = {&b, &c};
@@ -467,8 +468,8 @@ Test(shared, room_is_made_slowly_and_harms_no_reader)
         cr_assert(ts_block_good(&b.layout, 0, slow.block[0].bytes));
     ts_op_free(&slow);
     pass(all, 2, 60000);
-    cr_assert_gt(stat(&a).evicted, 20u);
-    cr_assert_le(stat(&a).bytes, (uint64_t)p.bytes);
+    cr_assert_gt(figures(&a).evicted, 20u);
+    cr_assert_le(figures(&a).bytes, (uint64_t)p.bytes);
     cr_assert_not(has(&b, 0), "what is gone is found by nobody");
     close_node(&a);
     close_node(&b);
@@ -488,9 +489,9 @@ Test(shared, failed_writes_are_not_published)
         store(&a, 1);
         pass(all, 2, 500);
         cr_assert_not(has(&b, 1), "fault %d", (int)f);
-        cr_assert(stat(&a).read_only, "fault %d", (int)f);
+        cr_assert(figures(&a).read_only, "fault %d", (int)f);
         pass(all, 2, 3000);
-        cr_assert_not(stat(&a).read_only);
+        cr_assert_not(figures(&a).read_only);
         cr_assert(store(&a, 2));
         pass(all, 2, 500);
         cr_assert(read_back(&b, 2), "fault %d: it recovers", (int)f);
@@ -517,39 +518,65 @@ static int64_t real_ns(void *ctx)
     return kv_clock_system.now(ctx);
 }
 
-/* Stores and reads random blocks until it is killed or the time is over. Exit status: 0; 1: wrong bytes. */
-static void live(const char *folder, int number, bool writes)
+/* False: no io_uring, or no tier. */
+static bool open_real(struct node *n, const char *folder, const char *name)
 {
-    struct node n = {.layout = ts_layout(256)};
     struct cfg_error err;
-    char name[16];
-    snprintf(name, sizeof name, "p%d", number);
-    if (kv_storage_uring_new(folder, 32, &n.storage, &err))
-        _exit(2);
-    struct kv_shared_params p = params(&n, name);
+    *n = (struct node){.layout = ts_layout(256)};
+    if (kv_storage_uring_new(folder, 32, &n->storage, &err))
+        return false;
+    struct kv_shared_params p = params(n, name);
     p.clock = (struct kv_clock){real_ns, kv_clock_system.wall, NULL};
     p.seal_ns = 20 * MS;
     p.poll_ns = 10 * MS;
     p.orphan_ns = 1000 * MS;
-    p.bytes = 50 * (int64_t)n.layout.block_bytes; /* files come and go all the time */
+    p.bytes = 50 * (int64_t)n->layout.block_bytes; /* files come and go all the time */
     p.direct = false;
-    if (kv_shared_new(&p, &n.tier, &err))
-        _exit(3);
+    return kv_shared_new(&p, &n->tier, &err) == 0;
+}
+
+enum { PATIENCE_S = 60 };
+
+static void turn_real(struct node *n)
+{
+    struct kv_storage_stats s;
+    n->storage->ops->stat(n->storage, &s);
+    if (!s.in_flight)
+        nanosleep(&(struct timespec){0, 2000000}, NULL);
+    n->storage->ops->wait(n->storage, 20);
+    n->tier->ops->tick(n->tier);
+}
+
+/* False: it does not end. */
+static bool finish_real(struct node *n, const struct ts_op *o)
+{
+    int64_t end = real_ns(NULL) + PATIENCE_S * 1000 * MS;
+    while (!o->done && real_ns(NULL) < end)
+        turn_real(n);
+    return o->done;
+}
+
+/* Stores, reads and drops random blocks until it is killed or the time is over. Exit status: 0; 1: wrong bytes. */
+static void live(const char *folder, int number, bool writes)
+{
+    struct node n;
+    char name[16];
+    snprintf(name, sizeof name, "p%d", number);
+    if (!open_real(&n, folder, name))
+        _exit(2);
     srand((unsigned)number);
     int64_t end = real_ns(NULL) + seconds() * 1000 * MS;
     int good = 0;
     while (real_ns(NULL) < end) {
         static struct ts_op o;
         int k = rand() % KEYS;
-        ts_op_begin(&o, n.tier, &n.layout, writes && rand() % 3 ? TS_STORE : TS_READ, &k, 1);
-        bool reading = o.op.rows && o.block[0].bytes[0] == 0xee && o.block[0].bytes[100] == 0xee;
-        while (!o.done) {
-            n.storage->ops->wait(n.storage, 20);
-            n.tier->ops->tick(n.tier);
-        }
-        if (reading && o.op.count == 1 && !ts_block_good(&n.layout, k, o.block[0].bytes))
+        enum ts_verb verb = !writes || rand() % 3 == 0 ? TS_READ : rand() % 16 == 0 ? TS_DROP : TS_STORE;
+        ts_op_begin(&o, n.tier, &n.layout, verb, &k, 1);
+        if (!finish_real(&n, &o))
+            _exit(5);
+        if (verb == TS_READ && o.op.count == 1 && !ts_block_good(&n.layout, k, o.block[0].bytes))
             _exit(1);
-        good += reading && o.op.count == 1;
+        good += verb == TS_READ && o.op.count == 1;
         ts_op_free(&o);
         n.tier->ops->tick(n.tier);
         n.storage->ops->poll(n.storage);
@@ -596,6 +623,120 @@ Test(shared, many_processes_and_killed_writers_in_one_folder, .timeout = 120)
     }
     kv_storage_free(probe);
     if (!given)
+        ts_remove_dir(folder);
+    free(folder);
+}
+
+/* One op of a child to its end. -1: it does not end. */
+static int count_real(struct node *n, enum ts_verb verb, int block, bool *good)
+{
+    static struct ts_op o;
+    ts_op_begin(&o, n->tier, &n->layout, verb, &block, 1);
+    if (!finish_real(n, &o))
+        return -1;
+    int count = o.op.count;
+    *good = verb != TS_READ || !count || ts_block_good(&n->layout, block, o.block[0].bytes);
+    ts_op_free(&o);
+    return count;
+}
+
+/* Until a lookup finds the block, or finds it no more. */
+static bool wait_real(struct node *n, int block, bool there)
+{
+    int64_t end = real_ns(NULL) + PATIENCE_S * 1000 * MS;
+    bool good;
+    while (real_ns(NULL) < end) {
+        int count = count_real(n, TS_LOOKUP, block, &good);
+        if (count < 0 || (count == 1) == there)
+            return count >= 0;
+        turn_real(n);
+    }
+    return false;
+}
+
+/* Knows where block 7 lies, stands still until others are done with it, and reads it. Exit status: 0; 1: wrong bytes;
+ * 2 and more: it did not get that far. */
+static void stand_still(const char *folder)
+{
+    struct node n;
+    bool good = true;
+    if (!open_real(&n, folder, "still"))
+        _exit(2);
+    if (!wait_real(&n, 7, true))
+        _exit(3);
+    raise(SIGSTOP);
+    for (int k = 0; k < 3; k++) /* with what it knew, and when it has looked again */
+        if (count_real(&n, TS_READ, 7, &good) < 0 || !good)
+            _exit(good ? 4 : 1);
+    if (!wait_real(&n, 7, false))
+        _exit(5);
+    close_node(&n);
+    _exit(0);
+}
+
+static bool stopped(pid_t pid)
+{
+    int status = 0;
+    int64_t end = real_ns(NULL) + PATIENCE_S * 1000 * MS;
+    while (real_ns(NULL) < end) {
+        pid_t r = waitpid(pid, &status, WUNTRACED | WNOHANG);
+        if (r)
+            return r == pid && WIFSTOPPED(status);
+        nanosleep(&(struct timespec){0, 5000000}, NULL);
+    }
+    return false;
+}
+
+static bool store_all(struct node *n, int first, int blocks)
+{
+    bool good, all = true;
+    for (int i = first; all && i < first + blocks; i++)
+        all = count_real(n, TS_STORE, i, &good) == 1;
+    return all;
+}
+
+/* A reader stands still while the block that it knows is dropped and its room is used again by others; a later process
+ * and one that was there all the time see the drop. Nobody ever gets wrong bytes. */
+Test(shared, many_drops_reach_all_and_a_reader_that_stands_still_gets_no_wrong_bytes, .timeout = 300)
+{
+    const char *given = getenv("WEFT_SHARED_DIR");
+    char *folder = given ? NULL : ts_temp_dir(), path[512];
+    struct node a, b;
+    bool good;
+    snprintf(path, sizeof path, "%s/still-%d", given ? given : folder, (int)getpid());
+    cr_assert_eq(mkdir(path, 0700), 0);
+    if (!open_real(&a, path, "a")) {
+        rmdir(path);
+        free(folder);
+        cr_skip_test("no io_uring here");
+    }
+    cr_assert(open_real(&b, path, "b"));
+    cr_assert(store_all(&a, 0, 20));
+    pid_t reader = fork();
+    if (reader == 0)
+        stand_still(path);
+    for (int64_t end = real_ns(NULL) + 100 * MS; real_ns(NULL) < end;)
+        turn_real(&a);
+    cr_assert(stopped(reader), "the reader has not found the block");
+    cr_assert(wait_real(&b, 7, true));
+    cr_assert_eq(count_real(&b, TS_DROP, 7, &good), 1, "any node may drop");
+    cr_assert(wait_real(&a, 7, false), "the drop reaches the writer");
+    /* The room that its segment had is wanted for others. */
+    for (int round = 0; round < 4; round++)
+        cr_assert(store_all(&a, 100 + 40 * round, 40));
+    kill(reader, SIGCONT);
+    int status = 0;
+    cr_assert_eq(waitpid(reader, &status, 0), reader);
+    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%x", (unsigned)status);
+    close_node(&a);
+    close_node(&b);
+    cr_assert(open_real(&a, path, "later"));
+    for (int64_t end = real_ns(NULL) + 200 * MS; real_ns(NULL) < end;)
+        turn_real(&a);
+    cr_assert_eq(count_real(&a, TS_LOOKUP, 7, &good), 0, "a later process sees the drop");
+    close_node(&a);
+    ts_remove_dir(path);
+    if (folder)
         ts_remove_dir(folder);
     free(folder);
 }
