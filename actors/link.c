@@ -486,9 +486,10 @@ void act_link_traffic(struct act_self *self, enum tp_class class, struct tp_traf
 
 /* ---- the actor ------------------------------------------------------------------------------------- */
 
-static void add_peers(struct link *l, const struct act_link_peer *list, int n)
+static int add_peers(struct link *l, const struct act_link_peer *list, int n)
 {
     struct cfg_error err;
+    int added = 0;
     for (int i = 0; i < n; i++) {
         bool there = list[i].number == l->arg->net.self.number;
         for (int k = 0; !there && k < tp_net_peers(l->net); k++) {
@@ -496,18 +497,23 @@ static void add_peers(struct link *l, const struct act_link_peer *list, int n)
             there = info && !strcmp(info->name, list[i].name) && info->number == list[i].number &&
                     !strcmp(info->address, list[i].address);
         }
-        if (!there && (tp_net_peers(l->net) == ACT_LINK_PEERS_MAX ||
-                       tp_net_add_peer(l->net, list[i].name, list[i].number, list[i].address, &err) < 0))
+        if (there)
+            continue;
+        if (tp_net_peers(l->net) == ACT_LINK_PEERS_MAX ||
+            tp_net_add_peer(l->net, list[i].name, list[i].number, list[i].address, &err) < 0)
             act_log_write(l->arg->log, ACT_LOG_ERROR, "link", 0, "node %s was not added: %s", list[i].name,
                           tp_net_peers(l->net) == ACT_LINK_PEERS_MAX ? "too many nodes have come and gone" : err.msg);
+        else
+            added++;
     }
+    return added;
 }
 
 /* Those that left the list go first, so that an address can change. */
 static void reload(struct link *l)
 {
     struct act_link_peer *list = l->arg->reload ? calloc(ACT_LINK_PEERS_MAX, sizeof *list) : NULL;
-    int n = list ? l->arg->reload(l->arg->ctx, list, ACT_LINK_PEERS_MAX) : -1;
+    int n = list ? l->arg->reload(l->arg->ctx, list, ACT_LINK_PEERS_MAX) : -1, gone = 0;
     for (int k = 0; n >= 0 && k < tp_net_peers(l->net); k++) {
         const struct tp_peer_info *info = tp_net_peer(l->net, k);
         bool stays = !info;
@@ -516,9 +522,11 @@ static void reload(struct link *l)
                     !strcmp(info->address, list[i].address);
         if (!stays)
             tp_net_remove_peer(l->net, k);
+        gone += !stays;
     }
     if (n >= 0)
-        add_peers(l, list, n);
+        act_log_event(l->arg->log, ACT_LOG_INFO, "link", 0, "nodes_read", "others=%d added=%d gone=%d", n,
+                      add_peers(l, list, n), gone);
     free(list);
 }
 

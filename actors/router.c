@@ -501,8 +501,10 @@ static void take_down(struct router *r, struct act_msg *m)
     unsigned role = r->member[i].role;
     struct act_addr now = act_p_down(m)->who.peer ? ACT_NOBODY /* its node will tell */
                                                   : act_current(act_self_runtime(r->self), act_p_down(m)->who);
-    act_log_event(r->arg->log, ACT_LOG_ERROR, "router", 0, "part_ended", "part=%s reason=%d restarted=%d",
-                  role == CFG_ROLE_PREFILL ? "prefill" : "decode", reason, !act_addr_is_nobody(now));
+    bool left = r->member[i].draining; /* as it was asked to */
+    act_log_event(r->arg->log, left ? ACT_LOG_INFO : ACT_LOG_ERROR, "router", 0, left ? "part_left" : "part_ended",
+                  "part=%s reason=%d restarted=%d", role == CFG_ROLE_PREFILL ? "prefill" : "decode", reason,
+                  !act_addr_is_nobody(now));
     lose(r, i, reason);
     if (!act_addr_is_nobody(now) && find_member(r, now) < 0)
         add_member(r, now, role);

@@ -39,6 +39,13 @@ void server_on_drained(void *ctx)
     pthread_mutex_unlock(&s->lock);
 }
 
+static int64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
 int act_server_new(const struct cfg_config *config, const char *node_name, struct act_log *log, struct act_server **out,
                    struct cfg_error *err)
 {
@@ -58,6 +65,7 @@ int act_server_new(const struct cfg_config *config, const char *node_name, struc
     s->node = node;
     s->log = log;
     s->lock_file = -1;
+    s->began_s = now_ns() / 1000000000;
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);
     struct act_config rc = {
@@ -158,13 +166,6 @@ void act_server_reload(struct act_server *s)
         if (!act_addr_is_nobody(who[i]))
             act_runtime_post(s->rt, &m);
     }
-}
-
-static int64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
 static void tell_to_drain(struct act_server *s, struct act_addr who)

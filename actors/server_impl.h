@@ -75,6 +75,7 @@ struct act_server {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     bool ready, drained, failed, draining, drain_asked;
+    int64_t began_s;     /* seconds of CLOCK_MONOTONIC, when it was made */
     int64_t drain_began; /* ns of CLOCK_MONOTONIC; main thread */
     int port;
     struct cfg_error gateway_error;

@@ -2,6 +2,7 @@
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "actors/runtime/log.h"
@@ -94,6 +95,9 @@ static char *status_text(struct act_server *s)
                           (json_int_t)act_runtime_epoch(s->rt), "version", WEFT_VERSION, "roles", roles, "health",
                           health_of(s, age), "progress_age_s", (double)age / 1e9, "pid", (int)getpid(), "load",
                           load_json(s), "peers", peers_json(s), "transport", transport_json(s));
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    json_object_set_new(j, "uptime_s", json_integer(now.tv_sec - s->began_s));
     json_object_set_new(j, "tiers", act_tier_watch_json(&s->watch, s->kv.store_addr));
     if (j && server_has(s, CFG_ROLE_GATEWAY) && s->gateway.lost)
         json_object_set_new(j, "lacks", json_string(s->gateway.lost));

@@ -18,6 +18,7 @@
 #include "cli/check_rdma.h"
 #include "cli/cli.h"
 #include "cli/options.h"
+#include "cli/supervisor.h"
 #include "config/config.h"
 #include "model/backend.h"
 #include "model/checkpoint.h"
@@ -53,6 +54,7 @@ static void check_cpu(struct check *k)
         cli_check_say(k, PROBLEM, "cpu", "%s", err.msg);
     else
         k->backend = be->name;
+    k->threads += threads;
     if (!k->backend)
         return;
     if (threads > cpus)
@@ -278,6 +280,7 @@ static void check_cluster(struct check *k)
     cli_check_cluster(&(struct cli_check_cluster){.c = k->c,
                                                   .node = k->node,
                                                   .file = k->file,
+                                                  .peers = k->peers,
                                                   .timeout_s = k->timeout_s,
                                                   .revision = k->revision,
                                                   .numerics = k->backend ? numerics : NULL,
@@ -287,7 +290,7 @@ static void check_cluster(struct check *k)
 
 /* ---- the command ---- */
 
-static int check_node(struct check *k)
+static void check_node(struct check *k)
 {
     cli_check_say(k, FINE, "config", "node \"%s\"", k->node->name);
     check_model(k);
@@ -303,9 +306,35 @@ static int check_node(struct check *k)
     check_cluster(k);
     if (k->rdma || k->c->transport.provider == CFG_PROVIDER_RDMA)
         cli_check_rdma(k->c, k->node, say_rdma, k);
+}
+
+static int conclude(const struct check *k)
+{
     printf("%d problem%s, %d warning%s\n", k->problems, k->problems == 1 ? "" : "s", k->warnings,
            k->warnings == 1 ? "" : "s");
     return k->config_wrong ? CLI_USAGE : k->problems ? CLI_FAILED : CLI_OK;
+}
+
+/* Every node that `weft up` would start here, and what they need together. */
+static int check_all(struct check *k)
+{
+    int which[CFG_NODES_MAX], n, cpus = mdl_team_default_threads();
+    struct cfg_error err;
+    if (sup_local(k->c, which, &n, &err))
+        return cli_error(CLI_USAGE, "check: %s", err.msg);
+    for (int i = 0; i < n; i++) {
+        k->node = &k->c->nodes[which[i]];
+        k->peers = i + 1 < n ? CLI_PEERS_NONE : CLI_PEERS_ELSEWHERE;
+        check_node(k);
+        putchar('\n');
+    }
+    cli_check_memory_of_all(k, n);
+    if (k->threads > cpus)
+        cli_check_say(k, WARNING, "cpu",
+                      "%d threads of the %d nodes of this machine share %d usable CPUs; set compute.threads (1 or more "
+                      "for each node)",
+                      k->threads, n, cpus);
+    return conclude(k);
 }
 
 int cli_check_run(int argc, char **argv)
@@ -316,7 +345,7 @@ int cli_check_run(int argc, char **argv)
     int timeout_s = PEER_TIMEOUT_S;
     struct cfg_report report = {0};
     const struct cli_option options[] = {
-        {CLI_TEXT, "node", 0, &name, "NAME", "which node of the configuration"},
+        {CLI_TEXT, "node", 0, &name, "NAME", "this node of the file alone (every one that weft up would start here)"},
         {CLI_INT, "timeout", 0, &timeout_s, "SECONDS", "how long the other nodes may take to answer (2)", 1, 600},
         {CLI_FLAG, "rdma", 0, &rdma, NULL, "look at RDMA devices, ports, GIDs and limits too"},
         {.kind = CLI_END},
@@ -325,7 +354,8 @@ int cli_check_run(int argc, char **argv)
         .synopsis = "check [--node NAME] [--rdma] [--timeout SECONDS] FILE.conf",
         .intro = "Looks whether `weft serve` could run with this file on this machine: configuration, model, memory, "
                  "limits,\n"
-                 "CPU, port, keys, certificate, log. Exit status 0: yes; 1: a problem with model or machine; 2: the "
+                 "CPU, port, keys, certificate, log, folders of tiers; of a deployment also its secret and the other "
+                 "nodes. Exit status 0: yes; 1: a problem with model or machine; 2: the "
                  "file is\n"
                  "wrong. Warnings do not count.",
         .options = options,
@@ -347,10 +377,10 @@ int cli_check_run(int argc, char **argv)
                       .node = name                  ? cfg_config_node(&config, name)
                               : config.n_nodes == 1 ? &config.nodes[0]
                                                     : NULL};
+    if (!k.node && name)
+        return cli_error(CLI_USAGE, "check: there is no node \"%s\" in %s", name, argv[first]);
     if (!k.node)
-        return cli_error(CLI_USAGE,
-                         name ? "check: there is no node \"%s\" in %s"
-                              : "check: there are several nodes; choose one with --node NAME%.0s%.0s",
-                         name ? name : "", argv[first]);
-    return check_node(&k);
+        return check_all(&k);
+    check_node(&k);
+    return conclude(&k);
 }

@@ -163,9 +163,15 @@ static void judge_peer(const struct cli_check_cluster *k, const struct cfg_node 
 static void check_peers(const struct cli_check_cluster *k, const struct cli_nodes *nodes)
 {
     static struct cli_answer answer[CFG_NODES_MAX];
-    int which[CFG_NODES_MAX], n = 0;
+    int which[CFG_NODES_MAX], here[CFG_NODES_MAX], n = 0, n_here = 0;
+    struct cfg_error none;
+    bool skip[CFG_NODES_MAX] = {false};
+    if (k->peers == CLI_PEERS_ELSEWHERE && sup_local(k->c, here, &n_here, &none))
+        n_here = 0;
+    for (int i = 0; i < n_here; i++)
+        skip[here[i]] = true;
     for (int i = 0; i < k->c->n_nodes; i++)
-        if (&k->c->nodes[i] != k->node)
+        if (&k->c->nodes[i] != k->node && !skip[i])
             which[n++] = i;
     cli_nodes_ask(nodes, which, n, "weft check", "status", (int64_t)k->timeout_s * 1000000000, answer);
     for (int i = 0; i < n; i++) {
@@ -186,6 +192,6 @@ void cli_check_cluster(const struct cli_check_cluster *k)
         check_secret(k, r ? &err : NULL);
     if (!check_state(k))
         check_port(k);
-    if (!r)
+    if (!r && k->peers != CLI_PEERS_NONE)
         check_peers(k, &nodes);
 }

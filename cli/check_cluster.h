@@ -8,11 +8,14 @@
 #include "config/config.h"
 
 enum cli_finding { CLI_FINE, CLI_WARNING, CLI_PROBLEM };
+/* Which of the other nodes are asked. */
+enum cli_peers { CLI_PEERS_ALL, CLI_PEERS_NONE, CLI_PEERS_ELSEWHERE /* those of other machines */ };
 
 struct cli_check_cluster {
     const struct cfg_config *c;
     const struct cfg_node *node;
     const char *file;
+    enum cli_peers peers;
     int timeout_s;        /* for all other nodes together; they are asked at a time */
     uint64_t revision;    /* of the model; 0: it could not be read */
     const char *numerics; /* "cpu/avx2"; NULL: not known */

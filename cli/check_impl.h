@@ -20,6 +20,9 @@ struct check {
     uint64_t revision;   /* of the model; 0: not known */
     size_t block_bytes;  /* of its rows; 0: not known */
     const char *backend; /* name of the CPU path; NULL: none */
+    enum cli_peers peers;
+    int64_t need; /* bytes of memory, of the nodes that were checked so far */
+    int threads;  /* the same */
 };
 
 enum finding { FINE, WARNING, PROBLEM };
@@ -37,8 +40,10 @@ static inline bool check_keeps(const struct check *k)
     return k->c->n_nodes > 1 && (k->node->roles & CFG_ROLE_KV) != 0;
 }
 
-/* Memory of the node's roles against what is available; sets block_bytes. */
+/* Memory of the node's roles against what is available; sets block_bytes, adds to need. */
 void cli_check_memory(struct check *k, const struct mdl_config *m);
+/* The same of all nodes of this machine together. */
+void cli_check_memory_of_all(struct check *k, int nodes);
 /* Folders, disks and limits of the tiers that the node has, and the kv nodes of the deployment. After the memory. */
 void cli_check_tiers(struct check *k);
 

@@ -155,6 +155,7 @@ void cli_check_memory(struct check *k, const struct mdl_config *m)
         cli_check_say(k, PROBLEM, "memory", "%s", err.msg);
         return;
     }
+    k->need += need;
     const char *what = check_computes(k) ? "kv.memory or engine.decode_streams"
                        : check_keeps(k)  ? "kv.nodes.memory or kv.nodes.buffer"
                                          : "experts.spare";
@@ -167,4 +168,18 @@ void cli_check_memory(struct check *k, const struct mdl_config *m)
     else
         cli_check_say(k, FINE, "memory", "%.1f MiB needed, %.1f MiB available", (double)need / (1 << 20),
                       (double)have / (1 << 20));
+}
+
+void cli_check_memory_of_all(struct check *k, int nodes)
+{
+    int64_t have = memory_available();
+    if (have >= 0 && k->need > have)
+        cli_check_say(
+            k, PROBLEM, "memory",
+            "%.1f MiB needed by the %d nodes of this machine, %.1f MiB available; give them less, or move some to "
+            "another machine",
+            (double)k->need / (1 << 20), nodes, (double)have / (1 << 20));
+    else
+        cli_check_say(k, FINE, "memory", "%.1f MiB needed by the %d nodes of this machine", (double)k->need / (1 << 20),
+                      nodes);
 }

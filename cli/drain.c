@@ -71,7 +71,8 @@ static int drain(struct draining *d, int wait_s)
         return CLI_OK;
     for (int64_t end = now_ms() + 1000 * (int64_t)wait_s; now_ms() < end;) {
         if (look(d)) {
-            printf("%s: has ended\n", d->name);
+            printf("%s: has ended, and stays away until it is started again (weft up --node %s %s, or systemctl)\n",
+                   d->name, d->name, d->nodes.file);
             return CLI_OK;
         }
         nanosleep(&(struct timespec){0, LOOK_MS * 1000000L}, NULL);

@@ -132,7 +132,9 @@ static void report_start(struct act_server *s, const struct cfg_config *c, struc
         fprintf(stderr, "weft: warning: %s: %s\n", url, warning);
     if (warning && c->log.file[0])
         act_log_write(log, ACT_LOG_WARNING, "serve", 0, "%s: %s", url, warning);
-    act_log_event(log, ACT_LOG_INFO, "serve", 0, "accepting", "url=%s version=%s", url, WEFT_VERSION);
+    bool gateway = !strncmp(url, "http", 4);
+    act_log_event(log, ACT_LOG_INFO, "serve", 0, "accepting", "%s%s%s version=%s", gateway ? "url=" : "at=\"", url,
+                  gateway ? "" : "\"", WEFT_VERSION);
     printf("%s\n", url);
     if (hint)
         print_hint(c, url);

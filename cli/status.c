@@ -8,7 +8,7 @@
 #include "cli/nodes.h"
 #include "cli/options.h"
 
-enum { COLUMNS = 8, CELL = 320, DEFAULT_TIMEOUT_S = 3 };
+enum { COLUMNS = 9, CELL = 320, DEFAULT_TIMEOUT_S = 3 };
 
 struct table {
     char (*row)[COLUMNS][CELL];
@@ -69,6 +69,21 @@ static void load_cell(const json_t *load, const json_t *tiers, char cell[CELL])
         snprintf(cell, CELL, "-");
 }
 
+/* "45s", "12m", "7h", "3d". */
+static void time_text(long long s, char cell[CELL])
+{
+    static const struct {
+        long long seconds;
+        char unit;
+    } units[] = {{86400, 'd'}, {3600, 'h'}, {60, 'm'}};
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++)
+        if (s >= 2 * units[i].seconds) {
+            snprintf(cell, CELL, "%lld%c", s / units[i].seconds, units[i].unit);
+            return;
+        }
+    snprintf(cell, CELL, "%llds", s);
+}
+
 static void fill_row(const struct cfg_node *n, const struct cli_answer *a, char row[COLUMNS][CELL])
 {
     size_t i;
@@ -88,16 +103,17 @@ static void fill_row(const struct cfg_node *n, const struct cli_answer *a, char 
     snprintf(row[3], CELL, "%s", text_of(a->json, "health"));
     snprintf(row[4], CELL, "%.1f s", json_real_value(json_object_get(a->json, "progress_age_s")));
     if (peers) {
-        snprintf(row[5], CELL, "%lld", number_of(a->json, "epoch"));
-        snprintf(row[6], CELL, "%d/%zu", up, json_array_size(peers));
+        time_text(number_of(a->json, "uptime_s"), row[5]);
+        snprintf(row[6], CELL, "%lld", number_of(a->json, "epoch"));
+        snprintf(row[7], CELL, "%d/%zu", up, json_array_size(peers));
     }
-    load_cell(json_object_get(a->json, "load"), json_object_get(a->json, "tiers"), row[7]);
+    load_cell(json_object_get(a->json, "load"), json_object_get(a->json, "tiers"), row[8]);
 }
 
 static void print_table(const struct table *t)
 {
-    static const char *const head[COLUMNS] = {"NODE",     "ADDRESS", "ROLES", "HEALTH",
-                                              "PROGRESS", "EPOCH",   "PEERS", "LOAD"};
+    static const char *const head[COLUMNS] = {"NODE", "ADDRESS", "ROLES", "HEALTH", "PROGRESS",
+                                              "UP",   "EPOCH",   "PEERS", "LOAD"};
     int width[COLUMNS];
     for (int k = 0; k < COLUMNS; k++) {
         width[k] = (int)strlen(head[k]);

@@ -537,6 +537,7 @@ static void read_again(struct supervisor *s)
     } else {
         s->other = (struct cfg_config *)(uintptr_t)s->c;
         s->c = s->nodes.c = fresh;
+        say(s, "read %s again: %d node%s", s->file, fresh->n_nodes, fresh->n_nodes == 1 ? "" : "s");
         for (int i = 0; i < s->n; i++)
             compare(s, &s->node[i], fresh);
     }

@@ -222,8 +222,11 @@ static void show_health(struct gw_context *g, struct gw_exchange *x, bool ready)
                                                  1e-9 * (double)s.progress_age_ns));
     }
     const char *status = g->draining ? "draining" : g->lost ? "lost" : stuck ? "stuck" : "ok";
-    answer_json(g, x, ready && strcmp(status, "ok") ? 503 : 200,
-                json_pack("{s:s,s:o}", "status", status, "workers", workers));
+    json_t *j = json_pack("{s:s}", "status", status);
+    if (g->lost)
+        json_object_set_new(j, "lacks", json_string(g->lost));
+    json_object_set_new(j, "workers", workers);
+    answer_json(g, x, ready && strcmp(status, "ok") ? 503 : 200, j);
 }
 
 static void add_actor(void *ctx, const struct act_stats_actor *a)

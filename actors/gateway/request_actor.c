@@ -557,6 +557,10 @@ static void no_place(struct request *r)
         fail_text(r, 503, "draining", "the server is shutting down");
     else if (r->place.replaced)
         fail_text(r, 503, "unavailable", "parts of the engine ended while they worked on this request, several times");
+    else if (r->g->lost && (!strcmp(r->g->lost, "prefill") || !strcmp(r->g->lost, "decode")))
+        fail_text(r, 503, "unavailable",
+                  !strcmp(r->g->lost, "prefill") ? "no prefill node is connected; try again later"
+                                                 : "no decode node is connected; try again later");
     else
         fail_text(r, 503, "unavailable", "a part of the engine is not there");
 }

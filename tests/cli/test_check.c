@@ -273,6 +273,33 @@ Test(check, a_secret_that_is_not_there)
     free(dir);
 }
 
+/* Without --node: all that weft up would start, and what they need together. */
+Test(check, all_nodes_of_this_machine)
+{
+    need_model();
+    char *dir = ts_temp_dir(), text[9000];
+    for (int i = 0; i < 3; i++) {
+        snprintf(
+            text, sizeof text,
+            "cluster = { secret_file = \"%s/secret\"; state = \"%s\"; };\ncompute = { threads = 1000; };\n"
+            "kv = { memory = \"4MiB\"; block_tokens = 16; nodes = { memory = \"%s\"; buffer = \"1MiB\"; }; };\n"
+            "nodes = ({ name = \"me\"; roles = [\"gateway\", \"prefill\", \"decode\", \"expert\"]; port = 2; listen = "
+            "\"127.0.0.1:0\"; },\n { name = \"kv-0\"; roles = [\"kv\"]; port = 3; host = \"%s\"; });\n",
+            dir, dir, i == 1 ? "15TiB" : "2MiB", i == 2 ? "203.0.113.77" : "127.0.0.1");
+        struct ts_result r = check(text, NULL);
+        cr_expect_eq(r.status, i > 0, "%s", r.out);
+        cr_expect(strstr(r.out, "node \"me\""), "%s", r.out);
+        cr_expect_eq(strstr(r.out, "node \"kv-0\"") != NULL, i < 2, "%s", r.out);
+        cr_expect(strstr(r.out, i == 2 ? "1000 threads of the 1 nodes" : "2000 threads of the 2 nodes"), "%s", r.out);
+        cr_expect(strstr(r.out, i == 1 ? "MiB needed by the 2 nodes of this machine, " : "of this machine\n"), "%s",
+                  r.out);
+        cr_expect_eq(strstr(r.out, "peer ") != NULL, i == 2 && !strstr(r.out, "problem  secret"), "%s", r.out);
+        ts_result_free(&r);
+    }
+    ts_remove_dir(dir);
+    free(dir);
+}
+
 /* As make install writes them. */
 Test(check, the_systemd_units_are_well_formed)
 {
