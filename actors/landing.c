@@ -390,7 +390,7 @@ static void connection_ended(struct landing *l, uint16_t peer, uint32_t link)
     for (int i = 0; i < l->n_slots; i++) {
         struct land_slot *s = &l->slot[i];
         if (s->ticket.state != ACT_TICKET_FREE && s->link && s->link == link && s->writer.peer == peer)
-            land_step(l, s, ACT_TICKET_ON_DOWN, -EHOSTDOWN);
+            land_step(l, s, ACT_TICKET_ON_DOWN, -ECONNRESET);
     }
 }
 

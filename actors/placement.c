@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <string.h>
 
-enum { TRIES_MAX = 7, WAIT_NS = 200000000, MOVE_PAUSE_NS = 1000000000 };
+enum { TRIES_MAX = 7, SPARED_MAX = 20, WAIT_NS = 200000000, MOVE_PAUSE_NS = 1000000000 };
 
 /* How long a request that had a place waits for another one before it is given up. */
 static const int64_t patience_ns = INT64_C(10000000000);
@@ -50,8 +50,9 @@ static enum act_place_event fail(struct act_place *p, int status)
     return ACT_PLACE_FAILED;
 }
 
-/* The place is lost. Cancels go out before the next prompt, and by the attempt's number they cannot mean that one. */
-static enum act_place_event again(struct act_place *p, int reason)
+/* The place is lost. Cancels go out before the next prompt, and by the attempt's number they cannot mean that one. What
+ * another transfer has brought about does not count among the few attempts that a request has. */
+static enum act_place_event again(struct act_place *p, int reason, bool is_blameless)
 {
     act_place_cancel(p, reason);
     p->placed = p->computed = p->moving = false;
@@ -60,12 +61,16 @@ static enum act_place_event again(struct act_place *p, int reason)
     p->give_up_at = act_now(p->self) + patience_ns;
     p->attempt = ++p->last;
     p->replaced++;
-    if (++p->tries == TRIES_MAX)
+    bool spared = p->spared < SPARED_MAX && is_blameless;
+    p->spared += spared;
+    p->tries += !spared;
+    if (p->tries >= TRIES_MAX)
         return fail(p, -EHOSTDOWN);
-    if (p->tries == 1)
+    int waits = spared ? p->spared : p->tries;
+    if (waits == 1)
         return ACT_PLACE_ASK;
     /* Nodes find each other again one by one: a Prefill may not know the Decode yet that the Router knows. */
-    act_timer_after(p->self, &p->wait, (int64_t)WAIT_NS << (p->tries - 2), ACT_PLACE_TAG);
+    act_timer_after(p->self, &p->wait, spared ? WAIT_NS : (int64_t)WAIT_NS << (waits - 2), ACT_PLACE_TAG);
     return ACT_PLACE_STALE;
 }
 
@@ -149,6 +154,7 @@ enum act_place_event act_place_message(struct act_place *p, struct act_msg *m)
 {
     if (m->type == ACT_TIMER)
         return act_p_timer(m)->tag != ACT_PLACE_TAG ? ACT_PLACE_NONE : ACT_PLACE_ASK;
+    int status;
     enum act_type back = m->type == ACT_UNDELIVERABLE ? act_msg_returned_type(m) : ACT_NONE;
     if (back && back != ACT_ROUTE && back != ACT_PREFILL && back != ACT_MOVE && back != ACT_MOVE_GO)
         return ACT_PLACE_STALE;
@@ -164,19 +170,20 @@ enum act_place_event act_place_message(struct act_place *p, struct act_msg *m)
     case ACT_ROUTE_LOST:
         if (!p->placed || (p->computed && act_addr_equal(act_p_route_lost(m)->who, p->prefill)))
             return ACT_PLACE_STALE;
-        return again(p, act_p_route_lost(m)->reason);
+        return again(p, act_p_route_lost(m)->reason, false);
     case ACT_ROUTE_MOVE:
         ask_to_move(p, act_p_route_move(m)->decode);
         return ACT_PLACE_STALE;
     case ACT_UNDELIVERABLE:
         if (back == ACT_MOVE || back == ACT_MOVE_GO) {
             p->moving = false;
-            return p->placed && back == ACT_MOVE_GO ? again(p, -EHOSTDOWN) : ACT_PLACE_STALE;
+            return p->placed && back == ACT_MOVE_GO ? again(p, -EHOSTDOWN, false) : ACT_PLACE_STALE;
         }
         p->asked = false;
-        return back == ACT_ROUTE ? fail(p, -EHOSTDOWN) : p->placed ? again(p, -EHOSTDOWN) : ACT_PLACE_STALE;
+        return back == ACT_ROUTE ? fail(p, -EHOSTDOWN) : p->placed ? again(p, -EHOSTDOWN, false) : ACT_PLACE_STALE;
     case ACT_FAILED:
-        return p->placed && is_loss(act_p_failed(m)->status) ? again(p, act_p_failed(m)->status) : ACT_PLACE_NONE;
+        status = act_p_failed(m)->status;
+        return p->placed && is_loss(status) ? again(p, status, status == -ECONNRESET) : ACT_PLACE_NONE;
     default:
         return ACT_PLACE_NONE;
     }
@@ -195,7 +202,7 @@ static void tell_done(struct act_place *p, bool all)
 void act_place_progress(struct act_place *p, bool tokens)
 {
     if (tokens)
-        p->tries = 0;
+        p->tries = p->spared = 0;
     if (!p->computed) {
         p->computed = true;
         tell_done(p, false);

@@ -34,6 +34,7 @@ struct act_place {
     bool asked, placed;
     bool computed; /* the prompt is in: Prefill's end no longer matters */
     int tries;     /* attempts since the last tokens */
+    int spared;    /* beside those: that ended with the connection which another transfer's trouble had ended */
     int replaced;  /* attempts after the first, in all, but for planned moves */
     bool moving;   /* Decode was asked to move the sequence to `to`, as attempt to_attempt */
     struct act_addr to;

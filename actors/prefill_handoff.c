@@ -103,7 +103,7 @@ void pre_take_put_done(struct prefill *p, struct act_msg *m)
     unsigned todo = act_sending_put_done(&j->sending, m);
     if (!j->sending.puts && j->state == JOB_CONFIRMING)
         pre_pages_return(p, j);
-    ticket_did(p, j, todo, -EHOSTDOWN);
+    ticket_did(p, j, todo, -ECONNRESET);
 }
 
 /* Deadlines that have passed, and the timer for the next one. */

@@ -356,6 +356,33 @@ Test(handoff, a_connection_that_ends_before_any_put_costs_a_retry)
     cr_expect_gt(refused, 0, "puts name their connection");
 }
 
+/* A connection that ends takes every ticket with it that names it, also of requests that have nothing to do with why it
+ * ended. That does not use their attempts up; but it does not go on for ever either. */
+Test(handoff, connections_that_end_again_and_again_do_not_use_up_attempts)
+{
+    for (int breaks = 12; breaks <= 400; breaks += 388) {
+        struct ts_world w;
+        int most = 0;
+        wire = (struct ts_wire){.break_at = 1, .breaks = breaks};
+        open_exact(&w, 9);
+        w.n = 1;
+        ts_world_run(&w, 9);
+        for (int i = 0; i < w.n; i++) {
+            const struct ts_outcome *o = &w.got[i];
+            most = o->place.replaced > most ? o->place.replaced : most;
+            if (breaks == 12)
+                ts_world_check_same(&w, i);
+            else
+                cr_expect(o->terminal == 1 && o->status == -EHOSTDOWN, "%d ends, status %d", o->terminal, o->status);
+        }
+        cr_expect_gt(most, 7, "%d connections end: %d attempts at most", breaks, most);
+        cr_expect_lt(most, 40);
+        ts_world_check_baseline(&w);
+        ts_world_close(&w);
+    }
+    wire = (struct ts_wire){0};
+}
+
 /* It would land long after the reader has given it up, in pages of somebody else: the reader ends the connection first.
  */
 Test(handoff, a_put_that_hangs_is_fenced)

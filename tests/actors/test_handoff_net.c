@@ -282,6 +282,11 @@ Test(handoff_net, lost_completions_leave_every_slot_free)
     lose_one_in_fifty(TP_FAULT_IMMEDIATE | TP_FAULT_PUT_DONE, "completions");
 }
 
+Test(handoff_net, lost_frames_and_completions_leave_every_slot_free)
+{
+    lose_one_in_fifty(TP_FAULT_SEND | TP_FAULT_FRAME | TP_FAULT_IMMEDIATE | TP_FAULT_PUT_DONE, "frames and completions");
+}
+
 /* The sending node is cut off at its k-th write of class kv (frames, puts), for every k that there is; it is back soon,
  * as the same incarnation. */
 Test(handoff_net, the_sender_is_cut_off_between_any_two_writes)

@@ -130,7 +130,8 @@ static void take_put(struct act_self *self, struct ts_wire *w, struct act_msg *m
     const struct act_put_range *range = act_msg_tail(m, &bytes);
     uint32_t wanted = act_b_link_put(m)->generation;
     struct ts_wire_end *e = to_of(w, wanted);
-    if (++w->puts == w->break_at)
+    ++w->puts;
+    if (w->break_at && w->puts >= w->break_at && w->puts < w->break_at + (w->breaks ? w->breaks : 1))
         end(self, w, e);
     if (wanted && wanted != e->generation) {
         w->refused++;

@@ -25,6 +25,7 @@ enum { TS_WIRE_ENDS = 3 }; /* the first one is Prefill's */
 struct ts_wire {
     int64_t delay_max; /* virtual ns that a put takes at most */
     int break_at;      /* the connection ends when this put comes (from 1 on); 0: never */
+    int breaks;        /* so do those behind it, this many in all; 0: one */
     int hold_at;       /* this put, and those behind it, take a while longer; 0: none */
     int64_t hold_ns;
     bool half;    /* of what is under way at an end, what was next lands, without a word to anybody */
