@@ -136,7 +136,8 @@ static void check_model(struct check *k)
     struct mdl_tokenizer *tok;
     struct cfg_error err;
     const char *path = k->c->model.path;
-    if (mdl_checkpoint_open(path, &ck, &err)) {
+    enum mdl_part part = cfg_node_is_encoder(k->c, k->node) ? MDL_PART_ENCODER : MDL_PART_ALL;
+    if (mdl_checkpoint_open_part(path, part, cfg_model_revision(k->c), &ck, &err)) {
         cli_check_say(k, PROBLEM, "model", "%s", err.msg);
         return;
     }

@@ -2,6 +2,7 @@
 #include "config/check.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "config/keys.h"
@@ -63,6 +64,12 @@ static void check_replay(const struct cfg_config *c, struct cfg_report *report)
 
 static void check_model(const struct cfg_config *c, struct cfg_report *report)
 {
+    size_t digits = strspn(c->model.revision, "0123456789abcdefABCDEF"), len = strlen(c->model.revision);
+    if (len && (len != 16 || digits != len)) {
+        struct cfg_place at = place_of(c, "model.revision", NULL);
+        REPORT_AT(report, c, at, "Write the 16 hex digits that weft check prints, or leave it out.",
+                  "model.revision = \"%s\" is not a revision", c->model.revision);
+    }
     if (c->model.context > 0 && c->sampling.max_tokens > c->model.context) {
         struct cfg_place at = place_of(c, "sampling.max_tokens", "model.context");
         REPORT_AT(report, c, at, "Lower sampling.max_tokens or raise model.context.",
@@ -204,6 +211,16 @@ void cfg_check_combinations(const struct cfg_config *c, struct cfg_report *repor
     check_nodes(c, report);
     check_cluster(c, report);
     check_kv(c, report);
+}
+
+bool cfg_node_is_encoder(const struct cfg_config *c, const struct cfg_node *n)
+{
+    return n && n->roles == CFG_ROLE_PREFILL && c->engine.handoff != CFG_HANDOFF_FULL && !c->replay.exact;
+}
+
+uint64_t cfg_model_revision(const struct cfg_config *c)
+{
+    return strtoull(c->model.revision, NULL, 16);
 }
 
 int cfg_replay_rows(const struct cfg_config *c, int window)

@@ -69,6 +69,7 @@ struct cfg_config {
     struct {
         char path[CFG_PATH_TEXT];
         char name[CFG_NAME_TEXT]; /* "": last part of path */
+        char revision[CFG_NAME_TEXT]; /* 16 hex digits; "": any */
         int context;              /* tokens; 0: as many as the model allows */
     } model;
     struct {
@@ -184,6 +185,10 @@ void cfg_config_default(struct cfg_config *out);
 /* Reads path and the files it includes. All problems go to the report, ordered by file and line (zero it before, free
  * it after). Returns 0; -EINVAL when anything was reported; -ENOENT, -EACCES, ... (reported as well) when path itself
  * cannot be read; -ENOMEM. *out is complete, but meant for use only after 0. */
+/* Whether the node computes prompts up to the bridge and nothing else, so that it needs the layers below it only. */
+bool cfg_node_is_encoder(const struct cfg_config *c, const struct cfg_node *n);
+/* model.revision as a number; 0: any. */
+uint64_t cfg_model_revision(const struct cfg_config *c);
 int cfg_config_load(const char *path, struct cfg_config *out, struct cfg_report *report);
 
 /* The same from memory, without includes; name stands for the file in messages. */

@@ -35,6 +35,10 @@ const struct cfg_key cfg_keys[] = {
              "directory of the process."},
     {"model.name", CFG_TEXT, AT(model.name), .fallback = "",
      .help = "Name under which the model is offered to clients. Empty: the last part of model.path."},
+    {"model.revision", CFG_TEXT, AT(model.revision), .fallback = "",
+     .help = "Revision that the checkpoint must have: 16 hex digits, as weft check prints them. Empty: any. Needed on a "
+             "node that has only a part of the checkpoint: where engine.handoff is encoder or global, a node whose only "
+             "role is prefill maps the layers up to the bridge and does without the files of the rest."},
     {"model.context", CFG_INT, "tokens", 0, 1 << 24, AT(model.context), .fallback = "0",
      .help = "Longest sequence, prompt and output together. 0: as long as the model allows."},
 

@@ -17,6 +17,7 @@
 enum {
     SAMPLE_WHOLE = 4096, /* tensors up to this size enter the revision completely */
     SAMPLE_PART = 256,
+    CLAIMED_BOUND = 2,
     SPARSE_READS = 2 << 20, /* tables from this size on are read row by row, so reading ahead is waste */
 };
 
@@ -33,7 +34,7 @@ struct files {
     size_t count, cap;
     struct mdl_st *sidecar;
     struct mdl_nametab names;
-    uint8_t *claimed; /* by slot of names: the layout knows this tensor */
+    uint8_t *claimed; /* by slot of names: the layout knows this tensor; CLAIMED_BOUND: and this part needs it */
     struct copy *copies;
 };
 
@@ -43,6 +44,9 @@ struct opening {
     struct files *files;
     XXH3_state_t *hash;
     struct cfg_error *err;
+    enum mdl_part part;
+    uint64_t revision; /* that it must have; 0: any */
+    char lacks[96];    /* a tensor of the other part that is not there; "": none is */
 };
 
 static int out_of_memory(struct opening *o)
@@ -100,6 +104,8 @@ static int open_shards(struct opening *o, const char *path, json_t *map)
             rc = open_file(o, file);
             if (!rc && json_object_set_new(seen, file, json_integer((json_int_t)o->files->count - 1)))
                 rc = out_of_memory(o);
+            if (rc == -ENOENT && o->part != MDL_PART_ALL) /* whether it is needed shows when tensors are bound */
+                rc = json_object_set_new(seen, file, json_integer(-1)) ? out_of_memory(o) : 0;
             if (rc == -ENOENT)
                 cfg_error_prefix(o->err, rc, "a shard named by %s", path);
         }
@@ -108,7 +114,7 @@ static int open_shards(struct opening *o, const char *path, json_t *map)
         if (rc)
             break;
         json_t *at = json_object_get(seen, json_string_value(v));
-        if (!mdl_st_find(o->files->st[json_integer_value(at)], name))
+        if (json_integer_value(at) >= 0 && !mdl_st_find(o->files->st[json_integer_value(at)], name))
             rc = cfg_error_set(o->err, EINVAL,
                                "%s: tensor %.200s is not in its shard %.200s; index and shards are from "
                                "different checkpoints",
@@ -345,11 +351,23 @@ static void read_by_row(const struct mdl_tensor *t)
         madvise((char *)t->data + skip, t->bytes - skip - tail, MADV_RANDOM);
 }
 
+/* What computes the layers below the cut and the cut layer's global rows. */
+static bool is_needed(const struct opening *o, const struct mdl_want *w)
+{
+    int cut = o->ck->config.cut;
+    if (o->part == MDL_PART_ALL)
+        return true;
+    if (w->place == MDL_PLACE_CHECKPOINT)
+        return w->offset == offsetof(struct mdl_checkpoint, embed);
+    return w->place == MDL_PLACE_ENGRAM || w->block < cut || (w->block == cut && w->place == MDL_PLACE_BLOCK);
+}
+
 static int bind_tensor(struct opening *o, const struct mdl_want *w, const struct mdl_tensor *t)
 {
     const void *data;
-    if (w->bind == MDL_BIND_NONE)
+    if (w->bind == MDL_BIND_NONE || !is_needed(o, w))
         return 0;
+    o->files->claimed[mdl_nametab_slot(&o->files->names, t->name) - o->files->names.slot] = CLAIMED_BOUND;
     int rc = aligned_data(o, t, &data);
     if (rc)
         return rc;
@@ -391,6 +409,10 @@ static int bind_want(void *arg, const struct mdl_want *w)
     bool plain = w->or_bf16 && is_unquantised(o, w);
     if (!t && (w->optional || (plain && w->bind == MDL_BIND_SCALE)))
         return 0;
+    if (!t && !is_needed(o, w)) {
+        snprintf(o->lacks, sizeof o->lacks, "%s", w->name);
+        return 0;
+    }
     if (!t)
         return missing(o, w);
     if (plain && w->bind == MDL_BIND_SCALE)
@@ -437,6 +459,47 @@ static int check_unclaimed(struct opening *o)
                                      t->file, t->name, o->ck->config.n_layers, o->ck->config.n_draft);
         }
     }
+    return 0;
+}
+
+/* Runs of tensors that nobody here reads, with whatever lies between them. */
+static void unmap_rest(struct opening *o)
+{
+    const struct files *f = o->files;
+    for (size_t i = 0; i < f->count; i++) {
+        const uint8_t *from = NULL, *to = NULL;
+        o->ck->mapped += mdl_st_bytes(f->st[i]);
+        for (size_t k = 0; o->part != MDL_PART_ALL && k <= mdl_st_count(f->st[i]); k++) {
+            const struct mdl_tensor *t = mdl_st_at(f->st[i], k);
+            size_t slot = t ? (size_t)(mdl_nametab_slot(&f->names, t->name) - f->names.slot) : 0;
+            if (t && f->claimed[slot] != CLAIMED_BOUND) {
+                from = from ? from : t->data;
+                to = (const uint8_t *)t->data + t->bytes;
+                continue;
+            }
+            if (from)
+                o->ck->mapped -= mdl_st_unmap(f->st[i], from, to);
+            from = NULL;
+        }
+    }
+}
+
+/* Of a part the other side's revision cannot be computed when the rest is not there. */
+static int settle_revision(struct opening *o)
+{
+    uint64_t found = XXH3_64bits_digest(o->hash);
+    o->ck->revision = o->lacks[0] ? o->revision : found;
+    if (o->lacks[0] && !o->revision)
+        return cfg_error_set(o->err, EINVAL,
+                             "%s: tensor %s is not there; a node that needs only the layers up to the bridge can do "
+                             "without it, but then model.revision must say which checkpoint this is: weft check prints "
+                             "it where the checkpoint is whole",
+                             o->dir, o->lacks);
+    if (o->revision && o->ck->revision != o->revision)
+        return cfg_error_set(o->err, EINVAL,
+                             "%s: the checkpoint's revision is %016" PRIx64 ", but model.revision is %016" PRIx64
+                             "; use the checkpoint that is meant, or correct the key",
+                             o->dir, found, o->revision);
     return 0;
 }
 
@@ -526,6 +589,8 @@ static int open_all(struct opening *o)
     int rc = mdl_config_load(o->dir, &ck->config, o->err);
     if (rc)
         return rc;
+    if (c->cut < 0)
+        o->part = MDL_PART_ALL;
     XXH3_64bits_reset(o->hash);
     hash_config(o);
     ck->layers = calloc((size_t)c->n_layers, sizeof *ck->layers);
@@ -533,16 +598,27 @@ static int open_all(struct opening *o)
     if (!ck->layers || (c->n_draft && !ck->draft))
         return out_of_memory(o);
     if ((rc = open_weights(o)) || (rc = build_names(o)) || (rc = mdl_layout_each(c, bind_want, o)) ||
-        (rc = check_unclaimed(o)) || (rc = open_sidecar(o)))
+        (rc = check_unclaimed(o)) || (rc = open_sidecar(o)) || (rc = settle_revision(o)))
         return rc;
-    ck->revision = XXH3_64bits_digest(o->hash);
+    unmap_rest(o);
     return 0;
 }
 
 int mdl_checkpoint_open(const char *dir, struct mdl_checkpoint **out, struct cfg_error *err)
 {
-    struct opening o = {dir, calloc(1, sizeof(struct mdl_checkpoint)), calloc(1, sizeof(struct files)),
-                        XXH3_createState(), err};
+    return mdl_checkpoint_open_part(dir, MDL_PART_ALL, 0, out, err);
+}
+
+int mdl_checkpoint_open_part(const char *dir, enum mdl_part part, uint64_t revision, struct mdl_checkpoint **out,
+                             struct cfg_error *err)
+{
+    struct opening o = {.dir = dir,
+                        .ck = calloc(1, sizeof(struct mdl_checkpoint)),
+                        .files = calloc(1, sizeof(struct files)),
+                        .hash = XXH3_createState(),
+                        .err = err,
+                        .part = part,
+                        .revision = revision};
     *out = NULL;
     if (o.ck)
         o.ck->priv = o.files;

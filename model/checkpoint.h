@@ -83,12 +83,23 @@ struct mdl_checkpoint {
     /* identity: XXH3-64 over config, tensor names, shapes, dtypes and sampled data of every tensor; names the revision
      * in reports */
     uint64_t revision;
-    void *priv; /* mapped files, index; owned */
+    size_t mapped; /* bytes of the weight files that are mapped */
+    void *priv;    /* mapped files, index; owned */
 };
+
+/* What of a checkpoint is bound. ENCODER: the embedding, the layers below the cut, and of the cut layer what its global
+ * rows take; not: experts from the cut layer on, later layers, drafter, head. All that computes the prompt of a
+ * hand-off in the forms encoder and global; of a model without a cut layer, everything. Pointers to the rest are NULL,
+ * and its bytes are not mapped; its files may lack. */
+enum mdl_part { MDL_PART_ALL, MDL_PART_ENCODER };
 
 /* Opens DIR: config.json, model.safetensors or model.safetensors.index.json with its shards, engram.safetensors.
  * Errors: -errno of a file, -EINVAL with the tensor's name and what was expected. On failure *out is NULL. */
 int mdl_checkpoint_open(const char *dir, struct mdl_checkpoint **out, struct cfg_error *err);
+/* A part of it. revision: what the whole checkpoint has (weft check prints it); 0: not known. A checkpoint that is
+ * whole must have it, one that is not takes it from here. */
+int mdl_checkpoint_open_part(const char *dir, enum mdl_part part, uint64_t revision, struct mdl_checkpoint **out,
+                             struct cfg_error *err);
 void mdl_checkpoint_close(struct mdl_checkpoint *ck);
 
 /* Calls visit for every tensor of the weight files, also those the text path does not use, file by file. Stops at the
@@ -96,7 +107,8 @@ void mdl_checkpoint_close(struct mdl_checkpoint *ck);
 int mdl_checkpoint_each(const struct mdl_checkpoint *ck, int (*visit)(void *arg, const struct mdl_tensor *t),
                         void *arg);
 
-/* Any tensor of the checkpoint by its published name, also those the text path does not use; NULL when absent. */
+/* Any tensor of the checkpoint by its published name (of a part: only those that are bound have data), also those the
+ * text path does not use; NULL when absent. */
 const struct mdl_tensor *mdl_checkpoint_tensor(const struct mdl_checkpoint *ck, const char *name);
 
 #endif

@@ -5,13 +5,19 @@
 
 int mdl_model_open(const char *dir, int threads, const char *cpu, struct mdl_model **out, struct cfg_error *err)
 {
+    return mdl_model_open_part(dir, MDL_PART_ALL, 0, threads, cpu, out, err);
+}
+
+int mdl_model_open_part(const char *dir, enum mdl_part part, uint64_t revision, int threads, const char *cpu,
+                        struct mdl_model **out, struct cfg_error *err)
+{
     *out = NULL;
     struct mdl_model *m = calloc(1, sizeof *m);
     if (!m)
         return cfg_error_set(err, ENOMEM, "model: out of memory");
     int r = mdl_backend_select(cpu ? cpu : getenv("WEFT_CPU"), &m->exec.be, err);
     if (!r)
-        r = mdl_checkpoint_open(dir, &m->ck, err);
+        r = mdl_checkpoint_open_part(dir, part, revision, &m->ck, err);
     if (!r)
         r = mdl_team_new(threads ? threads : mdl_team_default_threads(), &m->team, err);
     if (r) {

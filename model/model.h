@@ -19,7 +19,12 @@ struct mdl_model {
     const struct mdl_compute *compute; /* NULL: this machine; else cfg is all that there is (compute.h) */
 };
 
-/* threads 0: one per usable CPU. cpu NULL: environment WEFT_CPU, else the machine's best path. */
+/* threads 0: one per usable CPU. cpu NULL: environment WEFT_CPU, else the machine's best path. part, revision: as in
+ * checkpoint.h.
+ */
+int mdl_model_open_part(const char *dir, enum mdl_part part, uint64_t revision, int threads, const char *cpu,
+                        struct mdl_model **out, struct cfg_error *err);
+/* All of it, whatever its revision. */
 int mdl_model_open(const char *dir, int threads, const char *cpu, struct mdl_model **out, struct cfg_error *err);
 void mdl_model_close(struct mdl_model *m);
 

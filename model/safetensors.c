@@ -59,9 +59,9 @@ struct mdl_st {
 /* The parts of an open in progress that every check needs. */
 struct parse {
     struct mdl_st *st;
-    const uint8_t *data; /* first byte after the header */
+    const uint8_t *data;        /* first byte after the header */
     uint64_t data_at, data_len; /* data_at: in the file */
-    char *next; /* free part of st->strings */
+    char *next;                 /* free part of st->strings */
     struct cfg_error *err;
 };
 
@@ -288,6 +288,23 @@ int mdl_st_open(const char *path, struct mdl_st **out, struct cfg_error *err)
     if (!rc)
         rc = parse_image(st, st->map, st->map_len, err);
     return finish_open(st, rc, out);
+}
+
+/* The addresses stay taken, so that close may unmap them all. */
+size_t mdl_st_unmap(struct mdl_st *st, const void *from, const void *to)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = ((uintptr_t)from + page - 1) / page * page,
+              end = (uintptr_t)to / page * page;
+    if (!st->map || end <= first)
+        return 0;
+    void *at =
+        mmap((void *)first, end - first, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    return at == MAP_FAILED ? 0 : end - first;
+}
+
+size_t mdl_st_bytes(const struct mdl_st *st)
+{
+    return st->map_len;
 }
 
 void mdl_st_close(struct mdl_st *st)

@@ -48,6 +48,10 @@ struct mdl_st; /* opaque */
 int mdl_st_open(const char *path, struct mdl_st **out, struct cfg_error *err);
 /* Parses a file image in memory (not copied, must outlive the object); the fuzz target uses this. */
 int mdl_st_open_memory(const void *data, size_t len, const char *name, struct mdl_st **out, struct cfg_error *err);
+/* Bytes from..to-1 of the mapping are not needed any more: whole pages of them are given back and must not be touched.
+ * Returns how many bytes that was. */
+size_t mdl_st_unmap(struct mdl_st *st, const void *from, const void *to);
+size_t mdl_st_bytes(const struct mdl_st *st);
 void mdl_st_close(struct mdl_st *st);
 
 /* Tensors in file order. */

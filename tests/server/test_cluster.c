@@ -7,6 +7,8 @@
 #include "tests/harness.h"
 #include "tests/support/answer.h"
 #include "tests/support/cluster.h"
+#include "tests/support/model.h"
+#include "tests/support/process.h"
 
 TestSuite(cluster, .fini = ts_cluster_end, .timeout = 300);
 
@@ -66,6 +68,51 @@ Test(cluster, forms_of_hand_off)
         want[i] = ts_cluster_complete(s, ts_cluster_prompts[i]);
     ts_cluster_check(s, want, "global");
     ts_cluster_forget(want);
+}
+
+/* A prefill node of form encoder runs without the layers behind the bridge, here without their tensors: the text is
+ * that of one process. In form full the same node does not start. */
+Test(cluster, a_prefill_node_of_form_encoder_does_without_later_layers)
+{
+    enum { P = 1, FOUR = 4 };
+    static const struct ts_node four[FOUR] = {
+        {.name = "gateway", .roles = "\"gateway\""},
+        [P] = {.name = "p0", .roles = "\"prefill\""},
+        {.name = "d0", .roles = "\"decode\""},
+        {.name = "e0", .roles = "\"expert\""},
+    };
+    char *want[TS_CLUSTER_PROMPTS], conf[4200], *part = NULL;
+    struct mdl_checkpoint *ck;
+    struct cfg_error err;
+    const struct ts_server *s = &ts_cluster.node[0].http;
+    ts_cluster_ask_alone("", want);
+    cr_assert_eq(mdl_checkpoint_open(TS_TINY, &ck, &err), 0, "%s", err.msg);
+    char *dir = ts_encoder_only(TS_TINY);
+    ts_cluster_write(four, FOUR, "handoff = \"encoder\";", "");
+    snprintf(conf, sizeof conf, "%s/weft.conf", ts_cluster.dir);
+    char *whole = ts_read_file(conf, NULL), *at = strstr(whole, "path = \"samples/tiny\"");
+    cr_assert(at && asprintf(&part, "%.*spath = \"%s\"; revision = \"%016llx\"%s", (int)(at - whole), whole, dir,
+                             (unsigned long long)ck->revision, at + strlen("path = \"samples/tiny\"")) > 0);
+    for (int i = FOUR - 1; i >= 0; i--) {
+        free(ts_write_file(ts_cluster.dir, "weft.conf", i == P ? part : whole));
+        ts_node_start(&ts_cluster.node[i]);
+    }
+    ts_node_wait_ready(&ts_cluster.node[0], 200);
+    ts_node_wait_log(&ts_cluster.node[P], "encoder_only");
+    ts_cluster_check(s, want, "encoder layers only");
+    ts_node_kill(&ts_cluster.node[P]);
+    char *full = strstr(part, "\"encoder\"");
+    memcpy(full, "\"full\"   ", strlen("\"encoder\""));
+    free(ts_write_file(ts_cluster.dir, "weft.conf", part));
+    struct ts_result r = ts_run(ts_weft(), "serve", "--node", "p0", conf);
+    cr_expect(r.status != 0 && strstr(r.err, "is missing"), "%d: %s", r.status, r.err);
+    ts_result_free(&r);
+    ts_remove_dir(dir);
+    mdl_checkpoint_close(ck);
+    ts_cluster_forget(want);
+    free(dir);
+    free(whole);
+    free(part);
 }
 
 /* ---- a conversation ---- */

@@ -16,6 +16,10 @@ struct mdl_model *ts_model(const char *dir, int threads);
 struct mdl_step *ts_step(struct mdl_model *m, int rows, int max_tokens);
 struct mdl_seq *ts_seq(const struct mdl_model *m, struct mdl_seq_params params);
 
+/* A new folder with the checkpoint of `dir` (from the repository's root) without the tensors that only the layers behind
+ * the bridge need; the caller removes and frees it. */
+char *ts_encoder_only(const char *dir);
+
 /* A small generator: the next number below n, from a state that the caller seeds. */
 uint32_t ts_random(uint64_t *state, uint32_t n);
 /* n token ids of the model's vocabulary, freed by the caller. */
