@@ -198,7 +198,8 @@ static void take_report(struct act_self *self, struct ts_world *w, struct act_ms
         r.lease = (int)b->lease;
     } else {
         const struct act_b_load *b = act_b_load(m);
-        r.role = act_addr_equal(m->src, w->far.landing) ? CFG_ROLE_KV : act_p_load(m)->role;
+        bool landing = act_addr_equal(m->src, w->far.landing) || (w->two && act_addr_equal(m->src, w->other.landing));
+        r.role = landing ? CFG_ROLE_KV : act_p_load(m)->role;
         r.work = b->running + b->waiting + b->tokens_outstanding;
     }
     int i = 0;
@@ -211,24 +212,26 @@ static void take_report(struct act_self *self, struct ts_world *w, struct act_ms
 
 static void end_all(struct act_self *self, struct ts_world *w)
 {
-    const struct act_engine *e[2] = {&w->e, &w->far.e};
-    for (int i = 0; i < 2; i++) {
+    const struct act_engine *e[3] = {&w->e, &w->far.e, &w->other.e};
+    for (int i = 0; i < 2 + w->two; i++) {
         for (int k = 0; k < e[i]->n_prefill; k++)
             act_exit(self, act_current(w->rt, e[i]->prefill[k]), -EIO);
         for (int k = 0; k < e[i]->n_decode; k++)
             act_exit(self, act_current(w->rt, e[i]->decode[k]), -EIO);
     }
-    if (w->split) {
-        act_exit(self, act_current(w->rt, w->far.replay), -EIO);
-        act_exit(self, act_current(w->rt, w->far.landing), -EIO);
+    for (int i = 0; i < w->split + w->two; i++) {
+        act_exit(self, act_current(w->rt, (i ? &w->other : &w->far)->replay), -EIO);
+        act_exit(self, act_current(w->rt, (i ? &w->other : &w->far)->landing), -EIO);
     }
 }
 
 static void want_reports(struct act_self *self, struct ts_world *w)
 {
-    for (int i = 0; i < w->e.n_prefill + w->split; i++) {
-        struct act_msg m =
-            act_msg_make(ACT_LOAD_WANTED, act_current(w->rt, i < w->e.n_prefill ? w->e.prefill[i] : w->far.landing));
+    for (int i = 0; i < w->e.n_prefill + w->split + w->two; i++) {
+        struct act_addr who = i < w->e.n_prefill    ? w->e.prefill[i]
+                              : i == w->e.n_prefill ? w->far.landing
+                                                    : w->other.landing;
+        struct act_msg m = act_msg_make(ACT_LOAD_WANTED, act_current(w->rt, who));
         if (!act_addr_is_nobody(m.dst))
             cr_assert_eq(act_send(self, &m), 0);
     }

@@ -250,7 +250,7 @@ void ts_world_start(struct ts_world *w, uint64_t seed)
     spawn_at_client(w, &act_router_behaviour, &w->router, &w->e.router);
     spawn_at_client(w, &ts_world_client, w, &w->client);
     if (w->watch)
-        w->e.observer = w->far.e.observer = w->client;
+        w->e.observer = w->far.e.observer = w->other.e.observer = w->client;
 }
 
 uint64_t ts_world_run(struct ts_world *w, uint64_t seed)
