@@ -93,6 +93,27 @@ Test(tiers, a_failed_read_is_computed)
     ts_tiers_forget(&r);
 }
 
+/* A tier that does not answer, from the first source on or from a later one: the prompt waits until the deadline and no
+ * longer. */
+Test(tiers, a_read_that_does_not_come_is_computed_after_its_deadline)
+{
+    static struct ts_tiers r;
+    ts_tiers_prepare(&r);
+    for (int held = 0; held < r.layout.n_sources; held++) {
+        ts_tiers_second(&r, 64);
+        ts_tiers_prompts(&r, 1);
+        r.w.e.read_timeout_ns = 50 * MS;
+        for (int s = 0; s < r.layout.n_sources; s++)
+            r.script.at[s] = s >= held ? 20000 * MS : 0;
+        ts_world_run(&r.w, 5);
+        ts_world_check_same(&r.w, 0);
+        cr_assert_eq(r.w.got[0].terminal, 1);
+        cr_assert_lt(r.w.got[0].ended, 5000 * MS, "it ended at %d ms", (int)(r.w.got[0].ended / MS));
+        ts_tiers_close(&r, true);
+    }
+    ts_tiers_forget(&r);
+}
+
 /* A read that comes after its deadline finds no page of anybody: its bytes must do no harm. */
 Test(tiers, a_late_read_writes_into_nobodys_pages)
 {
