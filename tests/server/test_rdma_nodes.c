@@ -1,6 +1,6 @@
-/* A deployment over the provider rdma, in the guest of tests/rdma/guest.sh (`make test-rdma`): gateway, prefill, decode
- * and expert as processes of their own, with the tokens of one process, and the counters of each that show what carried
- * history and experts. */
+/* Deployments over the provider rdma, in the guest of tests/rdma/guest.sh (`make test-rdma`), with the counters of each
+ * process that show what carried history and experts: gateway, prefill, decode and expert as processes of their own,
+ * with the tokens of one process; and a node that reads from a kv node what another one has computed. */
 #include <ctype.h>
 #include <dirent.h>
 #include <jansson.h>
@@ -45,7 +45,7 @@ static json_t *status_of(int node)
                          .secret = secret,
                          .tool = "a test",
                          .address = address,
-                         .name = nodes[node].name,
+                         .name = ts_cluster.node[node].name,
                          .number = (uint16_t)(node + 1),
                          .question = "status",
                          .size = 6,
@@ -62,10 +62,24 @@ static long long carried(const json_t *transport, const char *class, const char 
     return json_integer_value(json_object_get(json_object_get(transport, class), what));
 }
 
-/* Sockets of TCP that a process has: of its descriptors, those that the kernel's table of TCP knows. */
-static int tcp_sockets(pid_t pid)
+/* Whether a table of the kernel has a socket with this inode and another local port. */
+static bool has_socket(const char *table, unsigned long inode, int port)
 {
-    char path[64], link[128], wanted[64];
+    for (const char *line = table ? strchr(table, '\n') : NULL; line && line[1]; line = strchr(line + 1, '\n')) {
+        unsigned local;
+        unsigned long found;
+        /* Number, local address and port, remote ones, state, queues, timer, retransmits, user, timeout, inode. */
+        if (sscanf(line, " %*d: %*[0-9A-F]:%x %*s %*s %*s %*s %*s %*s %*s %lu", &local, &found) == 2 && found == inode)
+            return local != (unsigned)port;
+    }
+    return false;
+}
+
+/* Sockets of TCP that a process has beside those of its HTTP port (0: none): of its descriptors, those that the
+ * kernel's tables of TCP know. */
+static int tcp_sockets(pid_t pid, int port)
+{
+    char path[64], link[128];
     int n = 0;
     char *table = ts_read_file("/proc/net/tcp", NULL), *table6 = ts_read_file("/proc/net/tcp6", NULL);
     snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
@@ -79,8 +93,7 @@ static int tcp_sockets(pid_t pid)
         link[len > 0 ? len : 0] = 0;
         if (sscanf(link, "socket:[%lu]", &inode) != 1)
             continue;
-        snprintf(wanted, sizeof wanted, " %lu ", inode);
-        n += strstr(table, wanted) || (table6 && strstr(table6, wanted));
+        n += has_socket(table, inode, port) || has_socket(table6, inode, port);
     }
     closedir(d);
     free(table);
@@ -126,10 +139,108 @@ Test(rdma_nodes, a_deployment_over_rdma_says_what_one_process_says_and_uses_no_t
             cr_expect_ge(carried(t, "expert", "puts_out"), 100, "%s", text);
         }
         /* The gateway serves HTTP; nobody else has anything that could carry a byte over tcp. */
-        cr_expect_eq(tcp_sockets(ts_cluster.node[i].pid) > 0, i == GATEWAY, "%s has %d sockets of TCP", nodes[i].name,
-                     tcp_sockets(ts_cluster.node[i].pid));
+        cr_expect_eq(tcp_sockets(ts_cluster.node[i].pid, 0) > 0, i == GATEWAY, "%s", nodes[i].name);
+        cr_expect_eq(tcp_sockets(ts_cluster.node[i].pid, ts_cluster.node[i].http.port), 0, "%s", nodes[i].name);
         free(text);
         json_decref(j);
     }
     cr_expect_gt(rr_counter("rxe0", "sent_pkts") - before, 100);
+}
+
+/* ---- a kv node --------------------------------------------------------------------------------------------------- */
+
+enum { A, B, KV, KV_NODES, WAIT = 600, BLOCK_BYTES = 12288, BLOCKS = 7 };
+
+static const struct ts_node kv_nodes[KV_NODES] = {
+    [A] = {.name = "a", .roles = "\"gateway\", \"prefill\", \"decode\", \"expert\"", .group = "a", .host = HOST},
+    [B] = {.name = "b", .roles = "\"gateway\", \"prefill\", \"decode\", \"expert\"", .group = "b", .host = HOST},
+    [KV] = {.name = "kv", .roles = "\"kv\"", .host = HOST},
+};
+
+/* Long enough for a hit: a short one brings nothing, what it saves is replayed anyway. */
+static struct ts_answer ask(int node)
+{
+    char prompt[2048];
+    int n = snprintf(prompt, sizeof prompt, "1. ");
+    while (n < 1300)
+        n += snprintf(prompt + n, sizeof prompt - (size_t)n, "In the beginning God created the heaven and the earth. ");
+    char *body = ts_body(TS_COMPLETIONS, prompt, TOKENS, false, "");
+    struct ts_reply r = ts_post(&ts_cluster.node[node].http, ts_path(TS_COMPLETIONS), body);
+    if (r.status != 200)
+        ts_cluster_show_logs();
+    cr_assert_eq(r.status, 200, "%d %s", r.status, r.body ? r.body : "");
+    struct ts_answer a = ts_answer_of(TS_COMPLETIONS, r.body, false);
+    ts_reply_free(&r);
+    free(body);
+    return a;
+}
+
+/* A figure of the node's tier of that name. */
+static long long figure(const json_t *status, const char *tier, const char *key)
+{
+    json_t *t;
+    size_t i;
+    json_array_foreach (json_object_get(status, "tiers"), i, t) {
+        if (!strcmp(json_string_value(json_object_get(t, "tier")), tier))
+            return json_integer_value(json_object_get(t, key));
+    }
+    return 0;
+}
+
+/* Waits for a figure of a node's tier; returns the node's answer that has it. */
+static json_t *until(int node, const char *tier, const char *key, long long least)
+{
+    for (int i = 0; i < WAIT; i++) {
+        json_t *j = status_of(node);
+        if (figure(j, tier, key) >= least)
+            return j;
+        json_decref(j);
+        usleep(100000);
+    }
+    ts_cluster_show_logs();
+    cr_assert_fail("%s: %s of tier %s stays below %lld", ts_cluster.node[node].name, key, tier, least);
+    return NULL;
+}
+
+/* Node a computes a prompt and stores it. When it is gone, b, which never saw the prompt, reads it from the kv node,
+ * which puts the bytes into b's memory. */
+Test(rdma_nodes, what_a_node_stored_another_one_reads_from_the_kv_node_without_tcp)
+{
+    rr_need_guest();
+    ts_cluster_write(kv_nodes, KV_NODES, "",
+                     "transport = { provider = \"rdma\"; };\nreplay = { exact = true; };\n"
+                     "sampling = { temperature = 0.0; };\nkv = { memory = \"4MiB\"; snapshots = \"0B\"; block_tokens = "
+                     "32; nodes = { memory = \"8MiB\"; find_timeout = \"30s\"; quiet_timeout = \"60s\"; }; };\n");
+    ts_node_start(&ts_cluster.node[KV]);
+    ts_node_start(&ts_cluster.node[A]);
+    ts_node_wait_ready(&ts_cluster.node[A], 200);
+    ts_node_wait_log(&ts_cluster.node[A], "node_up node=kv");
+    struct ts_answer cold = ask(A);
+    cr_expect_eq(cold.cached, 0);
+    json_decref(until(A, "kv", "stored", BLOCKS));
+    json_t *j = status_of(KV);
+    cr_expect_eq(carried(json_object_get(j, "transport"), "kv", "put_bytes_out"), 0);
+    json_decref(j);
+    ts_node_kill(&ts_cluster.node[A]);
+    ts_node_start(&ts_cluster.node[B]);
+    ts_node_wait_ready(&ts_cluster.node[B], 200);
+    ts_node_wait_log(&ts_cluster.node[B], "node_up node=kv");
+    struct ts_answer hit = ask(B);
+    cr_expect_str_eq(hit.text, cold.text);
+    cr_expect_geq(hit.cached, BLOCKS * 32, "%d tokens cached", hit.cached);
+    json_decref(until(B, "kv", "read", BLOCKS));
+    json_t *status = until(KV, "host", "read", BLOCKS), *t = json_object_get(status, "transport");
+    char *text = json_dumps(t, JSON_COMPACT);
+    printf("kv: %s\n", text);
+    cr_expect_str_eq(json_string_value(json_object_get(t, "provider")), "rdma");
+    /* The rows came to it as messages, and went from it as puts. */
+    cr_expect_geq(carried(t, "kv", "message_bytes_in"), BLOCKS * BLOCK_BYTES, "%s", text);
+    cr_expect_geq(carried(t, "kv", "put_bytes_out"), BLOCKS * BLOCK_BYTES, "%s", text);
+    cr_expect_eq(tcp_sockets(ts_cluster.node[KV].pid, 0), 0);
+    cr_expect_eq(tcp_sockets(ts_cluster.node[B].pid, ts_cluster.node[B].http.port), 0, "b has HTTP alone over tcp");
+    cr_expect_gt(tcp_sockets(ts_cluster.node[B].pid, 0), 0, "its HTTP is seen");
+    free(text);
+    json_decref(status);
+    ts_answer_free(&hit);
+    ts_answer_free(&cold);
 }
