@@ -14,6 +14,8 @@ struct act_server;
 struct act_log;
 struct tp_ops;
 
+enum { ACT_SERVER_WORKERS = 4 }; /* threads with actors: io, engine, helper, tier */
+
 /* node: name in the configuration, NULL: the only one. config and log outlive the server. -EINVAL: the configuration is
  * at fault, alone or for this model; other errors: the model or the machine is. */
 int act_server_new(const struct cfg_config *config, const char *node, struct act_log *log, struct act_server **out,

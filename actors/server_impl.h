@@ -27,6 +27,7 @@
 /* The workers of a node's runtime. */
 /* The last one is there only with tiers below the device. */
 enum { SERVER_WORKER_IO, SERVER_WORKER_ENGINE, SERVER_WORKER_HELPER, SERVER_WORKER_TIER, SERVER_WORKERS };
+_Static_assert((int)SERVER_WORKERS == (int)ACT_SERVER_WORKERS, "server.h tells others");
 
 /* What a node with the role kv has (server_kv.c). */
 struct server_kv {

@@ -24,9 +24,10 @@ enum {
     TP_RDMA_CLASSES = 3,
     TP_RDMA_NAME_TEXT = 64,
     TP_RDMA_WHY_TEXT = 512,
-    TP_RDMA_FRAME = 16 << 10,                                  /* bytes of a frame unless configured */
-    TP_RDMA_DEPTH = 64,                                        /* frames and immediates under way, likewise */
-    TP_RDMA_CHANNEL_BYTES = 2 * TP_RDMA_DEPTH * TP_RDMA_FRAME, /* registered for a connection's frames, about */
+    TP_RDMA_FRAME = 16 << 10, /* bytes of a frame unless configured */
+    TP_RDMA_DEPTH = 64,       /* frames and immediates under way, likewise */
+    TP_RDMA_RESERVE = 4,      /* receives of a channel beyond depth, for what steers it */
+    TP_RDMA_POOL = 256,       /* receive buffers that are registered at a time */
 };
 
 /* ---- what the machine has -------------------------------------------------------------------------------------- */
@@ -82,7 +83,7 @@ struct tp_rdma_want {
     /* "": the device that has the address, alone. "auto": with it every usable device that is as near. Else names,
      * separated by commas; the first one is primary, and has the address if one is given. */
     const char *devices;
-    uint64_t register_bytes; /* memory that will be registered; 0: not known */
+    uint64_t register_bytes; /* memory that will be registered on every device that is used; 0: not known */
     int channels;            /* connections expected at a time; 0: not known */
 };
 
@@ -109,6 +110,9 @@ void tp_rdma_port_usable(const struct tp_rdma_device *d, const struct tp_rdma_po
                          char why[TP_RDMA_WHY_TEXT]);
 
 enum tp_rdma_finding { TP_RDMA_FINE, TP_RDMA_WARNING, TP_RDMA_PROBLEM };
+
+/* Bytes that so many connections register on a device for their frames, at the default depth and size. */
+uint64_t tp_rdma_frame_bytes(int channels);
 
 /* Calls say once per finding: the interface, every device with its limits, ports and GID table, the choice, locked
  * memory against register_bytes, limits against channels. Returns the number of problems. */

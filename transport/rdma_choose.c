@@ -337,22 +337,29 @@ static void judge_device(struct judge *j, const struct tp_rdma_device *d)
     }
 }
 
-static void judge_memory(struct judge *j, const struct tp_rdma_facts *f, const struct tp_rdma_want *w)
+uint64_t tp_rdma_frame_bytes(int channels)
 {
-    unsigned long long need = w->register_bytes >> 20;
+    uint64_t n = channels > 0 ? (uint64_t)channels : 0, per_pool = TP_RDMA_POOL / (TP_RDMA_DEPTH + TP_RDMA_RESERVE);
+    return ((n + per_pool - 1) / per_pool * TP_RDMA_POOL + n * TP_RDMA_DEPTH) * TP_RDMA_FRAME;
+}
+
+static void judge_memory(struct judge *j, const struct tp_rdma_facts *f, const struct tp_rdma_want *w, int rails)
+{
+    /* The kernel counts what is registered twice twice. */
+    uint64_t bytes = w->register_bytes * (uint64_t)(rails > 1 ? rails : 1);
+    char how_much[64] = "";
+    snprintf(how_much, sizeof how_much, "%llu MiB will be registered", (unsigned long long)(bytes >> 20));
+    if (rails > 1)
+        snprintf(how_much + strlen(how_much), sizeof how_much - strlen(how_much), " on %d devices together", rails);
     if (f->lock_privilege)
-        tell(j, TP_RDMA_FINE,
-             "locked memory: %llu MiB will be registered; this process may lock any amount "
-             "(CAP_IPC_LOCK)",
-             need);
+        tell(j, TP_RDMA_FINE, "locked memory: %s; this process may lock any amount (CAP_IPC_LOCK)", how_much);
     else if (f->locked_max == UINT64_MAX)
-        tell(j, TP_RDMA_FINE, "locked memory: %llu MiB will be registered; there is no limit", need);
+        tell(j, TP_RDMA_FINE, "locked memory: %s; there is no limit", how_much);
     else
-        tell(j, f->locked_max < w->register_bytes ? TP_RDMA_PROBLEM : TP_RDMA_FINE,
-             "locked memory: %llu MiB will be registered, %llu KiB may be locked%s", need,
-             (unsigned long long)(f->locked_max >> 10),
-             f->locked_max >= w->register_bytes ? ""
-             : f->locked_max_hard >= w->register_bytes
+        tell(j, f->locked_max < bytes ? TP_RDMA_PROBLEM : TP_RDMA_FINE, "locked memory: %s, %llu KiB may be locked%s",
+             how_much, (unsigned long long)(f->locked_max >> 10),
+             f->locked_max >= bytes ? ""
+             : f->locked_max_hard >= bytes
                  ? "; raise the soft limit (ulimit -l unlimited)"
                  : "; raise RLIMIT_MEMLOCK: LimitMEMLOCK=infinity in a systemd unit, memlock in "
                    "/etc/security/limits.conf, --ulimit memlock=-1 for a container");
@@ -397,7 +404,7 @@ int tp_rdma_judge(const struct tp_rdma_facts *facts, const struct tp_rdma_want *
             &j, TP_RDMA_PROBLEM,
             "connections cannot be made: /dev/infiniband/rdma_cm cannot be opened; load rdma_ucm, and give a container "
             "the device");
-    judge_memory(&j, facts, want);
+    judge_memory(&j, facts, want, choice.rail_count);
     judge_limits(&j, facts, want, &choice);
     return j.problems;
 }

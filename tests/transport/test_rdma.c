@@ -79,6 +79,7 @@ Test(rdma, weft_check_explains_the_machine)
     expect_check(shell, "GID 1 10.77.1.1, RoCE v2, netdev rdma1 (best)");
     expect_check(shell, "ok       rdma      would use rxe1 port 1, GID 1");
     expect_check(shell, "CAP_IPC_LOCK");
+    expect_check(shell, "completions are waited for asleep: a node has 4 workers, and this one may use 2 CPUs");
     /* Without the privilege, and with the limit that a login shell has. */
     snprintf(shell, sizeof shell,
              "ulimit -l 64; setpriv --bounding-set -ipc_lock --inh-caps -ipc_lock %s check --rdma %s", ts_weft(), path);

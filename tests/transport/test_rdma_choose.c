@@ -215,8 +215,32 @@ Test(rdma_choose, locked_memory_against_what_will_be_registered)
     EXPECT_SAID("ulimit -l unlimited");
     facts.lock_privilege = true;
     cr_expect_eq(judge(64 << 20, 9), 0, "%s", said);
+    EXPECT_SAID("64 MiB will be registered; this process may lock any amount");
     facts.lock_privilege = false;
     cr_expect_eq(judge(64 << 10, 9), 0, "%s", said);
+}
+
+Test(rdma_choose, what_is_registered_on_two_devices_counts_twice)
+{
+    add_gid(add_device("mlx5_0", 10), 3, TP_RDMA_GID_ROCE_V2, "10.0.0.1");
+    add_gid(add_device("mlx5_1", 10), 3, TP_RDMA_GID_ROCE_V2, "10.0.1.1");
+    facts.locked_max = facts.locked_max_hard = 100 << 20;
+    struct tp_rdma_want want = {.devices = "auto", .register_bytes = 64 << 20};
+    said[0] = '\0';
+    cr_expect_eq(tp_rdma_judge(&facts, &want, collect, NULL), 1, "%s", said);
+    EXPECT_SAID("128 MiB will be registered on 2 devices together, 102400 KiB may be locked");
+    want.devices = "mlx5_1";
+    said[0] = '\0';
+    cr_expect_eq(tp_rdma_judge(&facts, &want, collect, NULL), 0, "%s", said);
+}
+
+Test(rdma_choose, frames_of_connections)
+{
+    /* Three connections share a pool of receive buffers; each has send buffers of its own. */
+    cr_expect_eq(tp_rdma_frame_bytes(0), 0);
+    cr_expect_eq(tp_rdma_frame_bytes(1), (256 + 64) * UINT64_C(16384));
+    cr_expect_eq(tp_rdma_frame_bytes(3), (256 + 3 * 64) * UINT64_C(16384));
+    cr_expect_eq(tp_rdma_frame_bytes(4), (2 * 256 + 4 * 64) * UINT64_C(16384));
 }
 
 Test(rdma_choose, limits_of_the_device)

@@ -6,6 +6,10 @@
 #include <errno.h>
 #include <event2/event.h>
 #include <linux/capability.h>
+#include <linux/if_ether.h>
+#include <linux/if_packet.h>
+#include <net/if.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -113,6 +117,54 @@ Test(rdma_faults, a_rail_that_does_not_reach_is_left_out)
     struct tp_channel *c[2];
     tr_join(r, TP_CLASS_KV, c);
     put_and_compare(r, c[0], 0, 0, BIG, 1);
+    tr_free(r);
+}
+
+/* ---- classes --------------------------------------------------------------------------------------------------- */
+
+/* Whether a packet of RoCE with this traffic class is among those that a socket has seen. */
+static bool seen_class(int fd, int class)
+{
+    uint8_t p[256];
+    bool seen = false;
+    for (ssize_t n; (n = recv(fd, p, sizeof p, MSG_DONTWAIT)) > 0;) {
+        size_t head = (size_t)(p[0] & 15) * 4;
+        bool roce = n >= 28 && p[0] >> 4 == 4 && p[9] == IPPROTO_UDP && (p[head + 2] << 8 | p[head + 3]) == 4791;
+        seen |= roce && (p[1] & 0xfc) == class;
+    }
+    return seen;
+}
+
+/* Each class has a connection of its own, whose packets, data and acknowledgements, carry its byte. */
+Test(rdma_faults, packets_carry_the_traffic_class)
+{
+    const struct tr_kind kind = kind_of(rr_set_up_wire);
+    struct tr_rig *r = tr_prepare(&kind);
+    struct tp_channel *c[2];
+    const int class[TP_CLASSES] = {[TP_CLASS_CONTROL] = 0, [TP_CLASS_KV] = 104, [TP_CLASS_EXPERT] = 40};
+    int fd[2];
+    for (int i = 0; i < 2; i++) {
+        memcpy(rr_config[i].traffic_class, class, sizeof class);
+        struct sockaddr_ll at = {.sll_family = AF_PACKET,
+                                 .sll_protocol = htons(ETH_P_IP),
+                                 .sll_ifindex = (int)if_nametoindex(i ? "rdma2" : "rdma1")};
+        fd[i] = socket(AF_PACKET, SOCK_DGRAM | SOCK_CLOEXEC, htons(ETH_P_IP));
+        cr_assert_eq(bind(fd[i], (struct sockaddr *)&at, sizeof at), 0);
+    }
+    tr_open(r);
+    for (int k = 0; k < TP_CLASSES; k++) {
+        tr_join(r, (enum tp_class)k, c);
+        for (int i = 0; i < 2; i++)
+            seen_class(fd[i], 0); /* what made the connection, and the class before */
+        tr_send_number(r, c[0], 1, 64);
+        tr_send_number(r, c[1], 1, 64);
+        tr_until(r, &r->side[1].frames, k + 1);
+        tr_until(r, &r->side[0].frames, k + 1);
+        for (int i = 0; i < 2; i++)
+            cr_expect(seen_class(fd[i], class[k]), "class %d, towards side %d", k, i);
+    }
+    close(fd[0]);
+    close(fd[1]);
     tr_free(r);
 }
 

@@ -41,10 +41,11 @@ struct rdma_pool;
 
 enum {
     RDMA_LANES = TP_RDMA_RAILS_MAX,
-    RDMA_RESERVE = 4, /* receives beyond depth: START, FIN, and two CREDITs, each of which gives back half of depth */
+    /* Beyond depth: START, FIN, and two CREDITs, each of which gives back half of depth. */
+    RDMA_RESERVE = TP_RDMA_RESERVE,
     RDMA_SLOTS_KEPT = 4, /* places in a send queue for what steers a channel, and for the mark that it has drained */
-    RDMA_POOL = 256,     /* receive buffers that a pool begins with */
-    RDMA_INLINE = 256,   /* bytes that go into the request itself, if the device can */
+    RDMA_POOL = TP_RDMA_POOL, /* receive buffers that a pool begins with */
+    RDMA_INLINE = 256,        /* bytes that go into the request itself, if the device can */
     RDMA_BUCKETS = 256,
 };
 
