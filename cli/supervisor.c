@@ -640,9 +640,9 @@ int sup_start_missing(struct supervisor *s, int64_t limit_ms, struct sup_node *m
         if (!lives(s, s->node[i].what.name))
             missing[n++] = s->node[i];
     *n_missing = n;
+    r = ask_for(s, missing, n); /* it reads the file again in any case */
     if (!n)
-        return CLI_OK;
-    r = ask_for(s, missing, n);
+        return r;
     while (!r && (r = look_at_missing(s, missing, n, lacks)) > 0 && sup_now_ms() < end) {
         r = 0;
         poll(NULL, 0, TURN_MS);

@@ -69,7 +69,7 @@ int sup_run(struct supervisor *s);
 
 /* From another process than the supervisor, which runs: has it start those of the nodes of *s that are away, and waits
  * until all that run on this machine are ok and connected. missing [CFG_NODES_MAX]: which these were; *n_missing 0:
- * none, and nothing was done. The reason of a failure was said. */
+ * none, and it has only read the file again. The reason of a failure was said. */
 int sup_start_missing(struct supervisor *s, int64_t limit_ms, struct sup_node *missing, int *n_missing);
 
 /* Which nodes of the configuration have an address of this machine. n_which: their number. */
