@@ -135,6 +135,7 @@ help:
 	@echo 'make test-rdma-asan   the same under AddressSanitizer and UndefinedBehaviorSanitizer; test-rdma-tsan: ThreadSanitizer'
 	@echo 'make bench    build and run the benchmarks'
 	@echo 'make measure  print the figures of docs/MEASURING.md'
+	@echo 'make measure-drafts  planned drafting against every fixed length: CLOCK=cpu (default), CLOCK=wall on a quiet machine'
 	@echo 'make soak     100,000 clients that leave at any moment'
 	@echo 'make asan     every suite under AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make tsan     every suite under ThreadSanitizer'
@@ -320,6 +321,9 @@ measure: all tools $(BENCH_BIN)
 	@mkdir -p $(BUILD)/measure
 	@sh bench/measure.sh
 
+measure-drafts: all tools
+	@sh bench/measure_drafts.sh $(or $(CLOCK),cpu) $(REPEATS)
+
 # ---- the rest ------------------------------------------------------------------------------------------------------
 
 docs: $(BUILD)/weft
@@ -357,7 +361,7 @@ clean:
 FORCE:
 
 .PHONY: all help tools deps deps-program run text test test-programs run-suites test-golden test-rdma test-rdma-asan test-rdma-tsan test-shared soak asan tsan planted-programs fuzz \
-	fuzz-programs bench measure docs tidy format install clean FORCE
+	fuzz-programs bench measure measure-drafts docs tidy format install clean FORCE
 .SECONDARY: $(OBJ)
 .DELETE_ON_ERROR:
 

@@ -13,10 +13,12 @@ struct act_plan_item {
 enum {
     EVIDENCE_MAX = 64,
     PROBE_EVERY = 16,      /* rounds between probes, at least */
+    QUIET_ROUNDS = 16,     /* a search serves so many rounds in which nothing was drafted */
     SNAPSHOT_REQUESTS = 64 /* so many requests show how survivals scatter; fewer are averaged over earlier blocks */
 };
 
 static const double PRIOR = 0.8, PRIOR_GAIN = 1.0 / 128, FLAT = 1e-9;
+static const double PROBE_NEAR = 0.1; /* loss of speed up to which probes have their whole share */
 static const float SURVIVAL_FLOOR = 1e-6f;
 
 int act_plan_init(struct act_plan *p, const struct act_plan_options *options, int block, int max_requests,
@@ -220,26 +222,38 @@ static double speed(const struct act_plan_choice *c)
     return c->tokens / c->ns;
 }
 
-/* Of all depths and budgets; of equals the one with less work. */
+/* Of all budgets of a depth above 0; of equals the one with less work. */
+static struct act_plan_choice search_depth(const struct act_plan *p, const struct search *s, int depth)
+{
+    const double *gain = curve_of(p, p->gain, depth);
+    int limit = budget_limit(p, s, depth), found = 0;
+    double top = 0;
+    for (int k = 1; k <= limit; k++) {
+        double now = (s->n + gain[k]) / (s->draft_ns[depth] + p->verify_ns[k]);
+        if (now > top) {
+            top = now;
+            found = k;
+        }
+    }
+    return evaluate(p, s, found ? depth : 0, found);
+}
+
+/* Of all depths and budgets; of equals the one with less work. Keeps the best of another depth in rival. */
 static struct act_plan_choice search_all(struct act_plan *p, struct search *s)
 {
     look_up_times(p, s);
     struct act_plan_choice best = evaluate(p, s, 0, 0);
+    p->rival = best;
     for (int depth = 1; depth <= p->options.length; depth++) {
         if (s->drafts[depth] == s->drafts[depth - 1])
             break; /* no request can use more */
-        const double *gain = curve_of(p, p->gain, depth);
-        int limit = budget_limit(p, s, depth), found = 0;
-        double top = speed(&best);
-        for (int k = 1; k <= limit; k++) {
-            double now = (s->n + gain[k]) / (s->draft_ns[depth] + p->verify_ns[k]);
-            if (now > top) {
-                top = now;
-                found = k;
-            }
+        struct act_plan_choice c = search_depth(p, s, depth);
+        if (speed(&c) > speed(&best)) {
+            p->rival = best;
+            best = c;
+        } else if (p->rival.depth == best.depth || speed(&c) > speed(&p->rival)) {
+            p->rival = c;
         }
-        if (found)
-            best = evaluate(p, s, depth, found);
     }
     return best;
 }
@@ -256,7 +270,7 @@ static struct act_plan_choice whole_block(const struct act_plan *p, const struct
 static struct act_plan_choice hold(const struct act_plan *p, const struct search *s, struct act_plan_choice best)
 {
     double bar = (1 + p->options.min_gain);
-    struct act_plan_choice old = p->choice;
+    struct act_plan_choice old = p->best;
     if (p->options.min_gain <= 0)
         return best;
     if (p->last_requests == s->n && p->last_caps == s->drafts[p->options.length] &&
@@ -281,23 +295,28 @@ static struct act_plan_choice fill(const struct act_plan *p, const struct search
     return c;
 }
 
-/* Whether this round shows the whole block: when the time that it costs above the best has been saved up. */
-static bool probe_now(struct act_plan *p, const struct act_plan_choice *best, const struct act_plan_choice *whole)
+/* Whether this round looks at another plan than the best: when the time that it costs above that has been saved up. A
+ * rival that is nearly as good costs next to nothing and is looked at often; only so is it found that it is better. */
+static bool probe_now(struct act_plan *p)
 {
+    const struct act_plan_choice *best = &p->best, *what = p->probe_rival ? &p->rival : &p->whole;
     p->since_probe++;
-    if (p->options.probe_share <= 0 || !whole->depth)
+    if (p->options.probe_share <= 0 || !p->whole.depth)
         return false;
-    if (best->depth == whole->depth && best->budget == whole->budget) {
-        p->since_probe = 0;
-        return false;
-    }
-    double cost = whole->ns - whole->tokens / speed(best);
+    for (int other = 0; other < 2 && what->depth == best->depth && what->budget == best->budget; other++)
+        what = what == &p->whole ? &p->rival : &p->whole;
+    double cost = what->ns - what->tokens / speed(best);
     cost = cost > 0 ? cost : 0;
-    p->probe_credit += p->options.probe_share * best->ns;
+    /* What lies far behind is looked at less often, it would have to change much. */
+    double behind = 1 - speed(what) / speed(best), share = p->options.probe_share;
+    share /= behind > PROBE_NEAR ? behind < 2 * PROBE_NEAR ? behind / PROBE_NEAR : 2 : 1;
+    p->probe_credit += share * best->ns;
     if (p->since_probe < PROBE_EVERY || p->probe_credit < cost)
         return false;
     p->probe_credit = 0;
     p->since_probe = 0;
+    p->probe_rival = what == &p->whole;
+    p->choice = *what;
     return true;
 }
 
@@ -313,20 +332,37 @@ static struct act_plan_choice as_given(const struct act_plan *p, const struct se
     return evaluate(p, s, depth, budget < limit ? budget : limit);
 }
 
+/* Finds the best choice and what the whole block would give. While drafts don't pay nothing new is learned, and a
+ * search in every round would be the larger part of what planning costs. */
+static void search_or_keep(struct act_plan *p, const struct act_plan_request *r, struct search *s)
+{
+    bool same = company_of(p, r, s->n) == p->company;
+    if (same && !p->learned && p->quiet < QUIET_ROUNDS && p->best_scale == p->scale &&
+        p->best_shard_rows == s->shard_rows) {
+        p->quiet++;
+        return;
+    }
+    if (same)
+        learn_gains(p, r, s->n);
+    else
+        recall_gains(p, r, s->n);
+    struct act_plan_choice best = search_all(p, s);
+    p->whole = whole_block(p, s);
+    p->best = fill(p, s, hold(p, s, best));
+    p->quiet = 0;
+    p->best_scale = p->scale;
+    p->best_shard_rows = s->shard_rows;
+}
+
 static void plan_dynamic(struct act_plan *p, const struct act_plan_request *r, int n)
 {
     struct search s = {.n = n, .shard_rows = p->shard_rows};
     for (int depth = 1; depth <= p->options.length; depth++)
         s.drafts[depth] = drafts_of(p, r, n, depth);
-    if (company_of(p, r, n) == p->company)
-        learn_gains(p, r, n);
-    else
-        recall_gains(p, r, n);
-    struct act_plan_choice best = search_all(p, &s), whole = whole_block(p, &s);
-    best = fill(p, &s, hold(p, &s, best));
-    p->probe = !p->given && probe_now(p, &best, &whole);
-    p->choice = p->given ? as_given(p, &s) : p->probe ? whole : best;
-    p->last_requests = p->probe ? 0 : n; /* a probe is no plan to hold on to */
+    search_or_keep(p, r, &s);
+    p->choice = p->given ? as_given(p, &s) : p->best;
+    p->probe = !p->given && probe_now(p);
+    p->last_requests = n;
     p->last_caps = s.drafts[p->options.length];
 }
 
@@ -362,14 +398,20 @@ static void remember(struct act_plan *p, const struct act_plan_request *r, const
     m->next = (m->next + 1) % ACT_PLAN_MEMORY;
     m->n = m->n < ACT_PLAN_MEMORY ? m->n + 1 : m->n;
     p->learned = true;
-    /* The first blocks of all count in full. */
     p->blocks_seen++;
-    double gain = 1.0 / (double)p->blocks_seen > PRIOR_GAIN ? 1.0 / (double)p->blocks_seen : PRIOR_GAIN;
-    for (int j = 0; j < r->drafted; j++)
-        p->prior[j] += gain * ((double)survival[j] - p->prior[j]);
-    /* A prior that rises with the position would make a deeper draft look likelier than the one it stands on. */
-    for (int j = 1; j < p->block; j++)
-        p->prior[j] = p->prior[j] > p->prior[j - 1] ? p->prior[j - 1] : p->prior[j];
+    for (int j = 0; j < r->drafted; j++) {
+        /* The first blocks count in full, at every position those that reached it. */
+        double gain = 1.0 / (double)++p->seen[j], before = j ? (double)survival[j - 1] : 1;
+        gain = gain > PRIOR_GAIN ? gain : PRIOR_GAIN;
+        p->kept[j] += gain * ((double)survival[j] - p->kept[j]);
+        p->kept_before[j] += gain * (before - p->kept_before[j]);
+    }
+    double product = 1, chance = PRIOR;
+    for (int j = 0; j < p->block; j++) {
+        if (p->seen[j])
+            chance = p->kept_before[j] > 0 ? p->kept[j] / p->kept_before[j] : 0;
+        p->prior[j] = product *= chance < 1 ? chance : 1;
+    }
 }
 
 static void survivals(const struct act_plan_request *r, float *out)

@@ -50,8 +50,9 @@ struct act_plan_options {
     int length; /* of fixed mode; in dynamic mode the most per request */
     /* A change of plan must promise this much (0.01: 1 %) over the last plan, or over the whole block. */
     double min_gain;
-    /* Share of time that may go to rounds in which the whole block is drafted and offered although that is not best,
-     * so that confidences are known also while drafts do not pay. 0: never. */
+    /* Share of time that may go to rounds that are planned otherwise although that is not best: with the whole block,
+     * so that confidences are known also while drafts do not pay, and with the best plan of another depth, so that its
+     * time is known, in turn. 0: never. */
     double probe_share;
     int max_rows; /* of a verification; 0: any number */
 };
@@ -98,17 +99,25 @@ struct act_plan {
     struct act_plan_options options;
     struct act_steptime *table; /* borrowed; refreshed by act_plan_done when asked to */
     int block, max_requests;
-    /* Survival by position over all requests: what is assumed of one without history. */
-    double prior[ACT_PLAN_BLOCK_MAX];
+    /* Survival by position over all requests: what is assumed of one without history, and behind the end of a block. Of
+     * the blocks that went so deep, the mean survival there and one before it; where none did, it goes on as before. */
+    double prior[ACT_PLAN_BLOCK_MAX], kept[ACT_PLAN_BLOCK_MAX], kept_before[ACT_PLAN_BLOCK_MAX];
+    uint64_t seen[ACT_PLAN_BLOCK_MAX];
     uint64_t blocks_seen;
     struct act_plan_choice choice;      /* of the present or last round */
     const struct act_plan_given *given; /* dynamic mode: set before act_plan_draft, used in its place; NULL: none */
     double scale;                       /* the search is for so many times the requests; below 1: 1 */
     bool probe;
+    /* The last search, as long as it stands: nothing that it read has changed but the table, by a little. */
+    struct act_plan_choice best, whole, rival; /* rival: the best of another depth */
+    int quiet;                                 /* rounds that it has served */
+    double best_scale;
+    int best_shard_rows;
     int requests, drafts, rows, shard_rows; /* of the present round */
     int last_requests, last_caps;
     double probe_credit; /* ns */
     int since_probe;
+    bool probe_rival; /* the next probe is of the rival */
     struct act_plan_counters counters;
     /* Expected drafts kept of the block to come, by depth and budget: running means over the blocks of the requests
      * named by `company`. */

@@ -5,7 +5,10 @@
 #include <string.h>
 
 /* Of an observed deviation (as a logarithm), what the scale and the neighbouring points take over. */
-static const double SCALE_GAIN = 1.0 / 16, POINT_GAIN = 1.0 / 64, DEVIATION_MAX = 0.35;
+static const double SCALE_GAIN = 1.0 / 16, POINT_GAIN = 1.0 / 64, DEVIATION_MAX = 0.35, POINT_DEVIATION_MAX = 0.15;
+
+/* What the measurement of a point counts for beside rounds that were seen. */
+enum { MEASURED_ROUNDS = 6 };
 
 void act_steptime_init(struct act_steptime *t, int block)
 {
@@ -30,10 +33,12 @@ int act_steptime_add(struct act_steptime_curve *c, int at, double ns)
             return -ENOSPC;
         memmove(&c->at[i + 1], &c->at[i], (size_t)(c->n - i) * sizeof *c->at);
         memmove(&c->raw[i + 1], &c->raw[i], (size_t)(c->n - i) * sizeof *c->raw);
+        memmove(&c->seen[i + 1], &c->seen[i], (size_t)(c->n - i) * sizeof *c->seen);
         c->n++;
     }
     c->at[i] = at;
     c->raw[i] = ns;
+    c->seen[i] = 0;
     settle(c);
     return 0;
 }
@@ -181,6 +186,14 @@ double act_steptime_draft_ns(const struct act_steptime *t, int requests, int dra
     return t->draft_scale * (act_steptime_at(t, &t->draft, requests) + drafts * t->pick_ns);
 }
 
+static void nudge_point(struct act_steptime_curve *c, int i, double near, double deviation)
+{
+    double gain = 1.0 / (MEASURED_ROUNDS + c->seen[i]), most = POINT_DEVIATION_MAX;
+    deviation = deviation > most ? most : deviation < -most ? -most : deviation;
+    c->raw[i] *= exp((gain > POINT_GAIN ? gain : POINT_GAIN) * near * deviation);
+    c->seen[i] += near >= 0.5 && c->seen[i] < 1 << 20;
+}
+
 /* Moves the points around `at` by their nearness. */
 static void nudge(struct act_steptime_curve *c, int at, double deviation)
 {
@@ -190,9 +203,9 @@ static void nudge(struct act_steptime_curve *c, int at, double deviation)
     if (i < 0)
         return;
     double near = i && c->at[i] > at ? (double)(at - c->at[i - 1]) / (c->at[i] - c->at[i - 1]) : 1;
-    c->raw[i] *= exp(POINT_GAIN * near * deviation);
+    nudge_point(c, i, near, deviation);
     if (near < 1)
-        c->raw[i - 1] *= exp(POINT_GAIN * (1 - near) * deviation);
+        nudge_point(c, i - 1, 1 - near, deviation);
     settle(c);
 }
 

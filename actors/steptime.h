@@ -25,6 +25,7 @@ struct act_steptime_curve {
     int at[ACT_STEPTIME_POINTS];
     double raw[ACT_STEPTIME_POINTS]; /* as measured and refreshed */
     double ns[ACT_STEPTIME_POINTS];  /* running maximum of raw */
+    int seen[ACT_STEPTIME_POINTS];   /* rounds that have refreshed it */
 };
 
 struct act_steptime {
@@ -62,8 +63,10 @@ double act_steptime_verify_ns(const struct act_steptime *t, int requests, int ro
 /* A drafter's pass over so many requests that picks so many tokens in all; 0 for none. */
 double act_steptime_draft_ns(const struct act_steptime *t, int requests, int drafts);
 
-/* A round took that long. Moves the scales, and the points next to it by less, each step bounded: one odd round changes
- * little, and a slow spell lifts every choice alike, so that the planner does not swing between them. */
+/* A round took that long. Moves the scales, and the points next to it, each step bounded: one odd round changes little,
+ * and a slow spell lifts every choice alike, so that the planner does not swing between them. A point that has seldom
+ * been seen moves faster: it rests on the few rounds of its measurement, and choices that it keeps from being made
+ * would never correct it. */
 void act_steptime_observe(struct act_steptime *t, int requests, int drafts, int rows, int shard_rows, double draft_ns,
                           double verify_ns);
 

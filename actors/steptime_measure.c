@@ -10,7 +10,7 @@
 #include "model/sampler.h"
 
 enum {
-    REPEATS = 3,
+    REPEATS = 5,
     KINDS = ACT_STEPTIME_BETWEEN + 2,
     FINE = 2, /* up to so many requests every number of drafts is measured: a row more is much there */
 };

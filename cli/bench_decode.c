@@ -34,27 +34,28 @@ struct bench_stream {
     struct mdl_stream run;
     struct act_spec_stream spec;
     int32_t start; /* the token that follows its context */
-    uint64_t lap;  /* which coins: of the repeat, and of the times that it was set back in it */
+    uint64_t lap;  /* times that it was set back, which say what coins it has */
 };
 
 struct bench {
     const char *model_dir, *text_file, *table_file, *json_file, *csv_file, *plot_file, *from_file;
     const char *loads, *modes;
     int threads, context, grow, repeats, accept, preset, budget, seed, clock;
-    double seconds, temperature, min_gain, probe_share;
+    double seconds, warm, prune, temperature, min_gain, probe_share;
     int load[BD_LOADS], n_loads, mode[BD_MODES], n_modes, most;
     struct mdl_model *m;
     struct mdl_decoder *decoder;
     struct mdl_sampler *sampler;
     struct mdl_ids text;
-    struct bench_stream *stream; /* [most] */
-    struct mdl_stream **round;
+    struct bench_stream *stream; /* [n_modes][most]: every way goes on where it was */
+    struct mdl_stream **round;   /* the same */
     struct act_spec_stream **spec;
     struct mdl_calibration calibration;
     struct act_steptime table;
     struct act_speculation *plan; /* [n_loads][n_modes], each with what it has learned */
     struct act_speculation *now;
-    int64_t verify_began;
+    int64_t verify_began, planning; /* of the round at hand, ns */
+    double expected;                /* drafts that its coins keep, in the mean */
     struct bd_results results;
     struct cli_progress progress;
     struct cfg_error err;
@@ -70,6 +71,12 @@ static int64_t now_ns(void *ctx)
 
 /* ---- picks ---- */
 
+/* Which sequence it is, whatever the way. */
+static uint64_t number_of(const struct bench_stream *s)
+{
+    return (uint64_t)(s - s->b->stream) % (uint64_t)s->b->most;
+}
+
 static int32_t choose(struct bench_stream *s, int pos, const float *logits)
 {
     struct bench *b = s->b;
@@ -79,9 +86,15 @@ static int32_t choose(struct bench_stream *s, int pos, const float *logits)
         return mdl_argmax(logits, b->m->cfg->vocab_size);
     mdl_sampling_init(&recipe);
     recipe.temperature = b->temperature;
-    recipe.seed = (uint64_t)b->seed + (uint64_t)(s - b->stream);
+    recipe.seed = (uint64_t)b->seed + number_of(s);
     int r = mdl_sampler_sample(b->sampler, &recipe, logits, b->m->cfg->vocab_size, NULL, 0, 0, pos, &id, NULL, &b->err);
     return r ? r : id;
+}
+
+static double stated(const struct bench_stream *s, int place)
+{
+    const struct bench *b = s->b;
+    return (double)mdl_calibrated(&b->calibration, s->spec.choice, place, s->run.guess.confidence[place]);
 }
 
 /* With stated or full acceptance the target's logits are looked at as usual, but a coin decides on the draft. */
@@ -93,11 +106,9 @@ static int32_t pick(void *ctx, int pos, float *logits, bool draft)
     int place = pos - s->run.seq->len - 1;
     if (draft || id < 0 || b->accept == ACCEPT_MODEL || place >= s->run.offer)
         return id;
-    double stated = (double)mdl_calibrated(&b->calibration, s->spec.choice, place, s->run.guess.confidence[place]);
-    /* By place and not by use: every way of drafting meets the same luck at the same token, so that their differences
-     * are not those of the coins. */
-    uint64_t coin = s->lap << 40 | (uint64_t)(s - b->stream) << 28 | (uint64_t)pos;
-    bool kept = b->accept == ACCEPT_ALL || mdl_random_unit((uint64_t)b->seed, coin, 9) < stated;
+    /* By place and not by use: every way of drafting meets the same luck at the same token. */
+    uint64_t coin = s->lap << 40 | number_of(s) << 28 | (uint64_t)pos;
+    bool kept = b->accept == ACCEPT_ALL || mdl_random_unit((uint64_t)b->seed, coin, 9) < stated(s, place);
     if (kept)
         return s->run.guess.ids[place];
     return id != s->run.guess.ids[place] ? id : (id + 1) % b->m->cfg->vocab_size;
@@ -106,8 +117,16 @@ static int32_t pick(void *ctx, int pos, float *logits, bool draft)
 static void on_plan(void *ctx, struct mdl_stream *const *streams, int n)
 {
     struct bench *b = ctx;
+    int64_t from = now_ns(b);
     act_speculation_split(b->now, streams, n);
     b->verify_began = now_ns(b);
+    b->planning += b->verify_began - from;
+    for (int i = 0; b->accept == ACCEPT_STATED && i < n; i++) {
+        const struct bench_stream *s = streams[i]->pick_ctx;
+        double survival = 1;
+        for (int k = 0; k < streams[i]->offer; k++)
+            b->expected += survival *= stated(s, k);
+    }
 }
 
 /* ---- one run ---- */
@@ -120,59 +139,97 @@ static int restart(struct bench_stream *s, struct cfg_error *err)
     return r;
 }
 
-/* Rounds of the first `load` sequences until `seconds` of them are over. */
-static int run_point(struct bench *b, int load, struct act_speculation *plan, double seconds, struct bd_point *out)
+/* One round of the first sequences of a way. */
+static int run_round(struct bench *b, int first, struct bd_point *out)
 {
-    const struct act_plan_counters before = plan->plan.counters;
-    double spent = 0;
+    struct act_speculation *plan = b->now;
     int r = 0;
-    b->now = plan;
-    for (int i = 0; i < load && !r; i++) {
-        b->stream[i].lap = (uint64_t)(out->repeat + 1) << 12;
-        r = restart(&b->stream[i], &b->err);
-        b->stream[i].run.counters = (struct mdl_counters){0};
-        b->stream[i].spec.room = MDL_MAX_BLOCK;
-    }
-    while (!r && (spent < seconds || out->rounds < 4)) {
-        for (int i = 0; i < load && !r; i++)
-            if (b->stream[i].run.seq->len >= b->context + b->grow)
-                r = restart(&b->stream[i], &b->err);
-        int64_t began = now_ns(b);
-        act_speculation_begin(plan, b->round, b->spec, load, 0);
-        if (!r)
-            r = mdl_decoder_round(b->decoder, b->round, load, &b->err);
-        int64_t end = now_ns(b);
-        if (!r)
-            act_speculation_end(plan, b->round, load, (double)(b->verify_began - began),
-                                (double)(end - b->verify_began), true);
-        spent += 1e-9 * (double)(now_ns(b) - began);
-        out->rounds++;
-    }
-    out->seconds = spent;
-    out->skipped = (int64_t)(plan->plan.counters.skipped - before.skipped);
-    out->probes = (int64_t)(plan->plan.counters.probes - before.probes);
-    for (int i = 0; i < load; i++)
-        mdl_counters_add(&out->counters, &b->stream[i].run.counters);
+    for (int i = 0; i < out->load && !r; i++)
+        if (b->stream[first + i].run.seq->len >= b->context + b->grow)
+            r = restart(&b->stream[first + i], &b->err);
+    int64_t began = now_ns(b);
+    act_speculation_begin(plan, b->round + first, b->spec + first, out->load, 0);
+    b->planning = now_ns(b) - began;
+    b->expected = 0;
+    if (!r)
+        r = mdl_decoder_round(b->decoder, b->round + first, out->load, &b->err);
+    int64_t end = now_ns(b);
+    if (!r)
+        act_speculation_end(plan, b->round + first, out->load, (double)(b->verify_began - began),
+                            (double)(end - b->verify_began), true);
+    int64_t over = now_ns(b);
+    out->seconds += 1e-9 * (double)(over - began);
+    out->planning += 1e-9 * (double)(b->planning + over - end);
+    if (b->accept == ACCEPT_STATED)
+        out->expected += out->load + b->expected;
+    out->rounds++;
     return r;
 }
 
-/* Every way of drafting at every load, repeat after repeat; within a load they follow one another, beginning with
- * another one each time, so that what else the machine does falls on all alike. */
+/* Rounds of the first sequences of way m until `seconds` of them are over. They go on where they were. */
+static int run_point(struct bench *b, int m, double seconds, struct bd_point *out)
+{
+    const struct act_plan_counters before = b->now->plan.counters;
+    int r = 0, first = m * b->most;
+    out->expected = b->accept == ACCEPT_STATED ? 0 : -1;
+    for (int i = 0; i < out->load; i++)
+        b->stream[first + i].run.counters = (struct mdl_counters){0};
+    while (!r && (out->seconds < seconds || out->rounds < 2))
+        r = run_round(b, first, out);
+    out->skipped = (int64_t)(b->now->plan.counters.skipped - before.skipped);
+    out->probes = (int64_t)(b->now->plan.counters.probes - before.probes);
+    for (int i = 0; i < out->load; i++)
+        mdl_counters_add(&out->counters, &b->stream[first + i].run.counters);
+    return r;
+}
+
+/* Whether a way is so surely slower than dynamic that more repeats would tell nothing of interest. */
+static bool out_of_the_race(const struct bench *b, int load, int mode)
+{
+    enum { ENOUGH = 7 };
+    double percent, half;
+    return b->prune > 0 && mode != BD_DYNAMIC &&
+           bd_change(&b->results, load, BD_DYNAMIC, mode, &percent, &half) >= ENOUGH && percent - half > b->prune;
+}
+
+/* 0..n-1, drawn anew for every repeat: what a way finds in the caches depends on the one before it. */
+static void draw_order(const struct bench *b, int repeat, int load, int n, int *out)
+{
+    for (int i = 0; i < n; i++) {
+        uint32_t u[4];
+        mdl_random((uint64_t)b->seed, (uint64_t)(repeat + 1) << 32 | (uint64_t)(load << 8) | (uint64_t)i, 10, u);
+        int at = (int)(u[0] % (uint32_t)(i + 1));
+        out[i] = out[at];
+        out[at] = i;
+    }
+}
+
+/* Every way of drafting at every load, repeat after repeat; within a load they follow one another, in another order
+ * each time, so that what else the machine does falls on all alike. */
 static int run_all(struct bench *b)
 {
     int r = 0, total = (b->repeats + 1) * b->n_loads * b->n_modes, done = 0;
+    bool out[BD_LOADS][BD_MODES] = {0};
     cli_progress_start(&b->progress, "decoding", "runs", total);
     for (int repeat = -1; repeat < b->repeats && !r; repeat++)
-        for (int l = 0; l < b->n_loads && !r; l++)
+        for (int l = 0; l < b->n_loads && !r; l++) {
+            int order[BD_MODES];
+            draw_order(b, repeat, l, b->n_modes, order);
             for (int k = 0; k < b->n_modes && !r; k++) {
-                int m = (k + repeat + 1) % b->n_modes;
+                int m = order[k];
                 struct bd_point p = {.mode = b->mode[m], .load = b->load[l], .repeat = repeat};
+                cli_progress_update(&b->progress, ++done);
+                if (out[l][m])
+                    continue;
                 memset(&b->err, 0, sizeof b->err);
-                r = run_point(b, p.load, &b->plan[l * b->n_modes + m], b->seconds, &p);
+                b->now = &b->plan[l * b->n_modes + m];
+                r = run_point(b, m, repeat < 0 && b->warm > b->seconds ? b->warm : b->seconds, &p);
                 if (!r && repeat >= 0) /* the first pass warms up and teaches the planner */
                     r = bd_add(&b->results, &p, &b->err);
-                cli_progress_update(&b->progress, ++done);
             }
+            for (int m = 0; m < b->n_modes && !r; m++)
+                out[l][m] = out_of_the_race(b, b->load[l], b->mode[m]);
+        }
     cli_progress_end(&b->progress);
     return r;
 }
@@ -269,7 +326,7 @@ static int fill_stream(struct bench *b, int i, struct mdl_step *step, int32_t *i
                                     .rollback = b->grow + 2 * block + 2,
                                     .replay = exact ? 0 : replay};
     for (int k = 0; k < b->context; k++)
-        ids[k] = context_id(b, i, k);
+        ids[k] = context_id(b, i % b->most, k);
     int r = mdl_seq_new(b->m->cfg, &params, &s->run.seq, &b->err);
     if (!r)
         r = mdl_prefill_begin(&plan, s->run.seq, ids, b->context,
@@ -282,6 +339,7 @@ static int fill_stream(struct bench *b, int i, struct mdl_step *step, int32_t *i
     s->run.pick = pick;
     s->run.pick_ctx = s;
     s->run.limit = MDL_ROUND_MAX;
+    s->spec.room = MDL_MAX_BLOCK;
     s->spec.choice = b->temperature > 0 ? MDL_CHOICE_MATCH : MDL_CHOICE_GREEDY;
     const struct mdl_segment *last = &step->segment[0];
     s->start = choose(s, b->context, mdl_step_logits(step, 0, last->n - 1));
@@ -295,17 +353,18 @@ static int fill_streams(struct bench *b)
     int block = b->m->cfg->n_draft ? b->m->cfg->draft_block : 0, tokens = b->context + b->grow + 2 * block + 2;
     struct mdl_step *step = NULL;
     int32_t *ids = malloc((size_t)b->context * sizeof *ids);
-    b->stream = calloc((size_t)b->most, sizeof *b->stream);
-    b->round = calloc((size_t)b->most, sizeof(struct mdl_stream *));
-    b->spec = calloc((size_t)b->most, sizeof(struct act_spec_stream *));
+    int all = b->n_modes * b->most;
+    b->stream = calloc((size_t)all, sizeof *b->stream);
+    b->round = calloc((size_t)all, sizeof(struct mdl_stream *));
+    b->spec = calloc((size_t)all, sizeof(struct act_spec_stream *));
     b->sampler = mdl_sampler_new(b->m->cfg->vocab_size);
     int r = ids && b->stream && b->round && b->spec && b->sampler ? 0 : cfg_error_set(&b->err, ENOMEM, "out of memory");
     if (!r)
         r = mdl_step_new(b->m, b->context < 512 ? b->context : 512, tokens, &step, &b->err);
     if (!r)
         r = mdl_decoder_new(b->m, b->most, block, tokens, &b->decoder, &b->err);
-    cli_progress_start(&b->progress, "filling contexts", "sequences", b->most);
-    for (int i = 0; i < b->most && !r; i++) {
+    cli_progress_start(&b->progress, "filling contexts", "sequences", all);
+    for (int i = 0; i < all && !r; i++) {
         r = fill_stream(b, i, step, ids);
         cli_progress_update(&b->progress, i + 1);
     }
@@ -403,6 +462,8 @@ static void gather_conditions(struct bench *b)
                b->calibration.fitted[b->temperature > 0] ? "calibrated" : "raw");
     text_value(c, "runs", "%d interleaved repeats of %g s%s", b->repeats, b->seconds,
                b->clock == CLOCK_CPU ? " of processor time, one thread" : "");
+    if (b->accept == ACCEPT_STATED)
+        text_value(c, "counted", "every verified draft with the chance that its coin has, not with its luck");
     text_value(c, "planner", "%s budget, min_gain %g, probe_share %g", budget_names[b->budget], b->min_gain,
                b->probe_share);
 }
@@ -475,7 +536,7 @@ static void clear(struct bench *b)
 {
     for (int i = 0; b->plan && i < b->n_loads * b->n_modes; i++)
         act_speculation_free(&b->plan[i]);
-    for (int i = 0; b->stream && i < b->most; i++)
+    for (int i = 0; b->stream && i < b->n_modes * b->most; i++)
         mdl_seq_free(b->stream[i].run.seq);
     free(b->plan);
     free(b->stream);
@@ -495,6 +556,7 @@ int cli_bench_decode_run(int argc, char **argv)
                       .grow = 64,
                       .repeats = 7,
                       .seconds = 0.5,
+                      .warm = 0.5,
                       .seed = 1,
                       .min_gain = 0.005,
                       .probe_share = 0.005,
@@ -516,6 +578,10 @@ int cli_bench_decode_run(int argc, char **argv)
         {CLI_DOUBLE, "temperature", 't', &b.temperature, "T", "0: greedy (default)", 0, 100},
         {CLI_INT, "repeats", 0, &b.repeats, "N", "interleaved repeats (default 7)", 1, BD_REPEATS},
         {CLI_DOUBLE, "seconds", 0, &b.seconds, "S", "of each run (default 0.5)", 0.001, 3600},
+        {CLI_DOUBLE, "warm", 0, &b.warm, "S", "before the first repeat, not counted (default 0.5, at least --seconds)",
+         0, 3600},
+        {CLI_DOUBLE, "prune", 0, &b.prune, "PCT",
+         "leave out ways that after 7 repeats are surely so much slower than dynamic (0: never)", 0, 1000},
         {CLI_CHOICE, "budget", 0, &b.budget, "HOW", "as speculation.budget", .choices = budget_names},
         {CLI_DOUBLE, "min-gain", 0, &b.min_gain, "X", "as speculation.min_gain", 0, 1},
         {CLI_DOUBLE, "probe-share", 0, &b.probe_share, "X", "as speculation.probe_share", 0, 0.2},

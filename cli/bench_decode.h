@@ -8,14 +8,18 @@
 
 #include "cli/spec_figures.h"
 
-enum { BD_DYNAMIC = -1, BD_MODES = MDL_MAX_BLOCK + 2, BD_LOADS = 24, BD_REPEATS = 64 };
+enum { BD_DYNAMIC = -1, BD_MODES = MDL_MAX_BLOCK + 2, BD_LOADS = 24, BD_REPEATS = 512 };
 
 /* One way of drafting at one load in one repeat. */
 struct bd_point {
     int mode; /* drafts per step, 0: off, BD_DYNAMIC */
     int load; /* sequences at a time, on one device */
     int repeat;
-    double seconds; /* of its rounds, planning included */
+    double seconds;  /* of its rounds, planning included */
+    double planning; /* of these, in the planner */
+    /* Tokens that were to be expected of its rounds: with stated acceptance every verified draft counts with the chance
+     * that its coin has, which leaves the luck out. Below 0: not known, what came out counts. */
+    double expected;
     int64_t rounds, skipped, probes;
     struct mdl_counters counters;
 };
@@ -30,6 +34,23 @@ struct bd_results {
 int bd_add(struct bd_results *r, const struct bd_point *p, struct cfg_error *err);
 void bd_free(struct bd_results *r);
 void bd_mode_name(int mode, char out[16]);
+
+/* Change of speed of one way against another at a load in per cent, and half of its 95 % interval. Returns the repeats
+ * that both have. */
+int bd_change(const struct bd_results *r, int load, int mode, int other, double *percent, double *half);
+
+/* Dynamic against the best of the others at a load. */
+struct bd_verdict {
+    int best;             /* the best of all repeats */
+    double percent, half; /* against the best, chosen and compared on different repeats */
+    int hardest;          /* the way against which the interval reaches lowest, */
+    double low;           /* and how low */
+    int64_t rounds, skipped, probes;
+    double planning; /* share of dynamic's time */
+};
+/* The best other of the odd repeats is compared on the even ones, and the other way round: a way that was best by luck
+ * does not take its luck into the comparison. false: there is nothing to compare. */
+bool bd_judge(const struct bd_results *r, int load, struct bd_verdict *v);
 
 void bd_print(const struct bd_results *r);
 int bd_write_json(const struct bd_results *r, const char *path, struct cfg_error *err);

@@ -44,13 +44,18 @@ void bd_mode_name(int mode, char out[16])
 
 struct cell {
     int mode, load, n;
-    double effective[BD_REPEATS]; /* tokens emitted per second */
-    double raw[BD_REPEATS]; /* rows verified per second: what an account that takes every draft as kept would say */
+    double tokens[BD_REPEATS]; /* emitted, or expected where luck was left out */
+    double seconds_of[BD_REPEATS];
     struct mdl_counters sum;
     int64_t rounds, skipped, probes;
-    double seconds;
-    double mean, half; /* of effective */
+    double seconds, planning;
+    double mean, half; /* of tokens per second */
 };
+
+static struct cli_spec_runs runs_of(const struct cell *c, int from)
+{
+    return (struct cli_spec_runs){c->tokens + from, c->seconds_of + from};
+}
 
 static void make_cell(const struct bd_results *r, int mode, int load, struct cell *c)
 {
@@ -59,15 +64,16 @@ static void make_cell(const struct bd_results *r, int mode, int load, struct cel
         const struct bd_point *p = &r->point[i];
         if (p->mode != mode || p->load != load || c->n == BD_REPEATS)
             continue;
-        c->effective[c->n] = (double)p->counters.emitted / p->seconds;
-        c->raw[c->n++] = (double)(p->counters.steps + p->counters.offered) / p->seconds;
+        c->tokens[c->n] = p->expected >= 0 ? p->expected : (double)p->counters.emitted;
+        c->seconds_of[c->n++] = p->seconds;
         mdl_counters_add(&c->sum, &p->counters);
         c->rounds += p->rounds;
         c->skipped += p->skipped;
         c->probes += p->probes;
         c->seconds += p->seconds;
+        c->planning += p->planning;
     }
-    cli_spec_interval(c->effective, c->n, &c->mean, &c->half);
+    cli_spec_rate(runs_of(c, 0), c->n, &c->mean, &c->half);
 }
 
 /* Different values of mode or load, in the order in which they occur first (loads) or off, 1, 2, ..., dynamic. */
@@ -101,31 +107,94 @@ static int list_modes(const struct bd_results *r, int *out)
     return n;
 }
 
-/* The best of everything but dynamic at a load; false: there is none. */
-static bool best_other(const struct bd_results *r, int load, struct cell *best)
-{
-    int modes[BD_MODES], n = list_modes(r, modes);
-    bool found = false;
-    for (int m = 0; m < n; m++) {
-        struct cell c;
-        if (modes[m] == BD_DYNAMIC)
-            continue;
-        make_cell(r, modes[m], load, &c);
-        if (c.n && (!found || c.mean > best->mean))
-            *best = c;
-        found |= c.n > 0;
-    }
-    return found;
-}
-
-/* Change of a against b in per cent, repeat by repeat, since the two ran next to each other. */
 static void change(const struct cell *a, const struct cell *b, double *mean, double *half)
 {
-    double v[BD_REPEATS];
-    int n = a->n < b->n ? a->n : b->n;
-    for (int i = 0; i < n; i++)
-        v[i] = 100 * (a->effective[i] / b->effective[i] - 1);
-    cli_spec_interval(v, n, mean, half);
+    cli_spec_change(runs_of(a, 0), runs_of(b, 0), a->n < b->n ? a->n : b->n, mean, half);
+}
+
+int bd_change(const struct bd_results *r, int load, int mode, int other, double *percent, double *half)
+{
+    struct cell a, b;
+    make_cell(r, mode, load, &a);
+    make_cell(r, other, load, &b);
+    change(&a, &b, percent, half);
+    return a.n < b.n ? a.n : b.n;
+}
+
+/* Repeats of one parity. */
+static int every_second(const struct cell *from, int parity, struct cell *out)
+{
+    out->n = 0;
+    for (int i = parity; i < from->n; i += 2) {
+        out->tokens[out->n] = from->tokens[i];
+        out->seconds_of[out->n++] = from->seconds_of[i];
+    }
+    return out->n;
+}
+
+/* The best other of the odd repeats is compared on the even ones, and the other way round: one that was chosen for its
+ * luck does not keep it. With a single repeat there is nothing to keep apart. */
+bool bd_judge(const struct bd_results *r, int load, struct bd_verdict *v)
+{
+    int modes[BD_MODES], n = list_modes(r, modes);
+    struct cell dynamic, c, mine, half_of;
+    double best = 0, most[2] = {0}, percent[2] = {NAN, NAN}, half[2] = {NAN, NAN};
+    int chosen[2] = {0, 0}, found = 0, longest = 0;
+    make_cell(r, BD_DYNAMIC, load, &dynamic);
+    for (int m = 0; m < n && dynamic.n; m++) {
+        make_cell(r, modes[m], load, &c);
+        longest = modes[m] != BD_DYNAMIC && c.n > longest ? c.n : longest;
+    }
+    if (longest && longest < dynamic.n) /* all others were left out, the last ones after so many repeats */
+        dynamic.n = longest;
+    *v = (struct bd_verdict){.percent = NAN,
+                             .half = NAN,
+                             .low = INFINITY,
+                             .rounds = dynamic.rounds,
+                             .skipped = dynamic.skipped,
+                             .probes = dynamic.probes,
+                             .planning = dynamic.seconds > 0 ? dynamic.planning / dynamic.seconds : NAN};
+    for (int m = 0; m < n; m++) {
+        double mean, wide;
+        make_cell(r, modes[m], load, &c);
+        if (modes[m] == BD_DYNAMIC || !c.n || !dynamic.n)
+            continue;
+        change(&dynamic, &c, &mean, &wide);
+        if (mean - wide < v->low || isinf(v->low)) {
+            v->low = mean - wide;
+            v->hardest = modes[m];
+        }
+        if (c.n < dynamic.n)
+            continue; /* left out after some repeats: surely slower */
+        if (!found++ || c.mean > best) {
+            best = c.mean;
+            v->best = modes[m];
+        }
+        for (int k = 0; k < 2; k++) {
+            double rate;
+            cli_spec_rate(runs_of(&half_of, 0), every_second(&c, k, &half_of), &rate, &wide);
+            if (rate > most[k]) {
+                most[k] = rate;
+                chosen[k] = modes[m];
+            }
+        }
+    }
+    if (!found)
+        return false;
+    if (dynamic.n < 4) {
+        make_cell(r, v->best, load, &c);
+        change(&dynamic, &c, &v->percent, &v->half);
+        return true;
+    }
+    for (int k = 0; k < 2; k++) {
+        make_cell(r, chosen[1 - k], load, &c);
+        int pairs = every_second(&dynamic, k, &mine);
+        every_second(&c, k, &half_of);
+        cli_spec_change(runs_of(&mine, 0), runs_of(&half_of, 0), pairs, &percent[k], &half[k]);
+    }
+    v->percent = (percent[0] + percent[1]) / 2;
+    v->half = sqrt(half[0] * half[0] + half[1] * half[1]) / 2;
+    return true;
 }
 
 /* ---- text ---- */
@@ -151,9 +220,8 @@ static void print_row(const struct bd_results *r, const struct cell *c, const st
 {
     char name[16];
     struct cli_spec_figures f = cli_spec_figures(&c->sum), whole = cli_spec_figures(&longest->sum);
-    double raw, half, gain = NAN, gain_half;
+    double raw = (double)(c->sum.steps + c->sum.offered) / c->seconds, gain = NAN, gain_half;
     bd_mode_name(c->mode, name);
-    cli_spec_interval(c->raw, c->n, &raw, &half);
     printf("%5d %-8s %10.1f %8.1f %9.1f %10.1f", c->load, name, c->mean, c->half, c->mean / c->load, raw);
     print_number(f.emitted_per_step, 8, 3);
     print_number(f.offered_per_step, 8, 3);
@@ -180,21 +248,22 @@ static void print_dynamic(const struct bd_results *r, const int *loads, int n)
 {
     bool head = false;
     for (int l = 0; l < n; l++) {
-        struct cell dynamic, best;
-        char name[16];
-        double mean, half;
-        make_cell(r, BD_DYNAMIC, loads[l], &dynamic);
-        if (!dynamic.n || !best_other(r, loads[l], &best))
+        struct bd_verdict v;
+        char name[16], hardest[16];
+        if (!bd_judge(r, loads[l], &v))
             continue;
         if (!head)
-            puts("\ndynamic against the best of the others at each load (which is known only afterwards)");
+            puts("\ndynamic against the best of the others at each load, chosen on one half of the repeats and "
+                 "compared on the "
+                 "other;\nlow: the lowest end of its 95 % intervals against each of the others");
         head = true;
-        bd_mode_name(best.mode, name);
-        change(&dynamic, &best, &mean, &half);
-        printf("%5d  best: %-8s  dynamic %+6.2f %% +- %.2f   rounds %lld, of these without the drafter %lld, probes "
-               "%lld\n",
-               loads[l], name, mean, half, (long long)dynamic.rounds, (long long)dynamic.skipped,
-               (long long)dynamic.probes);
+        bd_mode_name(v.best, name);
+        bd_mode_name(v.hardest, hardest);
+        printf("%5d  best: %-8s  dynamic %+6.2f %% +- %.2f   low %+6.2f %% (%s)   planning %.2f %%   rounds %lld, of "
+               "these "
+               "without the drafter %lld, probes %lld\n",
+               loads[l], name, v.percent, v.half, v.low, hardest, 100 * v.planning, (long long)v.rounds,
+               (long long)v.skipped, (long long)v.probes);
     }
 }
 
@@ -256,6 +325,9 @@ int bd_write_json(const struct bd_results *r, const char *path, struct cfg_error
                                             (json_int_t)c->accepted, "emitted", (json_int_t)c->emitted,
                                             "offered_by_position", list_json(c->offered_at, places),
                                             "accepted_by_position", list_json(c->accepted_at, places)));
+        json_object_set_new(j, "planning", json_real(p->planning));
+        if (p->expected >= 0)
+            json_object_set_new(j, "expected", json_real(p->expected));
         json_array_append_new(points, j);
     }
     json_t *all = json_pack("{s:i,s:O,s:o}", "format", FORMAT, "conditions", r->conditions, "points", points);
@@ -315,7 +387,10 @@ static const char *read_point(const json_t *j, struct bd_point *p)
     struct mdl_counters *c = &p->counters;
     int64_t load, repeat;
     const char *name = json_string_value(json_object_get(j, "drafts"));
-    *p = (struct bd_point){.seconds = json_number_value(json_object_get(j, "seconds"))};
+    const json_t *expected = json_object_get(j, "expected");
+    *p = (struct bd_point){.seconds = json_number_value(json_object_get(j, "seconds")),
+                           .planning = json_number_value(json_object_get(j, "planning")),
+                           .expected = expected ? json_number_value(expected) : -1};
     if (!name)
         return "\"drafts\" is missing";
     p->mode = !strcmp(name, "dynamic") ? BD_DYNAMIC : !strncmp(name, "fixed ", 6) ? atoi(name + 6) : 0;
@@ -455,13 +530,10 @@ static int plot_changes(const struct bd_results *r, struct cli_plot *p, const in
     }
     cli_plot_printf(p, "$best << EOD\n");
     for (int l = 0; l < n_loads; l++) {
-        struct cell c, best;
-        double mean, half;
-        make_cell(r, BD_DYNAMIC, loads[l], &c);
-        if (!c.n || !best_other(r, loads[l], &best))
+        struct bd_verdict v;
+        if (!bd_judge(r, loads[l], &v))
             continue;
-        change(&c, &best, &mean, &half);
-        cli_plot_printf(p, "%d %.6g %.6g\n", loads[l], mean, isnan(half) ? 0 : half);
+        cli_plot_printf(p, "%d %.6g %.6g\n", loads[l], v.percent, isnan(v.half) ? 0 : v.half);
         drawn++;
     }
     cli_plot_printf(p, "EOD\n");

@@ -18,7 +18,7 @@ struct arguments {
     const char *load, *rate, *modes, *decode, *prefill, *trace, *json, *csv, *plot, *against, *measure;
     int threads, drafts, prompt_tokens, output_tokens, requests, seed, groups, shared, routing;
     double seconds, warm, speed;
-    bool fixed_lengths;
+    bool fixed_lengths, group_sync;
 };
 
 struct simulation {
@@ -132,6 +132,7 @@ static int run_one(struct simulation *s, const struct size *decode, const struct
                                         .decode_group = decode->group,
                                         .prefill = prefill->ranks,
                                         .prefill_group = prefill->group,
+                                        .group_sync = a->group_sync,
                                         .prefix = a->routing == SIM_ROUTING_PREFIX,
                                         .common = a->routing == SIM_ROUTING_COMMON,
                                         .seed = (uint64_t)a->seed};
@@ -177,6 +178,10 @@ static int run_all(struct simulation *s, struct cfg_error *err)
     int r = n_loads < 0 || n_rates < 0 || n_decode < 0 || n_prefill < 0 ? -EINVAL : 0;
     if (!r && s->profile.one_process && (n_decode > 1 || n_prefill > 1 || decode->ranks > 1 || prefill->ranks > 1))
         r = cfg_error_set(err, EINVAL, "a profile with one_process has one rank that does everything");
+    for (int i = 0; i < n_decode && !r && a->group_sync; i++)
+        if ((decode[i].group ? decode[i].group : decode[i].ranks) > ACT_INSTANCES_MAX)
+            r = cfg_error_set(err, EINVAL, "--group-sync: at most %d decode ranks of a group plan together",
+                              ACT_INSTANCES_MAX);
     if (!r && traced && n_rates)
         r = cfg_error_set(err, EINVAL, "--trace says when requests come; leave --rate out");
     if (!r && !n_loads && !n_rates && !traced) {
@@ -276,6 +281,8 @@ int cli_simulate_run(int argc, char **argv)
         {CLI_TEXT, "decode", 0, &a->decode, "N[/G],..",
          "decode ranks (the profile's), G of them in an expert group (all)"},
         {CLI_TEXT, "prefill", 0, &a->prefill, "N[/G],..", "prefill ranks, in the same way"},
+        {CLI_FLAG, "group-sync", 0, &a->group_sync, NULL,
+         "as speculation.group_sync: the decode ranks of a group plan one budget"},
         {CLI_CHOICE, "routing", 0, &a->routing, "HOW",
          "prompts go by load, by known prefixes, or by load with a tier\n"
          "of blocks that all prefill ranks share: load, prefix, common (load)",

@@ -40,6 +40,7 @@ struct sim_profile {
     int streams, block_tokens, context;
     int64_t kv_tokens; /* of a rank */
     struct sim_group decode_group, prefill_group;
+    bool lockstep;                    /* decode ranks of a group end their steps together */
     double network_us;                /* one way between ranks */
     double emit_us;                   /* of a rank's time, for each token that is picked for good */
     double request_us, token_us;      /* of the gateway's time, by request and by piece of an answer */
@@ -68,8 +69,17 @@ enum { SIM_TAIL = 8 }; /* the last ids of a prompt, which name its request */
 
 struct sim_running {
     struct act_timer timer;
-    int64_t due;    /* ns */
-    double part_ns; /* one process: of a sub-step */
+    int64_t due;     /* ns */
+    double part_ns;  /* one process: of a sub-step */
+    double own_ns;   /* lockstep: what it takes without the others */
+    uint64_t joined; /* lockstep: the step that it is in; 0: none yet */
+};
+
+/* The step of a group of ranks that exchange rows in every layer, so that all wait for the slowest. Those that come
+ * while it gathers are in it, a later one is in the next. Shared by the ranks' computes, on their worker. */
+struct sim_lockstep {
+    int64_t began, gathers_until, end; /* ns; the end is known when it gathers no more */
+    uint64_t number;
 };
 
 /* A model without weights that takes a rank's time. Belongs to the rank, outlives its actors. */
@@ -85,6 +95,7 @@ struct sim_compute {
     double picks_ns;    /* of the drafts of this round, not yet taken */
     uint64_t random;
     struct sim_running running[2]; /* decode, prefill */
+    struct sim_lockstep *group;    /* of a decode rank; NULL: it waits for nobody */
 };
 
 /* The shape of the model that stands there: small, because its rows are never computed. */
@@ -149,6 +160,7 @@ struct sim_world_options {
     struct act_plan_options plan;
     int decode, prefill;             /* ranks */
     int decode_group, prefill_group; /* ranks that share their experts; 0: all of a kind */
+    bool group_sync;                 /* dynamic plans: one budget for the decode ranks of a group */
     bool prefix;                     /* routing by known prefixes */
     bool common;                     /* a tier that every Prefill reads and writes */
     uint64_t seed;

@@ -199,6 +199,55 @@ static int take_turns(struct sim_compute *c, struct mdl_step *s, struct act_self
     return MDL_STEP_MORE;
 }
 
+/* Longer than ranks of a group come apart while they draft and plan, shorter than a step. */
+static int64_t gathering_ns(const struct sim_lockstep *g)
+{
+    int64_t quarter = (g->end - g->began) / 4;
+    return quarter > 100000 ? quarter : 100000;
+}
+
+/* Where the rank has to go on: the end of what the group gathers, or of the step, or now when that is over. */
+static int64_t with_the_group(struct sim_lockstep *g, struct sim_running *r, int64_t now)
+{
+    if (r->joined && r->joined != g->number)
+        return now; /* others have begun the next one */
+    if (!r->joined && now > g->gathers_until && now < g->end)
+        return g->end; /* without it; it is in the next one */
+    if (!r->joined) {
+        if (now > g->gathers_until)
+            *g = (struct sim_lockstep){
+                .began = now, .gathers_until = now + gathering_ns(g), .end = now, .number = g->number + 1};
+        int64_t end = now + (int64_t)r->own_ns;
+        g->end = end > g->end ? end : g->end;
+        r->joined = g->number;
+    }
+    if (now <= g->gathers_until)
+        return g->gathers_until + 1;
+    return g->end > now ? g->end : now;
+}
+
+static int take_time_together(struct sim_compute *c, struct mdl_step *s, struct act_self *self, struct sim_running *r,
+                              double ns)
+{
+    int64_t now = act_now(self);
+    if (ns > 0) {
+        double late = c->late_ns < ns / 2 ? c->late_ns : ns / 2;
+        c->late_ns -= late;
+        r->own_ns = ns - late;
+        r->joined = 0;
+    } else if (act_timer_pending(&r->timer)) {
+        return MDL_STEP_WAIT;
+    }
+    int64_t at = with_the_group(c->group, r, now);
+    if (at > now) {
+        r->due = at;
+        act_timer_at(self, &r->timer, at, ACT_COMPUTED_TAG);
+        return MDL_STEP_WAIT;
+    }
+    c->late_ns += (double)(now - r->due);
+    return finish(c, s, self);
+}
+
 static int take_time(struct sim_compute *c, struct mdl_step *s, struct act_self *self, struct sim_running *r, double ns)
 {
     if (ns > 0) {
@@ -223,6 +272,8 @@ static int advance(void *ctx, struct mdl_step *s)
         return MDL_STEP_WAIT;
     double ns = begins ? step_ns(c, s, bulk) : 0;
     s->phase = MDL_PHASE_ATTEND;
+    if (c->group && !bulk && !s->segment[0].draft)
+        return take_time_together(c, s, x->self, &c->running[0], ns);
     return (c->shared ? take_turns : take_time)(c, s, x->self, &c->running[bulk], ns);
 }
 

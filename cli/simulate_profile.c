@@ -179,6 +179,7 @@ static int read_decode(const json_t *j, struct sim_profile *p, struct cfg_error 
         {"context", INTEGER, &p->context, 64, 1 << 22, false},
         {"ranks", INTEGER, &p->decode, 1, 16384, false},
         {"group", GROUP, &p->decode_group, 0, 0, false},
+        {"lockstep", FLAG, &p->lockstep, 0, 0, false},
         {.name = NULL},
     };
     int r = read_members(j, "decode", members, err);

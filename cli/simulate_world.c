@@ -21,6 +21,7 @@ enum { WORKER_FRONT, WORKER_ENGINE, WORKER_PREFILL, OUTBOX = 1 << 20, LEASE = 8 
 
 struct rank {
     struct act_engine engine;
+    struct act_engine decode_engine; /* what the Decode actor sees: with group_sync all Decodes of the group */
     struct sim_compute compute;
     struct act_landing_arg landing;
     struct act_landing_stats stats;
@@ -36,7 +37,8 @@ struct world {
     struct act_steptime believed;
     struct rank *rank; /* [n]: decode ranks, then prefill ranks */
     int n;
-    struct sim_common *common; /* NULL: none */
+    struct sim_common *common;     /* NULL: none */
+    struct sim_lockstep *lockstep; /* [decode ranks], one for each group; NULL: ranks don't wait for each other */
     struct act_router_arg router;
     struct act_addr router_addr;
     struct sim_load_arg load;
@@ -58,6 +60,8 @@ static int make_engine(struct world *w, int index, struct rank *r, struct cfg_er
     r->compute.planned = w->o->plan.mode == ACT_PLAN_DYNAMIC;
     r->compute.extra_ns[0] = sim_group_ns(&p->decode_group, w->o->decode_group ? w->o->decode_group : w->o->decode);
     r->compute.extra_ns[1] = sim_group_ns(&p->prefill_group, w->o->prefill_group ? w->o->prefill_group : w->o->prefill);
+    if (w->lockstep && index < w->o->decode)
+        r->compute.group = &w->lockstep[w->o->decode_group ? index / w->o->decode_group : 0];
     int64_t pages = p->kv_tokens / p->block_tokens;
     *e = (struct act_engine){.m = &r->compute.model,
                              .limits = {.context = p->context,
@@ -85,7 +89,9 @@ static int make_decode_rank(struct world *w, struct rank *r, struct cfg_error *e
     struct act_engine *e = &r->engine;
     int rc = spawn(w, &act_tier_device_behaviour, WORKER_ENGINE, ACT_CLASS_URGENT, e, &e->tier, err);
     if (!rc)
-        rc = spawn(w, &act_decode_behaviour, WORKER_ENGINE, ACT_CLASS_URGENT, e, &e->decode[0], err);
+        r->decode_engine = *e;
+    if (!rc)
+        rc = spawn(w, &act_decode_behaviour, WORKER_ENGINE, ACT_CLASS_URGENT, &r->decode_engine, &e->decode[0], err);
     e->n_decode = 1;
     r->landing = (struct act_landing_arg){.engine = e, .router = &w->router_addr, .stats = &r->stats};
     if (!rc && !w->p->one_process)
@@ -114,6 +120,20 @@ static int make_prefill_rank(struct world *w, struct rank *r, struct cfg_error *
     return rc;
 }
 
+/* Tells a rank's Decode what is known when all are there. */
+static void complete_decode(struct world *w, int index)
+{
+    struct rank *r = &w->rank[index];
+    int size = w->o->decode_group ? w->o->decode_group : w->o->decode, first = index - index % size;
+    r->decode_engine = r->engine;
+    r->decode_engine.group_sync = w->o->group_sync && w->o->plan.mode == ACT_PLAN_DYNAMIC;
+    if (!r->decode_engine.group_sync)
+        return;
+    r->decode_engine.n_decode = 0;
+    for (int i = first; i < first + size && i < w->o->decode; i++)
+        r->decode_engine.decode[r->decode_engine.n_decode++] = w->rank[i].engine.decode[0];
+}
+
 static int make_ranks(struct world *w, struct cfg_error *err)
 {
     int rc = 0;
@@ -125,6 +145,8 @@ static int make_ranks(struct world *w, struct cfg_error *err)
         if (!rc && (i >= w->o->decode || w->p->one_process))
             rc = make_prefill_rank(w, r, err);
     }
+    for (int i = 0; !rc && i < w->o->decode; i++)
+        complete_decode(w, i);
     return rc;
 }
 
@@ -190,7 +212,9 @@ int sim_world_run(const struct sim_profile *p, const struct sim_world_options *o
     sim_compute_config(p, &w.config);
     w.rank = calloc((size_t)w.n, sizeof *w.rank);
     w.common = o->common ? sim_common_new() : NULL;
-    int rc = w.rank && (w.common || !o->common) ? sim_profile_believed(p, 5, &w.believed) : -ENOMEM;
+    w.lockstep = p->lockstep && !p->one_process ? calloc((size_t)o->decode, sizeof *w.lockstep) : NULL;
+    bool complete = w.rank && (w.common || !o->common) && (w.lockstep || !p->lockstep || p->one_process);
+    int rc = complete ? sim_profile_believed(p, 5, &w.believed) : -ENOMEM;
     if (rc)
         cfg_error_set(err, -rc, "simulation: %s", strerror(-rc));
     if (!rc)
@@ -207,6 +231,7 @@ int sim_world_run(const struct sim_profile *p, const struct sim_world_options *o
         sim_way_free(w.rank[i].way);
     }
     sim_common_free(w.common);
+    free(w.lockstep);
     free(w.rank);
     return rc;
 }

@@ -26,4 +26,16 @@ int cli_spec_convert(bool dynamic, int drafts, double rate, double *tokens_per_s
 /* Mean and half width of the 95 % confidence interval (Student's t); half NaN for fewer than two values. */
 void cli_spec_interval(const double *v, int n, double *mean, double *half);
 
+/* Runs of one way of drafting: tokens and seconds of each. */
+struct cli_spec_runs {
+    const double *tokens, *seconds;
+};
+
+/* All tokens over all seconds, with half of its 95 % interval. A mean of the runs' own rates would be too high, the
+ * more so the shorter they are. */
+void cli_spec_rate(struct cli_spec_runs a, int n, double *rate, double *half);
+/* Change of the rate of a against b in per cent. Run i of both happened next to each other; the interval comes from
+ * leaving each pair out in turn (jackknife), so that what slowed both of a pair cancels. */
+void cli_spec_change(struct cli_spec_runs a, struct cli_spec_runs b, int n, double *percent, double *half);
+
 #endif

@@ -97,7 +97,7 @@ const struct cfg_key cfg_keys[] = {
      .help = "Dynamic mode: a plan changes only for a gain in expected tokens per second of this share."},
     {"speculation.probe_share", CFG_DOUBLE, .min = 0, .max = 0.2, AT(speculation.probe_share), .fallback = "0.005",
      .help = "Dynamic mode: share of time for steps that verify whole blocks although that is not best, so that a "
-             "change of confidence is noticed."},
+             "change of confidence is noticed; half of it while whole blocks are far behind."},
     {"speculation.group_sync", CFG_BOOL, AT(speculation.group_sync), .fallback = "false",
      .help =
          "Dynamic mode in a deployment: all decode nodes draft and verify as many tokens per request as the first of "

@@ -495,6 +495,52 @@ Test(plan, probes_keep_to_their_share)
     cr_assert_gt(d.counters.skipped, d.counters.rounds * 9 / 10);
 }
 
+/* A plan of short blocks has not seen what lies behind their ends. It takes it to go on as before, rather than to be as
+ * bad as what was assumed when nothing was known, and so finds out. */
+Test(plan, depths_that_were_never_drafted_are_not_written_off)
+{
+    struct act_steptime t = smooth(1000, 100, 100, 5);
+    struct act_plan p = new_plan(dynamic_options(), &t);
+    struct act_plan_memory m[2] = {{0}};
+    struct act_plan_request r[2] = {{.memory = &m[0], .cap = 2}, {.memory = &m[1], .cap = BLOCK}};
+    for (int round = 0; round < 50; round++) {
+        act_plan_draft(&p, r, 1, 0);
+        r[0].drafted = r[0].draft;
+        for (int k = 0; k < BLOCK; k++)
+            r[0].confidence[k] = 0.97f;
+        act_plan_split(&p, r, 1);
+    }
+    cr_expect_eq(p.choice.depth, 2, "more is of no use to this request");
+    for (int k = 0; k < BLOCK; k++)
+        cr_expect_float_eq(p.prior[k], pow(0.97, k + 1), 1e-3, "position %d: %g", k, p.prior[k]);
+    r[0].cap = BLOCK;
+    act_plan_draft(&p, r, 1, 0);
+    cr_expect_eq(p.choice.depth, BLOCK, "%d", p.choice.depth);
+    act_plan_free(&p);
+}
+
+/* While nothing is drafted a search serves some rounds, not for ever: what becomes cheap is noticed without a probe. */
+Test(plan, a_search_is_not_kept_for_ever)
+{
+    struct act_steptime t = smooth(1000, 20, 4000, 5);
+    struct act_plan p = new_plan(dynamic_options(), &t);
+    struct act_plan_memory m = {0};
+    struct act_plan_request r[1] = {{.memory = &m, .cap = BLOCK}};
+    for (int round = 0; round < 40; round++) {
+        act_plan_draft(&p, r, 1, 0);
+        cr_assert_eq(p.choice.depth, 0, "a draft costs four rounds");
+        act_plan_split(&p, r, 1);
+    }
+    t.draft_scale = 0.001;
+    int rounds = 0;
+    for (; rounds < 100 && !p.choice.depth; rounds++) {
+        act_plan_draft(&p, r, 1, 0);
+        act_plan_split(&p, r, 1);
+    }
+    cr_expect_leq(rounds, 17, "%d rounds until the cheap drafts were seen", rounds);
+    act_plan_free(&p);
+}
+
 /* Times that scatter by a tenth between choices of nearly equal worth: the plan keeps to one. */
 Test(plan, noise_does_not_make_the_plan_swing)
 {

@@ -116,6 +116,24 @@ Test(steptime, points)
     cr_expect_float_eq(act_steptime_verify_ns(&t, 7, 7, 0), 70, 1e-9);
 }
 
+/* A block that was measured a third too dear is seldom chosen, so the few times that it is must put it right, while
+ * what is seen all the time stays. */
+Test(steptime, a_point_that_is_seldom_seen_is_soon_right)
+{
+    struct act_steptime t = table();
+    double plain = act_steptime_verify_ns(&t, 1, 1, 0), full = act_steptime_verify_ns(&t, 1, t.block + 1, 0);
+    for (int i = 0; i < t.full.n; i++)
+        act_steptime_add(&t.full, t.full.at[i], 1.33 * t.full.raw[i]);
+    cr_assert_float_eq(act_steptime_verify_ns(&t, 1, t.block + 1, 0) / full, 1.33, 0.01);
+    for (int i = 0; i < 12; i++) {
+        for (int k = 0; k < 50; k++)
+            act_steptime_observe(&t, 1, 0, 1, 0, 0, plain);
+        act_steptime_observe(&t, 1, 0, t.block + 1, 0, 0, full);
+    }
+    cr_expect_float_eq(act_steptime_verify_ns(&t, 1, t.block + 1, 0) / full, 1, 0.1);
+    cr_expect_float_eq(act_steptime_verify_ns(&t, 1, 1, 0) / plain, 1, 0.02);
+}
+
 /* Whatever the table said at first, what rounds really take is learned; a single odd round is not believed. */
 Test(steptime, refresh)
 {

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "cli/bench_decode.h"
+#include "model/sampler.h"
 #include "tests/support/process.h"
 
 static bool has_gnuplot(void)
@@ -67,6 +68,58 @@ Test(spec_figures, interval)
     cr_expect(mean == 1 && isnan(half), "one value says nothing about its spread");
 }
 
+/* Slow runs weigh as much as they last, and what slows both of a pair leaves their comparison alone. */
+Test(spec_figures, rates_and_changes)
+{
+    const double tokens[] = {100, 100, 100, 100}, fast[] = {1, 1, 1, 5}, slow[] = {1.25, 1.25, 1.25, 6.25};
+    double rate, half, percent;
+    cli_spec_rate((struct cli_spec_runs){tokens, fast}, 4, &rate, &half);
+    cr_expect_float_eq(rate, 50, 1e-9, "400 tokens in 8 seconds, though the mean of the rates is 80");
+    cr_expect_gt(half, 10);
+    cli_spec_change((struct cli_spec_runs){tokens, slow}, (struct cli_spec_runs){tokens, fast}, 4, &percent, &half);
+    cr_expect_float_eq(percent, -20, 1e-9);
+    cr_expect_lt(half, 1e-3, "the slow pair is slow for both");
+    cli_spec_change((struct cli_spec_runs){tokens, slow}, (struct cli_spec_runs){tokens, fast}, 1, &percent, &half);
+    cr_expect(fabs(percent + 20) < 1e-9 && isnan(half));
+    cli_spec_rate((struct cli_spec_runs){tokens, slow}, 0, &rate, &half);
+    cr_expect(isnan(rate) && isnan(half));
+}
+
+/* Seven ways that are equally fast but for noise: the luckiest of the others is ahead, and must not look faster for it.
+ * A tenth slower than that is seen as a tenth. */
+Test(bench_decode, a_lucky_best_is_not_taken_for_a_better_one)
+{
+    for (int slower = 0; slower < 2; slower++) {
+        double sum = 0, naive = 0, half;
+        int rounds = 60, below = 0;
+        for (int k = 0; k < rounds; k++) {
+            struct bd_results r = {0};
+            struct cfg_error err;
+            struct bd_verdict v;
+            for (int repeat = 0; repeat < 20; repeat++)
+                for (int mode = BD_DYNAMIC; mode < 6; mode++) {
+                    uint64_t at = ((uint64_t)k << 16) + (uint64_t)(repeat * 8 + mode + 1);
+                    struct bd_point p = {.mode = mode, .load = 4, .repeat = repeat, .expected = -1};
+                    p.counters.emitted = 1000;
+                    p.seconds = 1 + 0.2 * (mdl_random_unit(7, at, 1) - 0.5);
+                    p.seconds *= slower && mode == BD_DYNAMIC ? 1 / 0.9 : 1;
+                    cr_assert_eq(bd_add(&r, &p, &err), 0);
+                }
+            cr_assert(bd_judge(&r, 4, &v));
+            sum += v.percent;
+            below += v.percent - v.half < -2;
+            cr_expect_leq(v.low, v.percent);
+            double percent;
+            cr_expect_eq(bd_change(&r, 4, BD_DYNAMIC, v.best, &percent, &half), 20);
+            naive += percent;
+            bd_free(&r);
+        }
+        cr_expect_float_eq(sum / rounds, slower ? -10 : 0, 0.6);
+        cr_expect_lt(naive / rounds, sum / rounds - 1, "chosen and compared on the same runs it looks worse");
+        cr_expect(!slower || below == rounds);
+    }
+}
+
 /* ---- runs ---- */
 
 Test(bench_decode, counts_what_it_ran)
@@ -93,6 +146,10 @@ Test(bench_decode, counts_what_it_ran)
             const struct mdl_counters *c = &p->counters;
             cr_expect_eq(c->steps, p->rounds * p->load);
             cr_expect_eq(c->emitted, c->steps + c->accepted);
+            cr_expect_eq(p->expected >= 0, a == 1, "luck is left out where the chances are known");
+            if (a == 1)
+                cr_expect(p->expected >= (double)c->steps && p->expected <= (double)(c->steps + c->offered));
+            cr_expect(p->planning > 0 && p->planning < p->seconds);
             if (p->mode >= 0) {
                 cr_expect_eq(c->offered, p->mode * c->steps, "a fixed length offers all that it drafts");
                 cr_expect_eq(c->offered, c->drafted);

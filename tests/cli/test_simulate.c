@@ -139,6 +139,53 @@ Test(simulate, many_ranks_serve_as_many_times_the_load)
     end(&f);
 }
 
+/* Eight ranks whose steps take 10 ms times exp(0.3 x): alone each has its mean, together all have the slowest, which is
+ * 1.42 deviations up. Ranks of another group, and one that is alone, wait for nobody. */
+Test(simulate, ranks_in_lockstep_wait_for_the_slowest)
+{
+    static const char *const lockstep[] = {"false", "true"}, *const ranks[] = {"8", "8/1", "8/4"};
+    double speed[2][3];
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < 3; i++) {
+            struct fixture f = begin(FLAT("-20", ""));
+            char *text = ts_read_file(f.profile, NULL), *noise = strstr(text, "0,\"table_error\""), all[2048];
+            cr_assert_not_null(noise);
+            text[strlen(text) - 1] = 0; /* the last brace */
+            snprintf(all, sizeof all, "%.*s0.3%s,\"decode\":{\"lockstep\":%s}}", (int)(noise - text), text, noise + 1,
+                     lockstep[k]);
+            free(text);
+            free(f.profile);
+            f.profile = ts_write_file(f.dir, "noisy.json", all);
+            RUN(&f, "--modes", "off", "--load", "3", "--decode", ranks[i], "--seconds", "20", "--warm", "3");
+            speed[k][i] = figure(&f, 0, "tokens_per_second_and_rank");
+            end(&f);
+        }
+    /* The mean of a step is 10.5 ms, of the slowest of 8 it is 15.6 ms, of 4 it is 13.9 ms. */
+    cr_expect_float_eq(speed[1][1] / speed[0][1], 1, 0.03, "alone: %g and %g", speed[1][1], speed[0][1]);
+    cr_expect_float_eq(speed[0][0] / speed[0][1], 1, 0.03, "without lockstep groups are but a number");
+    cr_expect_float_eq(speed[1][0] / speed[0][0], 10.46 / 15.6, 0.06, "%g of %g", speed[1][0], speed[0][0]);
+    cr_expect_float_eq(speed[1][2] / speed[0][2], 10.46 / 13.9, 0.06, "%g of %g", speed[1][2], speed[0][2]);
+}
+
+/* With rows that cost much, ranks that each choose their own number of them wait for the one that chose most. */
+Test(simulate, one_budget_helps_ranks_in_lockstep)
+{
+    struct fixture f = begin("");
+    char *text = ts_read_file(PROFILE, NULL), all[4096], *at = strstr(text, "\"streams\"");
+    cr_assert_not_null(at);
+    snprintf(all, sizeof all, "%.*s\"lockstep\": true, %s", (int)(at - text), text, at);
+    free(text);
+    free(f.profile);
+    f.profile = ts_write_file(f.dir, "lockstep.json", all);
+    double speed[2];
+    RUN(&f, "--load", "60", "--modes", "dynamic", "--decode", "12", "--seconds", "1", "--warm", "2");
+    speed[0] = figure(&f, 0, "tokens_per_second_and_rank");
+    RUN(&f, "--load", "60", "--modes", "dynamic", "--decode", "12", "--seconds", "1", "--warm", "2", "--group-sync");
+    speed[1] = figure(&f, 0, "tokens_per_second_and_rank");
+    cr_expect_gt(speed[1], 1.005 * speed[0], "%g and %g tokens per second and rank", speed[0], speed[1]);
+    end(&f);
+}
+
 /* A third of the pages that the sequences want: they are parked and come back, and nobody spins meanwhile, or virtual
  * time would stand still. */
 Test(simulate, a_machine_short_of_memory_parks_and_goes_on)
