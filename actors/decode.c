@@ -140,7 +140,7 @@ static int take_sequence(struct decode *d, struct dec_stream *s, struct act_msg 
     s->spec.choice = dec_spec_choice(d, s);
     if (b->moved) {
         dec_move_arrived(d, s, (const int32_t *)(const void *)last, (int)b->moved - 1);
-        return 0;
+        return act_plan_memory_load(last + before + s->n_pages, b->memory, &s->spec.memory);
     }
     int32_t id = dec_pick(s, s->n_ids, (float *)(void *)last, false);
     s->run.next = id;

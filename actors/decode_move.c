@@ -250,11 +250,20 @@ static void take_heard(struct decode *d, struct act_msg *m)
         dec_stream_end(d, s);
 }
 
-static int finish(struct decode *d, struct dec_stream *s)
+/* The ids that the other side does not have, and what is known of the sequence's drafts, so that the other planner does
+ * not begin anew. */
+static int finish(struct dec_stream *s)
 {
-    const struct act_b_kv_ready known = {.hit = s->hit, .taint = s->taint};
-    return act_sending_finish(&s->move->sending, s->seq, s->pages, s->ids + s->move->told,
-                              (size_t)(s->n_ids - s->move->told) * sizeof *s->ids, &known);
+    size_t ids = (size_t)(s->n_ids - s->move->told) * sizeof *s->ids;
+    uint8_t *last = malloc(ids + ACT_PLAN_MEMORY_BYTES);
+    if (!last)
+        return -ENOMEM;
+    memcpy(last, s->ids + s->move->told, ids);
+    size_t memory = act_plan_memory_save(&s->spec.memory, last + ids);
+    const struct act_b_kv_ready known = {.hit = s->hit, .taint = s->taint, .memory = (uint32_t)memory};
+    int r = act_sending_finish(&s->move->sending, s->seq, s->pages, last, ids + memory, &known);
+    free(last);
+    return r;
 }
 
 /* In no further round. */
@@ -287,7 +296,7 @@ static bool push(struct decode *d, struct dec_stream *s)
     if (!r && v->sending.sent < whole)
         return true;
     if (!r && v->stopped && !s->in_round)
-        r = finish(d, s);
+        r = finish(s);
     if (r && r != -EAGAIN)
         dec_move_drop(d, s, r);
     return false;
@@ -335,7 +344,8 @@ static void take_go(struct decode *d, struct act_msg *m)
     if (s->state != DEC_ARRIVED)
         return;
     s->state = DEC_RUNNING;
-    act_log_event(d->e->log, ACT_LOG_INFO, "decode", s->request, "moved_here", "tokens=%d", s->n_ids);
+    act_log_event(d->e->log, ACT_LOG_INFO, "decode", s->request, "moved_here", "tokens=%d blocks=%d", s->n_ids,
+                  s->spec.memory.n);
 }
 
 /* ---- both ---- */

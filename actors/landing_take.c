@@ -7,13 +7,15 @@
 
 #include "actors/handoff.h"
 
-/* To Decode as a Prefill of this process does it. last [n bytes]: logits, or ids of a sequence that moves. */
+/* To Decode as a Prefill of this process does it. last [n bytes]: logits, or ids of a sequence that moves and what the
+ * planner knows of it. */
 static int hand_to_decode(struct landing *l, struct land_slot *s, const struct act_b_kv_ready *b, const uint8_t *last,
                           size_t n)
 {
-    size_t bytes, held = (size_t)s->n_pages * sizeof *s->pages;
+    size_t bytes, held = (size_t)s->n_pages * sizeof *s->pages, memory = land_is_moved(s) ? b->memory : 0;
     struct act_msg m;
-    if (act_handoff_new(ACT_HANDOFF, l->decode[s->decode].addr, s->seq, n + held, &m))
+    n -= memory;
+    if (act_handoff_new(ACT_HANDOFF, l->decode[s->decode].addr, s->seq, n + held + memory, &m))
         return -ENOMEM;
     m.request = s->request;
     m.attempt = s->attempt;
@@ -23,11 +25,14 @@ static int hand_to_decode(struct landing *l, struct land_slot *s, const struct a
                                                 .hit = b->hit,
                                                 .taint = b->taint,
                                                 .decoder_start = b->decoder_start,
-                                                .moved = land_is_moved(s) ? (uint32_t)(n / sizeof(int32_t)) + 1 : 0};
+                                                .moved = land_is_moved(s) ? (uint32_t)(n / sizeof(int32_t)) + 1 : 0,
+                                                .memory = (uint32_t)memory};
     uint8_t *tail = act_msg_tail(&m, &bytes);
     if (n)
         memcpy(tail, last, n);
     memcpy(tail + n, s->pages, held);
+    if (memory)
+        memcpy(tail + n + held, last + n, memory);
     s->seq = NULL;
     s->n_pages = 0;
     land_send(l, &m);
@@ -62,10 +67,15 @@ static int hand_to_replay(struct landing *l, struct land_slot *s, const struct a
     return 0;
 }
 
-/* Of a sequence that moves: the ids behind those of its RESERVE are in `last` [n bytes]. */
+/* Of a sequence that moves: the ids behind those of its RESERVE are in `last` [n bytes], in front of `memory` bytes of
+ * what the planner knows. */
 static int load_moved(struct landing *l, struct land_slot *s, const uint8_t *state, size_t state_bytes,
-                      const uint8_t *last, size_t n)
+                      const uint8_t *last, size_t n, size_t memory)
 {
+    struct act_plan_memory known;
+    if (memory > n || act_plan_memory_load(last + n - memory, memory, &known))
+        return -EPROTO;
+    n -= memory;
     int more = (int)(n / sizeof(int32_t)), all = s->recipe.n_ids + more;
     if (n % sizeof(int32_t) || n > (size_t)act_move_slack(l->e) * sizeof(int32_t) || all - 1 > land_most_tokens(l, s))
         return -EPROTO;
@@ -97,7 +107,7 @@ int land_hand_on(struct landing *l, struct land_slot *s)
                     (full && !land_is_moved(s) && bytes - b->state != vocab)
                 ? -EPROTO
             : land_is_moved(s)
-                ? load_moved(l, s, tail, (size_t)b->state, tail + b->state, bytes - (size_t)b->state)
+                ? load_moved(l, s, tail, (size_t)b->state, tail + b->state, bytes - (size_t)b->state, b->memory)
                 : mdl_handoff_state_load(s->seq, form, s->recipe.ids, s->recipe.n_ids, tail, (size_t)b->state, &l->err);
     struct land_handed *h = &l->decode[s->decode].handed[s->place];
     if (!r)

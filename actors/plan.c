@@ -56,6 +56,70 @@ void act_plan_free(struct act_plan *p)
     p->gain = p->newest = p->verify_ns = NULL;
 }
 
+/* ---- memory that travels ---- */
+
+size_t act_plan_memory_save(const struct act_plan_memory *m, void *out)
+{
+    uint8_t *at = out;
+    uint32_t n = (uint32_t)m->n;
+    memcpy(at, &n, sizeof n);
+    at += sizeof n;
+    for (int i = 0; i < m->n; i++) {
+        int k = (m->next - m->n + i + ACT_PLAN_MEMORY) % ACT_PLAN_MEMORY;
+        uint32_t depth = (uint32_t)m->depth[k];
+        memcpy(at, &depth, sizeof depth);
+        at += sizeof depth;
+        memcpy(at, m->survival[k], depth * sizeof(float));
+        at += depth * sizeof(float);
+    }
+    return (size_t)(at - (uint8_t *)out);
+}
+
+static bool falls(const float *survival, uint32_t n)
+{
+    float before = 1;
+    for (uint32_t j = 0; j < n; before = survival[j++])
+        if (!(survival[j] >= 0 && survival[j] <= before))
+            return false;
+    return true;
+}
+
+int act_plan_memory_load(const void *from, size_t bytes, struct act_plan_memory *out)
+{
+    const uint8_t *at = from, *end = at + bytes;
+    uint32_t n = 0;
+    memset(out, 0, sizeof *out);
+    if (!bytes)
+        return 0;
+    bool good = bytes >= sizeof n;
+    if (good)
+        memcpy(&n, at, sizeof n);
+    at += sizeof n;
+    good = good && n <= ACT_PLAN_MEMORY;
+    for (uint32_t i = 0; good && i < n; i++) {
+        uint32_t depth;
+        good = (size_t)(end - at) >= sizeof depth;
+        if (!good)
+            break;
+        memcpy(&depth, at, sizeof depth);
+        at += sizeof depth;
+        good = depth > 0 && depth <= ACT_PLAN_BLOCK_MAX && (size_t)(end - at) >= depth * sizeof(float);
+        if (!good)
+            break;
+        memcpy(out->survival[i], at, depth * sizeof(float));
+        at += depth * sizeof(float);
+        out->depth[i] = (int)depth;
+        good = falls(out->survival[i], depth);
+    }
+    if (good && at == end) {
+        out->n = (int)n;
+        out->next = (int)n % ACT_PLAN_MEMORY;
+        return 0;
+    }
+    memset(out, 0, sizeof *out);
+    return -EPROTO;
+}
+
 /* ---- what drafts promise ---- */
 
 /* By falling survival; of equals the earlier position, then the earlier request: never by what was drafted. */

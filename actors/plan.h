@@ -23,6 +23,7 @@
 #ifndef WEFT_ACTORS_PLAN_H
 #define WEFT_ACTORS_PLAN_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "actors/steptime.h"
@@ -64,6 +65,14 @@ struct act_plan_memory {
     int depth[ACT_PLAN_MEMORY];
     float survival[ACT_PLAN_MEMORY][ACT_PLAN_BLOCK_MAX];
 };
+
+/* The memory in the form in which it goes with a request to another planner: u32 blocks, then of each, the oldest
+ * first, u32 depth and f32[depth] survivals, little-endian. */
+enum { ACT_PLAN_MEMORY_BYTES = 4 + ACT_PLAN_MEMORY * (4 + 4 * ACT_PLAN_BLOCK_MAX) };
+/* Returns the bytes written, at most ACT_PLAN_MEMORY_BYTES. */
+size_t act_plan_memory_save(const struct act_plan_memory *m, void *out);
+/* 0 bytes: nothing is known. -EPROTO: no such form, or survivals that are none; out is zero then. */
+int act_plan_memory_load(const void *from, size_t bytes, struct act_plan_memory *out);
 
 /* A request's part in a round; filled by the caller for every round. */
 struct act_plan_request {

@@ -1,11 +1,13 @@
 /* A profile of this machine and a model: what `weft simulate --measure` writes. Step times as the server measures them
- * for its planner; steps of prompts; what picking a token costs; and how often drafts are kept, from requests that run
- * alone with whole blocks. */
+ * for its planner; steps of prompts; what picking a token and reading a prompt costs, and waking a thread; and how
+ * often drafts are kept and how much a round's time varies, from requests that run alone with whole blocks. */
 #include <errno.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "actors/steptime_file.h"
 #include "cli/bench_serve.h"
@@ -14,7 +16,7 @@
 #include "config/config.h"
 #include "model/decode.h"
 
-enum { REPEATS = 5, JOBS = 24, CONTEXT_MORE = 64, SAMPLES = 400, TAILS = 4, POINTS = 400 };
+enum { REPEATS = 5, JOBS = 24, SAMPLES = 400, TAILS = 4, POINTS = 400, ROUNDS = 4096, WAKES = 400 };
 
 struct measure {
     const struct sim_measure_options *o;
@@ -25,8 +27,7 @@ struct measure {
     uint64_t random;
     struct act_steptime table;
     struct act_steptime_curve encoder, tail; /* ns */
-    double sample_ns, base, slope, spread;
-    json_t *out;
+    double sample_ns, request_ns, wake_ns, noise, base, slope, spread;
 };
 
 static int64_t now_ns(void *ctx)
@@ -120,6 +121,64 @@ static int measure_prompts(struct measure *m, struct cfg_error *err)
 
 /* ---- tokens ---- */
 
+/* What the gateway does with a prompt before anybody else hears of it: its ids. */
+static int measure_request(struct measure *m, struct cfg_error *err)
+{
+    struct mdl_ids ids = {0};
+    double took[REPEATS];
+    int r = 0;
+    for (int k = 0; k < REPEATS && !r; k++) {
+        double began = cli_seconds();
+        ids.n = 0;
+        r = mdl_tok_encode(m->e.enc, bench_serve_filler, strlen(bench_serve_filler), 0, &ids, err);
+        took[k] = cli_seconds() - began;
+    }
+    qsort(took, REPEATS, sizeof *took, by_value);
+    m->request_ns = ids.n ? 1e9 * took[REPEATS / 2] * m->o->prompt_tokens / (double)ids.n : 0;
+    mdl_ids_free(&ids);
+    return r;
+}
+
+static void *echo(void *arg)
+{
+    const int *fd = arg; /* read, write */
+    char c;
+    while (read(fd[0], &c, 1) == 1 && write(fd[1], &c, 1) == 1)
+        ;
+    return NULL;
+}
+
+/* One way from a worker to another one that sleeps: half of a byte's way there and back. */
+static int measure_wake(struct measure *m, struct cfg_error *err)
+{
+    int there[2] = {-1, -1}, back[2] = {-1, -1}, n = 0, r = 0;
+    double took[WAKES];
+    pthread_t thread;
+    if (pipe(there) || pipe(back))
+        r = cfg_error_set(err, errno, "pipe: %s", strerror(errno));
+    int fd[2] = {there[0], back[1]};
+    if (!r && (r = pthread_create(&thread, NULL, echo, fd)))
+        r = cfg_error_set(err, r, "a thread: %s", strerror(r));
+    for (char c = 0; !r && n < WAKES; n++) {
+        double began = cli_seconds();
+        if (write(there[1], &c, 1) != 1 || read(back[0], &c, 1) != 1)
+            break;
+        took[n] = cli_seconds() - began;
+    }
+    if (there[1] >= 0)
+        close(there[1]);
+    if (!r)
+        pthread_join(thread, NULL);
+    for (int i = 0; i < 2; i++)
+        if (back[i] >= 0)
+            close(back[i]);
+    if (there[0] >= 0)
+        close(there[0]);
+    qsort(took, (size_t)n, sizeof *took, by_value);
+    m->wake_ns = n ? 0.5e9 * took[n / 2] : 0;
+    return r;
+}
+
 static int measure_sampling(struct measure *m, struct cfg_error *err)
 {
     int vocab = m->e.vocab, r = 0;
@@ -145,6 +204,8 @@ struct luck {
     int64_t offered[MDL_MAX_BLOCK], accepted[MDL_MAX_BLOCK];
     double sum, squares; /* of the first draft's confidence, as a logit */
     int64_t n;
+    double round[ROUNDS]; /* seconds, of requests that are alone */
+    int rounds;
 };
 
 static int run_jobs(struct measure *m, struct luck *luck, struct cfg_error *err)
@@ -160,9 +221,12 @@ static int run_jobs(struct measure *m, struct luck *luck, struct cfg_error *err)
             prompt[i] = next_id(m);
         cli_job_start(&m->e, &job);
         while (!r && job.finish == CLI_FINISH_NONE) {
+            double began = cli_seconds();
             r = cli_jobs_round(&m->e, &list, 1, err);
-            if (!job.stream.guess.n)
+            if (job.stream.guess.n < m->o->drafts)
                 continue;
+            if (luck->rounds < ROUNDS)
+                luck->round[luck->rounds++] = cli_seconds() - began;
             double c = (double)job.stream.guess.confidence[0];
             luck->sum += c;
             luck->squares += c * c;
@@ -178,6 +242,15 @@ static int run_jobs(struct measure *m, struct luck *luck, struct cfg_error *err)
     }
     free(prompt);
     return prompt ? r : cfg_error_set(err, ENOMEM, "out of memory");
+}
+
+/* Of the logarithm of a round's time: what puts a normal one's 99th percentile where it was seen. */
+static void fit_noise(struct measure *m, struct luck *luck)
+{
+    int n = luck->rounds;
+    qsort(luck->round, (size_t)n, sizeof *luck->round, by_value);
+    m->noise = n >= 100 ? log(luck->round[n - 1 - n / 100] / luck->round[n / 2]) / 2.326 : 0;
+    m->noise = m->noise < 1 ? m->noise : 1;
 }
 
 /* Chance that the first k + 1 drafts are kept, over a spread of blocks. */
@@ -219,6 +292,19 @@ static void fit(struct measure *m, const struct luck *luck)
 
 /* ---- the profile ---- */
 
+static json_t *curve(const struct act_steptime_curve *c, double more_per_row);
+
+/* Numbers of drafts between none and all that were measured for more than one number of requests. */
+static json_t *between(const struct act_steptime *t)
+{
+    json_t *list = json_array();
+    for (int i = 0; i < t->n_between; i++)
+        if (t->between[i].curve.n > 1)
+            json_array_append_new(
+                list, json_pack("{s:i,s:o}", "drafts", t->between[i].drafts, "us", curve(&t->between[i].curve, 0)));
+    return list;
+}
+
 static json_t *curve(const struct act_steptime_curve *c, double more_per_row)
 {
     json_t *list = json_array();
@@ -234,12 +320,14 @@ static int write_profile(struct measure *m, const char *file, struct cfg_error *
     act_steptime_identity(m->e.m, &id);
     snprintf(name, sizeof name, "%.60s on %.60s, %.24s", m->o->model, id.machine, id.build);
     json_t *p = json_pack(
-        "{s:s,s:i,s:o,s:o,s:o,s:f,s:f,s:f,s:i,s:f,s:f,s:{s:f,s:f,s:f,s:f},s:i,s:i,s:f,s:b,s:f}", "name", name, "block",
-        m->o->drafts, "plain_us", curve(&m->table.plain, 0), "full_us", curve(&m->table.full, 0), "draft_us",
-        curve(&m->table.draft, 0), "pick_us", 1e-3 * (m->table.pick_ns + m->sample_ns), "emit_us", 1e-3 * m->sample_ns,
-        "plan_us", 0.0, "noise", 0, "table_error", 0.0, "price_per_device_hour", 0.0, "accept", "base", m->base,
-        "slope", m->slope, "spread", m->spread, "persist", 0.0, "prompt_tokens", m->o->prompt_tokens, "output_tokens",
-        m->o->output_tokens, "share_us", (double)m->config.engine.prefill_share_us, "one_process", 1, "token_us", 0.0);
+        "{s:s,s:i,s:o,s:o,s:o,s:o,s:f,s:f,s:f,s:f,s:f,s:f,s:{s:f,s:f,s:f,s:f},s:i,s:i,s:f,s:b,s:f,s:f,s:f}", "name",
+        name, "block", m->o->drafts, "plain_us", curve(&m->table.plain, 0), "between_us", between(&m->table), "full_us",
+        curve(&m->table.full, 0), "draft_us", curve(&m->table.draft, 0), "pick_us",
+        1e-3 * (m->table.pick_ns + m->sample_ns), "emit_us", 1e-3 * m->sample_ns, "plan_us", 0.0, "noise", m->noise,
+        "table_error", 0.0, "price_per_device_hour", 0.0, "accept", "base", m->base, "slope", m->slope, "spread",
+        m->spread, "persist", 0.0, "prompt_tokens", m->o->prompt_tokens, "output_tokens", m->o->output_tokens,
+        "share_us", (double)m->config.engine.prefill_share_us, "one_process", 1, "token_us", 0.0, "request_us",
+        1e-3 * m->request_ns, "network_us", 1e-3 * m->wake_ns);
     json_t *more =
         json_pack("{s:{s:i,s:i,s:i},s:{s:o,s:o,s:i,s:i,s:i}}", "decode", "streams", m->config.engine.decode_streams,
                   "context", m->e.m->cfg->max_position, "kv_tokens", 1 << 20, "prefill", "encoder_us",
@@ -279,7 +367,8 @@ int sim_measure(const struct sim_measure_options *o, const char *file, struct cf
     static struct measure m;
     m = (struct measure){.o = o, .random = 1};
     cfg_config_default(&m.config);
-    struct luck luck = {.n = 0};
+    static struct luck luck;
+    luck = (struct luck){.n = 0};
     const struct act_steptime_measure how = {.streams = m.config.engine.decode_streams,
                                              .block = o->drafts,
                                              .context = o->prompt_tokens + o->output_tokens / 2,
@@ -293,9 +382,14 @@ int sim_measure(const struct sim_measure_options *o, const char *file, struct cf
     if (!r)
         r = measure_sampling(&m, err);
     if (!r)
+        r = measure_request(&m, err);
+    if (!r)
+        r = measure_wake(&m, err);
+    if (!r)
         r = run_jobs(&m, &luck, err);
     if (!r) {
         fit(&m, &luck);
+        fit_noise(&m, &luck);
         r = write_profile(&m, file, err);
     }
     free(m.ids.v);

@@ -78,6 +78,39 @@ static int read_group(const json_t *j, struct sim_group *g, const char *name, st
     return read_members(j, name, members, err);
 }
 
+/* [{"drafts": 2, "us": curve}, ...] */
+static int read_levels(const json_t *list, const char *name, struct act_steptime *out, struct cfg_error *err)
+{
+    size_t i;
+    json_t *one;
+    if (!json_is_array(list))
+        return cfg_error_set(err, EINVAL, "%s must be a list", name);
+    json_array_foreach ((json_t *)list, i, one) {
+        struct act_steptime_curve curve;
+        int drafts = 0;
+        char where[64];
+        const struct member members[] = {
+            {"drafts", INTEGER, &drafts, 1, ACT_PLAN_BLOCK_MAX, true},
+            {"us", CURVE, &curve, 0, 0, true},
+            {.name = NULL},
+        };
+        snprintf(where, sizeof where, "%s[%zu]", name, i);
+        int r = read_members(one, where, members, err);
+        for (int k = 0; !r && k < curve.n; k++) {
+            int requests = curve.at[k] / (drafts + 1);
+            if (drafts >= out->block || curve.at[k] % (drafts + 1) ||
+                act_steptime_add_batch(out, requests, drafts, curve.raw[k]))
+                r = cfg_error_set(err, EINVAL,
+                                  "%s: rows must be requests times (drafts + 1), of fewer drafts than a block, for at "
+                                  "most %d numbers of them",
+                                  where, ACT_STEPTIME_BETWEEN);
+        }
+        if (r)
+            return r;
+    }
+    return 0;
+}
+
 static int read_member(const json_t *v, const char *name, const struct member *m, struct cfg_error *err)
 {
     double x = json_number_value(v);
@@ -231,6 +264,7 @@ int sim_profile_read(const json_t *j, struct sim_profile *p, struct cfg_error *e
         {"prompt_tokens", INTEGER, &p->prompt_tokens, 1, 1 << 22, false},
         {"plain_us", CURVE, &p->table.plain, 0, 0, true},
         {"full_us", CURVE, &p->table.full, 0, 0, true},
+        {"between_us", GROUP, NULL, 0, 0, false},
         {"draft_us", CURVE, &p->table.draft, 0, 0, false},
         {"pick_us", NUMBER, &p->table.pick_ns, 0, 1e6, false},
         {"exchange_us", CURVE, &p->exchange, 0, 0, false},
@@ -253,6 +287,9 @@ int sim_profile_read(const json_t *j, struct sim_profile *p, struct cfg_error *e
     if (!r && decode)
         r = read_decode(decode, p, err);
     p->table.block = p->block;
+    const json_t *levels = json_object_get(j, "between_us");
+    if (!r && levels)
+        r = read_levels(levels, "between_us", &p->table, err);
     return r ? r : finish(p, err);
 }
 
@@ -271,6 +308,12 @@ int sim_profile_believed(const struct sim_profile *p, uint64_t seed, struct act_
     for (int i = 0; p->exchange.n && i < out->full.n; i++)
         act_steptime_add(&out->full, out->full.at[i],
                          out->full.raw[i] + act_steptime_at(out, &p->exchange, out->full.at[i]));
+    for (int k = 0; k < out->n_between; k++) {
+        struct act_steptime_curve *c = &out->between[k].curve;
+        for (int i = 0; p->exchange.n && i < c->n; i++)
+            act_steptime_add(c, c->at[i], c->raw[i] + act_steptime_at(out, &p->exchange, c->at[i]));
+        blur(c, p->table_error, &seed);
+    }
     blur(&out->plain, p->table_error, &seed);
     blur(&out->full, p->table_error, &seed);
     blur(&out->draft, p->table_error, &seed);

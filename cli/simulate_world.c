@@ -178,7 +178,7 @@ static int make_runtime(struct world *w, struct cfg_error *err)
     }
     if (!rc)
         rc = act_sim_add(w->sim, &c, &w->rt, err);
-    if (!rc && !one)
+    if (!rc)
         link_workers(w, c.workers);
     return rc;
 }

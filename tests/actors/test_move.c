@@ -6,8 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "actors/runtime/log.h"
 #include "tests/support/engine_world.h"
 #include "tests/support/less.h"
+#include "tests/support/process.h"
 
 enum { REQUESTS = 4, CONTEXT = 192 };
 
@@ -98,6 +100,60 @@ static void drain(struct ts_world *w, int64_t at, bool other)
 }
 
 /* ---- no faults ---- */
+
+/* What Decodes say in their log of the sequences that came to them: how many, and how many of these with what their
+ * planner had seen of their drafts. */
+static int arrived_with_memory(const char *path, int *all)
+{
+    char *text = ts_read_file(path, NULL);
+    int n = 0;
+    *all = 0;
+    for (const char *at = text; at && (at = strstr(at, "moved_here")); at++) {
+        const char *blocks = strstr(at, "blocks=");
+        ++*all;
+        n += blocks && atoi(blocks + strlen("blocks=")) > 0;
+    }
+    free(text);
+    return n;
+}
+
+/* Plans change no token, and what they are made from moves with a sequence. */
+Test(move, what_the_planner_knows_goes_along)
+{
+    static struct undisturbed u;
+    char *dir = ts_temp_dir(), path[4200];
+    snprintf(path, sizeof path, "%s/log", dir);
+    run_undisturbed(4, 0, MDL_HANDOFF_FULL, false, &u);
+    const struct act_log_config c = {.path = path, .level = ACT_LOG_INFO, .direct = true};
+    struct act_log *log;
+    struct cfg_error err;
+    cr_assert_eq(act_log_open(&c, &log, &err), 0, "%s", err.msg);
+    struct ts_world w;
+    open_world(&w, 4, 0, MDL_HANDOFF_FULL);
+    struct act_engine *e[] = {&w.far.e, &w.other.e};
+    for (int i = 0; i < 2; i++) { /* drafts are cheap, so every round has some */
+        e[i]->log = log;
+        e[i]->plan = (struct act_plan_options){.mode = ACT_PLAN_DYNAMIC, .length = e[i]->limits.draft};
+        act_steptime_init(&e[i]->steptime, e[i]->limits.draft);
+        for (int n = 1; n <= 64; n *= 2) {
+            act_steptime_add(&e[i]->steptime.plain, n, 1000 + n);
+            act_steptime_add(&e[i]->steptime.full, n, 1000 + n);
+        }
+        act_steptime_add(&e[i]->steptime.draft, 1, 1);
+    }
+    drain(&w, moment(&u, 1, 2), false);
+    ts_world_run(&w, 4);
+    check_undisturbed(&w, &u, "planned");
+    int n = moved(&w), all;
+    ts_world_close(&w);
+    act_log_close(log);
+    int known = arrived_with_memory(path, &all);
+    cr_expect_gt(n, 0, "nothing was there to be moved");
+    cr_expect_eq(all, n, "%d arrived, %d moved", all, n);
+    cr_expect_eq(known, all, "%d of %d came with what was known of their drafts", known, all);
+    ts_remove_dir(dir);
+    free(dir);
+}
 
 /* In the default mode, where a request that is placed again may get other tokens: a move changes no bit. */
 Test(move, a_drained_decode_hands_its_sequences_over_bit_for_bit)

@@ -519,6 +519,58 @@ Test(plan, depths_that_were_never_drafted_are_not_written_off)
     act_plan_free(&p);
 }
 
+/* What is known of a request goes with it: the other planner plans as this one would. Whatever else comes is refused.
+ */
+Test(plan, memory_travels)
+{
+    uint8_t bytes[ACT_PLAN_MEMORY_BYTES + 4];
+    for (int round = 0; round < 200; round++) {
+        struct act_steptime t = smooth(1000, 60, 100, 5);
+        struct act_plan p = new_plan(dynamic_options(), &t);
+        struct act_plan_memory m = {0}, there;
+        struct act_plan_request r = {.memory = &m, .cap = BLOCK};
+        for (int k = below(20); k > 0; k--) {
+            r.cap = 1 + below(BLOCK);
+            act_plan_draft(&p, &r, 1, 0);
+            r.drafted = r.draft;
+            for (int j = 0; j < BLOCK; j++)
+                r.confidence[j] = odd_confidence();
+            act_plan_split(&p, &r, 1);
+        }
+        size_t n = act_plan_memory_save(&m, bytes);
+        cr_assert_leq(n, ACT_PLAN_MEMORY_BYTES);
+        cr_assert_eq(act_plan_memory_load(bytes, n, &there), 0);
+        cr_expect(there.n == m.n && there.name == 0, "%d of %d blocks", there.n, m.n);
+        for (int k = 1; k <= m.n; k++) {
+            int a = (m.next - k + ACT_PLAN_MEMORY) % ACT_PLAN_MEMORY,
+                b = (there.next - k + ACT_PLAN_MEMORY) % ACT_PLAN_MEMORY;
+            cr_assert_eq(m.depth[a], there.depth[b], "%d blocks ago", k);
+            cr_assert_eq(memcmp(m.survival[a], there.survival[b], (size_t)m.depth[a] * sizeof(float)), 0);
+        }
+        /* Cut short, too long, or with a bit flipped: refused, or something that is well-formed again; never a crash.
+         */
+        for (size_t cut = 1; cut < n; cut++)
+            cr_assert_eq(act_plan_memory_load(bytes, cut, &there), -EPROTO);
+        cr_assert_eq(act_plan_memory_load(bytes, n + 4, &there), -EPROTO);
+        for (int k = 0; k < 50; k++) {
+            size_t at = (size_t)below((int)n);
+            uint8_t flip = (uint8_t)(1 << below(8));
+            bytes[at] ^= flip;
+            if (!act_plan_memory_load(bytes, n, &there))
+                for (int i = 0; i < there.n; i++)
+                    for (int j = 0; j < there.depth[i]; j++)
+                        cr_assert(there.survival[i][j] >= 0 && there.survival[i][j] <= 1);
+            else
+                cr_assert_eq(there.n, 0);
+            bytes[at] ^= flip;
+        }
+        act_plan_free(&p);
+    }
+    struct act_plan_memory none;
+    cr_expect_eq(act_plan_memory_load(NULL, 0, &none), 0, "of a sequence that never drafted");
+    cr_expect_eq(none.n, 0);
+}
+
 /* While nothing is drafted a search serves some rounds, not for ever: what becomes cheap is noticed without a probe. */
 Test(plan, a_search_is_not_kept_for_ever)
 {
