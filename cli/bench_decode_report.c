@@ -473,7 +473,7 @@ static void plot_conditions(const struct bd_results *r, struct cli_plot *p)
         put_text(p, key);
         cli_plot_printf(p, ": ");
         put_text(p, json_string_value(value));
-        cli_plot_printf(p, "\" at screen 0.02,%g noenhanced font ',9'\n", 0.185 - 0.021 * line);
+        cli_plot_printf(p, "\" at screen 0.02,%g noenhanced font ',9'\n", 0.195 - 0.0205 * line);
         line++;
     }
 }

@@ -278,13 +278,15 @@ static void plot_panel(const struct sim_report *r, const struct sim_profile *p, 
                        const char *columns, bool labels)
 {
     static const char *const colours[] = {"#4477aa", "#d62728", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#222222"};
-    int lines = 0;
+    int lines = 0, sizes = 0;
+    for (int i = 0; i < r->n; i++)
+        sizes = place_of(r, i, same_ranks) + 1 > sizes ? place_of(r, i, same_ranks) + 1 : sizes;
     for (int i = 0; i < r->n; i++) {
         char ranks[48];
         if (!begins_line(r, i))
             continue;
-        /* The size of the deployment decides the colour, the mode the dashes. */
-        int colour = place_of(r, i, same_ranks), dash = place_of(r, i, same_mode);
+        /* The size of the deployment decides the colour, the mode the dashes; of one size the mode decides both. */
+        int dash = place_of(r, i, same_mode), colour = sizes > 1 ? place_of(r, i, same_ranks) : dash;
         ranks_text(r->point[i], p, ranks, sizeof ranks);
         cli_plot_printf(to, "%s$l%d using %s with linespoints pt 7 ps 0.5 lw 2 dt %d lc rgb '%s' title '%s %s'",
                         lines++ ? ", " : "plot ", i, columns, 1 + dash % 5, colours[colour % 7], ranks,
@@ -298,6 +300,7 @@ static void plot_panel(const struct sim_report *r, const struct sim_profile *p, 
 int sim_report_plot(const struct sim_report *r, const struct sim_profile *p, const char *file, struct cfg_error *err)
 {
     struct cli_plot *to;
+    bool prompts = p->encoder.n > 0; /* else the first token takes no time, and there is nothing to show of it */
     int bad = cli_plot_begin(file, &to, err);
     if (bad)
         return bad;
@@ -308,27 +311,31 @@ int sim_report_plot(const struct sim_report *r, const struct sim_profile *p, con
     snprintf(name, sizeof name, "%s", p->name);
     for (char *c = name; *c; c++)
         *c = *c == '"' || *c == '\\' || *c == '\n' ? ' ' : *c;
-    cli_plot_printf(to,
-                    "set label 1 \"%s\" at screen 0.02,0.06 noenhanced font ',9'\n"
-                    "set label 2 \"numbers at points: %s; %d drafts per block, mean prompt %d and output %d tokens; "
-                    "price of a device %g an hour; simulated, not measured\" at screen 0.02,0.03 noenhanced font ',9'\n"
-                    "set multiplot\nset grid lc rgb '#dddddd'\nset bmargin at screen 0.17\nset tmargin at screen 0.94\n"
-                    "set lmargin at screen 0.08\nset rmargin at screen 0.42\nunset key\n"
-                    "set title 'Speed per user against throughput per device'\n"
-                    "set xlabel 'tokens per second and user (median request)'\n"
-                    "set ylabel 'tokens per second and device, prefill ranks included'\n"
-                    "set xrange [0:*]\nset yrange [0:*]\n",
-                    name, r->n && r->point[0]->open ? "requests per second" : "requests at a time per decode rank",
-                    p->block, p->prompt_tokens, p->output_tokens, p->price);
+    cli_plot_printf(
+        to,
+        "set label 1 \"%s\" at screen 0.02,0.06 noenhanced font ',9'\n"
+        "set label 2 \"numbers at points: %s; %d drafts per block, mean prompt %d and output %d tokens; "
+        "price of a device %g an hour; simulated, not measured\" at screen 0.02,0.03 noenhanced font ',9'\n"
+        "set multiplot\nset grid lc rgb '#dddddd'\nset bmargin at screen 0.17\nset tmargin at screen 0.94\n"
+        "set lmargin at screen 0.08\nset rmargin at screen %g\nset key at screen 0.995,0.94 top right noenhanced font "
+        "',9' samplen 2\n%s\n"
+        "set title 'Speed per user against throughput per device'\n"
+        "set xlabel 'tokens per second and user (median request)'\n"
+        "set ylabel 'tokens per second and device, prefill ranks included'\n"
+        "set xrange [0:*]\nset yrange [0:*]\n",
+        name, r->n && r->point[0]->open ? "requests per second" : "requests at a time per decode rank", p->block,
+        p->prompt_tokens, p->output_tokens, p->price, prompts ? 0.42 : 0.8, prompts ? "unset key" : "");
     plot_panel(r, p, to, "1:2", true);
-    cli_plot_printf(to,
-                    "unset label\nset lmargin at screen 0.51\nset rmargin at screen 0.82\n"
-                    "set key at screen 0.995,0.94 top right noenhanced font ',9' samplen 2\n"
-                    "set title 'First token against %s'\nset xlabel 'first token, p99, ms'\nset ylabel '%s'\n"
-                    "set logscale xy\nset xrange [*:*]\nset yrange [*:*]\n",
-                    p->price > 0 ? "cost" : "throughput",
-                    p->price > 0 ? "price of a million output tokens" : "tokens per second and device");
-    plot_panel(r, p, to, "4:5", false);
+    if (prompts)
+        cli_plot_printf(to,
+                        "unset label\nset lmargin at screen 0.51\nset rmargin at screen 0.82\n"
+                        "set key at screen 0.995,0.94 top right noenhanced font ',9' samplen 2\n"
+                        "set title 'First token against %s'\nset xlabel 'first token, p99, ms'\nset ylabel '%s'\n"
+                        "set logscale xy\nset xrange [*:*]\nset yrange [*:*]\n",
+                        p->price > 0 ? "cost" : "throughput",
+                        p->price > 0 ? "price of a million output tokens" : "tokens per second and device");
+    if (prompts)
+        plot_panel(r, p, to, "4:5", false);
     cli_plot_printf(to, "unset multiplot\n");
     return cli_plot_end(to, err);
 }
