@@ -12,7 +12,7 @@ struct act_plan_item {
 
 enum {
     EVIDENCE_MAX = 64,
-    PROBE_EVERY = 16,      /* rounds between probes, at least */
+    PROBE_EVERY = 32,      /* rounds between probes, at least */
     QUIET_ROUNDS = 16,     /* a search serves so many rounds in which nothing was drafted */
     SNAPSHOT_REQUESTS = 64 /* so many requests show how survivals scatter; fewer are averaged over earlier blocks */
 };
@@ -359,28 +359,40 @@ static struct act_plan_choice fill(const struct act_plan *p, const struct search
     return c;
 }
 
+static bool equal(const struct act_plan_choice *a, const struct act_plan_choice *b)
+{
+    return a->depth == b->depth && a->budget == b->budget;
+}
+
+/* Saves up for a round of `what` in place of the best; true: there is enough for it. */
+static bool saved_up(const struct act_plan *p, const struct act_plan_choice *what, double *credit)
+{
+    const struct act_plan_choice *best = &p->best;
+    double cost = what->ns - what->tokens / speed(best);
+    /* What lies far behind is looked at less often, it would have to change much. */
+    double behind = 1 - speed(what) / speed(best), share = p->options.probe_share / 2;
+    share /= behind > PROBE_NEAR ? behind < 2 * PROBE_NEAR ? behind / PROBE_NEAR : 2 : 1;
+    *credit += share * best->ns;
+    return p->since_probe >= PROBE_EVERY && *credit >= cost;
+}
+
 /* Whether this round looks at another plan than the best: when the time that it costs above that has been saved up. A
  * rival that is nearly as good costs next to nothing and is looked at often; only so is it found that it is better. */
 static bool probe_now(struct act_plan *p)
 {
-    const struct act_plan_choice *best = &p->best, *what = p->probe_rival ? &p->rival : &p->whole;
     p->since_probe++;
     if (p->options.probe_share <= 0 || !p->whole.depth)
         return false;
-    for (int other = 0; other < 2 && what->depth == best->depth && what->budget == best->budget; other++)
-        what = what == &p->whole ? &p->rival : &p->whole;
-    double cost = what->ns - what->tokens / speed(best);
-    cost = cost > 0 ? cost : 0;
-    /* What lies far behind is looked at less often, it would have to change much. */
-    double behind = 1 - speed(what) / speed(best), share = p->options.probe_share;
-    share /= behind > PROBE_NEAR ? behind < 2 * PROBE_NEAR ? behind / PROBE_NEAR : 2 : 1;
-    p->probe_credit += share * best->ns;
-    if (p->since_probe < PROBE_EVERY || p->probe_credit < cost)
+    bool rival = !equal(&p->rival, &p->best) && saved_up(p, &p->rival, &p->rival_credit);
+    bool whole =
+        !equal(&p->whole, &p->best) && !equal(&p->whole, &p->rival) && saved_up(p, &p->whole, &p->whole_credit);
+    if (!rival && !whole)
         return false;
-    p->probe_credit = 0;
+    rival = rival && !(whole && p->rival_was_last);
+    p->rival_was_last = rival;
+    *(rival ? &p->rival_credit : &p->whole_credit) = 0;
     p->since_probe = 0;
-    p->probe_rival = what == &p->whole;
-    p->choice = *what;
+    p->choice = rival ? p->rival : p->whole;
     return true;
 }
 

@@ -124,9 +124,9 @@ struct act_plan {
     int best_shard_rows;
     int requests, drafts, rows, shard_rows; /* of the present round */
     int last_requests, last_caps;
-    double probe_credit; /* ns */
+    double rival_credit, whole_credit; /* ns that may go to such a probe */
     int since_probe;
-    bool probe_rival; /* the next probe is of the rival */
+    bool rival_was_last; /* of the probes */
     struct act_plan_counters counters;
     /* Expected drafts kept of the block to come, by depth and budget: running means over the blocks of the requests
      * named by `company`. */
