@@ -244,13 +244,16 @@ static int run_jobs(struct measure *m, struct luck *luck, struct cfg_error *err)
     return prompt ? r : cfg_error_set(err, ENOMEM, "out of memory");
 }
 
+/* More than this is other work on the machine, which comes in bursts and is no such noise. */
+static const double NOISE_MAX = 0.3;
+
 /* Of the logarithm of a round's time: what puts a normal one's 99th percentile where it was seen. */
 static void fit_noise(struct measure *m, struct luck *luck)
 {
     int n = luck->rounds;
     qsort(luck->round, (size_t)n, sizeof *luck->round, by_value);
     m->noise = n >= 100 ? log(luck->round[n - 1 - n / 100] / luck->round[n / 2]) / 2.326 : 0;
-    m->noise = m->noise < 1 ? m->noise : 1;
+    m->noise = m->noise < NOISE_MAX ? m->noise : NOISE_MAX;
 }
 
 /* Chance that the first k + 1 drafts are kept, over a spread of blocks. */

@@ -2,6 +2,7 @@
  * and the engine's actors under changing plans, through parking, cancels, restarts of steps. */
 #include "tests/harness.h"
 
+#include "actors/recipe.h"
 #include "actors/plan.h"
 #include "model/reject.h"
 #include "tests/support/engine_world.h"
@@ -17,14 +18,15 @@ struct shares {
     double a, a_offered, offered; /* of A in all rounds, of A in those that offered a draft, of these in all */
 };
 
-static struct shares shares_of(enum decider how)
+/* three: speed of three rows. */
+static struct shares shares_with(enum decider how, double three)
 {
     const float p[] = {0.7f, 0.3f}, q[] = {0.5f, 0.5f};
     struct act_steptime t;
     act_steptime_init(&t, 2);
     t.padded = true;
     for (int rows = 1; rows <= 3; rows++) {
-        const double speed[] = {1, 0.5, 0.45};
+        const double speed[] = {1, 0.5, three};
         act_steptime_add(&t.plain, rows, 1 / speed[rows - 1]);
         act_steptime_add(&t.full, rows, 1 / speed[rows - 1]);
     }
@@ -59,12 +61,28 @@ static struct shares shares_of(enum decider how)
     return (struct shares){(double)a / ROUNDS, offered ? (double)both / offered : 0, (double)offered / ROUNDS};
 }
 
+static struct shares shares_of(enum decider how)
+{
+    return shares_with(how, 0.45);
+}
+
 Test(lossless, a_budget_from_earlier_blocks_keeps_the_distribution)
 {
     struct shares s = shares_of(DECIDE_LAGGED);
     cr_assert(s.offered > 0.03 && s.offered < 0.9, "%.3f of the rounds offered a draft", s.offered);
     cr_assert_float_eq(s.a, 0.7, 0.01);
     cr_assert_float_eq(s.a_offered, 0.7, 0.03, "%.3f", s.a_offered);
+}
+
+/* Three rows that are a little faster: in the mean two drafts pay, so every round offers them, also where this block
+ * says that its second one will not be kept. With this very block in view none would be offered then. */
+Test(lossless, a_block_has_no_say_in_its_own_budget)
+{
+    struct shares s = shares_with(DECIDE_LAGGED, 0.52);
+    cr_assert_gt(s.offered, 0.9, "%.3f of the rounds offered a draft", s.offered);
+    cr_assert_float_eq(s.a, 0.7, 0.01, "%.3f", s.a);
+    s = shares_with(DECIDE_IN_HINDSIGHT, 0.52);
+    cr_assert_float_eq(s.a, 0.85, 0.01, "%.3f", s.a);
 }
 
 /* Two rows alone do not pay, so it stops before it could see what three would bring. */
@@ -302,7 +320,83 @@ Test(lossless, acceptance_is_the_same_with_and_without_disaggregation)
     cr_expect_gt(sum, 0, "no draft was ever kept");
 }
 
+/* Ids that end a text do so where the plain run meets them, not where a draft that is not kept happens to be one. */
+Test(lossless, drafts_stop_no_text)
+{
+    enum { N = 12 };
+    int ended = 0;
+    for (uint64_t seed = 1; seed <= 3; seed++) {
+        struct ts_world w;
+        int length[N];
+        static int32_t want[N][256];
+        ts_world_open(&w, 64, 2);
+        plan_dynamically(&w, seed);
+        ts_world_requests(&w, N, (unsigned)seed);
+        for (int i = 0; i < N; i++) {
+            struct ts_wanted *q = &w.wanted[i];
+            q->max_new = TS_WORLD_NEW;
+            ts_world_plain(&w, q, NULL, want[i]);
+            /* The last ones of the text, and others that it has not. */
+            for (q->n_stop = 0; q->n_stop < 8; q->n_stop++)
+                q->stop[q->n_stop] = q->n_stop < 2 ? want[i][TS_WORLD_NEW - 1 - q->n_stop] : q->n_stop * 7 + i;
+            for (length[i] = 0; length[i] < TS_WORLD_NEW; length[i]++) {
+                bool stops = false;
+                for (int k = 0; k < q->n_stop; k++)
+                    stops |= want[i][length[i]] == q->stop[k];
+                if (stops)
+                    break;
+            }
+            ended += length[i] > 4;
+            length[i] += length[i] < TS_WORLD_NEW;
+        }
+        ts_world_run(&w, seed);
+        for (int i = 0; i < N; i++) {
+            cr_assert_eq(w.got[i].terminal, 1);
+            cr_assert_eq(w.got[i].n, length[i], "seed %d, request %d: %d tokens of %d", (int)seed, i, w.got[i].n,
+                         length[i]);
+            cr_assert_eq(memcmp(w.got[i].ids, want[i], (size_t)length[i] * sizeof(int32_t)), 0);
+            cr_assert_eq(w.got[i].finish, ACT_FINISH_STOP);
+        }
+        ts_world_check_baseline(&w);
+        ts_world_close(&w);
+    }
+    cr_expect_gt(ended, 0);
+}
+
 /* ---- rejection ---- */
+
+/* Drafts that were made and not offered leave the target's own draw behind them, not what is left of it without them:
+ * with no row for any draft the text is that without drafts. */
+Test(lossless, drafts_that_are_not_offered_reject_nothing)
+{
+    enum { N = 8 };
+    static struct ts_outcome plain[N];
+    int drafted = 0;
+    for (int made = 0; made < 2; made++) {
+        struct ts_world w;
+        ts_world_open(&w, 64, 2);
+        w.e.rejection = true;
+        w.e.plan = made ? (struct act_plan_options){.mode = ACT_PLAN_FIXED, .length = 3, .max_rows = 1}
+                        : (struct act_plan_options){.mode = ACT_PLAN_OFF};
+        ts_world_requests(&w, N, 3);
+        for (int i = 0; i < N; i++)
+            w.wanted[i].temperature = 1;
+        ts_world_run(&w, 5);
+        for (int i = 0; i < N; i++) {
+            cr_assert_eq(w.got[i].terminal, 1);
+            cr_assert_eq(w.got[i].n, w.wanted[i].max_new);
+            drafted += made ? w.got[i].drafted : 0;
+            cr_assert_eq(w.got[i].accepted, 0);
+            if (made)
+                cr_assert_eq(memcmp(w.got[i].ids, plain[i].ids, (size_t)w.got[i].n * sizeof(int32_t)), 0,
+                             "request %d: other tokens", i);
+            plain[i] = w.got[i];
+        }
+        ts_world_check_baseline(&w);
+        ts_world_close(&w);
+    }
+    cr_expect_gt(drafted, 0);
+}
 
 /* By rejection a seed's text depends on the plan; greedy requests beside it do not, and everyone gets all his tokens.
  */

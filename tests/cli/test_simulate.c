@@ -3,6 +3,7 @@
 #include "tests/harness.h"
 
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -167,22 +168,25 @@ Test(simulate, ranks_in_lockstep_wait_for_the_slowest)
     cr_expect_float_eq(speed[1][2] / speed[0][2], 10.46 / 13.9, 0.06, "%g of %g", speed[1][2], speed[0][2]);
 }
 
-/* With rows that cost much, ranks that each choose their own number of them wait for the one that chose most. */
-Test(simulate, one_budget_helps_ranks_in_lockstep)
+/* One budget for all ranks of a group: every rank takes the leader's, so plans come out otherwise than each alone. */
+Test(simulate, ranks_of_a_group_may_plan_together)
 {
     struct fixture f = begin("");
-    char *text = ts_read_file(PROFILE, NULL), all[4096], *at = strstr(text, "\"streams\"");
-    cr_assert_not_null(at);
-    snprintf(all, sizeof all, "%.*s\"lockstep\": true, %s", (int)(at - text), text, at);
-    free(text);
     free(f.profile);
-    f.profile = ts_write_file(f.dir, "lockstep.json", all);
-    double speed[2];
-    RUN(&f, "--load", "60", "--modes", "dynamic", "--decode", "12", "--seconds", "1", "--warm", "2");
-    speed[0] = figure(&f, 0, "tokens_per_second_and_rank");
-    RUN(&f, "--load", "60", "--modes", "dynamic", "--decode", "12", "--seconds", "1", "--warm", "2", "--group-sync");
-    speed[1] = figure(&f, 0, "tokens_per_second_and_rank");
-    cr_expect_gt(speed[1], 1.005 * speed[0], "%g and %g tokens per second and rank", speed[0], speed[1]);
+    f.profile = strdup(PROFILE);
+    double offered[2];
+    for (int sync = 0; sync < 2; sync++) {
+        RUN(&f, "--load", "30", "--modes", "dynamic", "--decode", "6", "--seconds", "1", "--warm", "1",
+            sync ? "--group-sync" : "--seed=1");
+        offered[sync] = figure(&f, 0, "offered") / figure(&f, 0, "steps");
+        cr_expect_float_eq(figure(&f, 0, "failed"), 0, 0.1);
+        cr_expect(offered[sync] > 2 && offered[sync] < 5, "%g drafts", offered[sync]);
+    }
+    cr_expect(fabs(offered[0] - offered[1]) > 1e-6);
+    struct ts_result r = ts_run(ts_weft(), "simulate", "--decode", "65", "--group-sync", PROFILE);
+    cr_expect_neq(r.status, 0);
+    cr_expect_not_null(strstr(r.err, "at most 64"), "%s", r.err);
+    ts_result_free(&r);
     end(&f);
 }
 

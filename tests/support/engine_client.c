@@ -51,7 +51,7 @@ static void send_prompt(struct act_self *self, struct ts_world *w, int i)
     int n = all_ids(w, i, ids), chain = 1 + n / TS_WORLD_BLOCK;
     struct act_msg m;
     size_t bytes;
-    cr_assert_eq(act_msg_new(ACT_PREFILL, o->place.prefill, act_recipe_tail(n, chain, 0, 0), &m), 0);
+    cr_assert_eq(act_msg_new(ACT_PREFILL, o->place.prefill, act_recipe_tail(n, chain, 0, q->n_stop), &m), 0);
     m.request = (uint64_t)i + 1;
     m.attempt = o->place.attempt;
     *act_p_prefill(&m) =
@@ -65,11 +65,14 @@ static void send_prompt(struct act_self *self, struct ts_world *w, int i)
                                .top_p = 1,
                                .repetition = 1,
                                .chain = (uint32_t)chain,
+                               .stop_ids = (uint32_t)q->n_stop,
                                .top_logprobs = q->logprobs ? 2 : 0,
                                .flags = ACT_RECIPE_IGNORE_EOS | (q->logprobs ? ACT_RECIPE_LOGPROBS : 0u)};
     uint8_t *at = act_msg_tail(&m, &bytes);
     memcpy(at, ids, (size_t)n * sizeof(int32_t));
     make_chain(ids, chain, (struct kv_key *)(void *)(at + (size_t)n * sizeof(int32_t)));
+    memcpy(at + (size_t)n * sizeof(int32_t) + (size_t)chain * sizeof(struct kv_key), q->stop,
+           (size_t)q->n_stop * sizeof(int32_t));
     cr_assert_eq(act_send(self, &m), 0);
 }
 

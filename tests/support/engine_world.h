@@ -36,7 +36,9 @@ struct ts_wanted {
     int n_prompt, max_new;
     int32_t prompt[256];
     float temperature;
-    bool logprobs; /* of its tokens, compared too */
+    bool logprobs;   /* of its tokens, compared too */
+    int32_t stop[8]; /* ids that end it */
+    int n_stop;
     uint64_t seed;
     int64_t start, cancel; /* virtual ns; cancel 0: never */
 };
@@ -48,7 +50,7 @@ struct ts_outcome {
     float logprob[256];
     int drafted, accepted, drafted_before, accepted_before; /* as TOKENS say; of earlier attempts */
     int finish, cached, status;
-    int parked; /* how often it was set aside */
+    int parked;        /* how often it was set aside */
     bool cancelled;    /* by the client, before any end; what comes afterwards is not looked at */
     int64_t last, gap; /* virtual time of the newest tokens; the longest time without any between two of them */
     int64_t ended;
