@@ -12,6 +12,7 @@ enum stage {
     STAGE_IDLE,
     STAGE_LOADING,   /* PLAN was sent, READY is waited for */
     STAGE_SWITCHING, /* SWITCH was sent, SWITCHED is waited for */
+    STAGE_ADOPTING,  /* the same, of a map that was in use before this balancer was in charge */
 };
 
 struct source {
@@ -27,6 +28,9 @@ struct balancer {
     struct act_shard_set gone;
     struct act_shard_set owes; /* READY */
     bool regroup;              /* a shard has gone or come since the last plan */
+    bool charge;               /* this one decides */
+    int asked;                 /* MAP_ASK without an answer yet: no plan is made before, */
+    int64_t asked_at;          /* but for those that are late */
     struct source source[SOURCES_MAX];
     int n_sources;
     const struct act_map *map; /* in use */
@@ -97,13 +101,20 @@ static void give_up(struct balancer *b)
     act_timer_cancel(b->self, &b->late);
 }
 
-static void finish(struct balancer *b)
+static void retire_all(struct balancer *b)
 {
     act_timer_cancel(b->self, &b->late);
     b->stage = STAGE_IDLE;
+    if (b->regroup)
+        act_timer_after(b->self, &b->look, 0, TAG_LOOK);
     for (int s = 0; s < b->map->shards; s++)
         if (!act_addr_is_nobody(b->shard[s]))
             send_retire(b, s);
+}
+
+static void finish(struct balancer *b)
+{
+    retire_all(b);
     if (b->arg->log)
         act_log_write(b->arg->log, ACT_LOG_INFO, "experts", 0,
                       "map %u: %d experts loaded; busiest shard %.2f of the mean before, %.2f now", b->map->version,
@@ -115,11 +126,13 @@ static void finish(struct balancer *b)
 
 static void look_at_switch(struct balancer *b)
 {
-    for (int i = 0; i < b->n_sources && b->stage == STAGE_SWITCHING; i++)
+    for (int i = 0; i < b->n_sources; i++)
         if (b->source[i].owes)
             return;
     if (b->stage == STAGE_SWITCHING)
         finish(b);
+    else if (b->stage == STAGE_ADOPTING)
+        retire_all(b);
 }
 
 static void begin_switch(struct balancer *b)
@@ -152,11 +165,19 @@ static void begin_loading(struct balancer *b)
     look_at_loading(b);
 }
 
+static uint32_t next_version(const struct balancer *b)
+{
+    uint32_t v = b->version + 1;
+    while (b->arg->ranks && v % (uint32_t)b->arg->ranks != (uint32_t)b->arg->rank)
+        v++;
+    return v;
+}
+
 static void plan(struct balancer *b)
 {
     struct act_map *next;
     int slots = b->arg->slots ? b->arg->slots : b->arg->experts->map->slots;
-    if (act_eplb_place(b->version + 1, b->map->layers, b->map->experts, b->map->shards, slots, &b->gone, b->load,
+    if (act_eplb_place(next_version(b), b->map->layers, b->map->experts, b->map->shards, slots, &b->gone, b->load,
                        b->map, &next))
         return;
     double gain = b->arg->gain > 0 ? b->arg->gain : 0.1;
@@ -167,7 +188,7 @@ static void plan(struct balancer *b)
         return;
     }
     b->regroup = false;
-    b->version++;
+    b->version = next->version;
     b->next = next;
     b->result = (struct act_balance){.moved = act_eplb_moves(b->map, next),
                                      .before = act_eplb_imbalance(b->map, &b->gone, b->load),
@@ -184,7 +205,9 @@ static void look(struct balancer *b)
             act_shard_add(&b->gone, s); /* it had an interval's time to show up */
             b->regroup = true;
         }
-    if (b->stage != STAGE_IDLE || (b->pairs < least && !b->regroup))
+    if (b->asked && act_now(b->self) - b->asked_at < or_default(b->arg->deadline_ns, INT64_C(60000000000)))
+        return;
+    if (!b->charge || !b->n_sources || b->stage != STAGE_IDLE || (b->pairs < least && !b->regroup))
         return;
     for (size_t i = 0; i < cells(b); i++) {
         b->load[i] = 0.5f * b->load[i] + b->fresh[i];
@@ -226,7 +249,7 @@ static void move_shard(struct balancer *b, int s, struct act_addr to)
     if (!is) {
         act_monitor(b->self, to, 0);
         /* It begins with what its configuration says; a plan of the present map tells it what it holds now. */
-        if (b->map->version > b->arg->experts->map->version)
+        if (b->charge && b->map->version > b->arg->experts->map->version)
             send_map(b, ACT_EXPERT_PLAN, to, b->map);
     }
     if (was != is) {
@@ -256,8 +279,20 @@ static void ask_map(struct balancer *b, struct act_addr source)
 {
     struct act_msg m = act_msg_make(ACT_EXPERT_MAP_ASK, source);
     act_p_expert_map_ask(&m)->map = b->version;
-    if (act_request(b->self, &m))
+    if (act_request(b->self, &m)) {
         act_msg_drop(&m);
+        return;
+    }
+    b->asked++;
+    b->asked_at = act_now(b->self);
+}
+
+/* One of the questions has its end. */
+static void answered(struct balancer *b)
+{
+    b->asked -= b->asked > 0;
+    if (!b->asked && b->regroup)
+        act_timer_after(b->self, &b->look, 0, TAG_LOOK);
 }
 
 static struct source *add_source(struct balancer *b, struct act_addr addr)
@@ -277,6 +312,11 @@ static void take_counts(struct balancer *b, struct act_msg *m)
     size_t bytes;
     const uint32_t *count = act_msg_tail(m, &bytes);
     struct source *s = add_source(b, m->src);
+    if (!b->charge) { /* it may have heard of the end of the one before first */
+        if (s)
+            s->version = p->map;
+        return;
+    }
     if (p->layers != b->map->layers || p->experts != b->map->experts || bytes < cells(b) * sizeof *count)
         return;
     for (size_t i = 0; i < cells(b); i++) {
@@ -285,11 +325,24 @@ static void take_counts(struct balancer *b, struct act_msg *m)
     }
     if (!s)
         return;
+    if (b->regroup) /* that was noticed before there was a source */
+        act_timer_after(b->self, &b->look, 0, TAG_LOOK);
     s->version = p->map;
     if (p->map > b->version)
         ask_map(b, m->src);
     else if (p->map < b->map->version && !s->owes)
         s->owes = send_map(b, ACT_EXPERT_SWITCH, m->src, b->map) == 0;
+}
+
+/* Whether experts are where nobody is. */
+static bool needs_the_gone(const struct balancer *b)
+{
+    for (int s = 0; s < b->map->shards; s++)
+        for (int l = 0; act_shard_in(&b->gone, s) && l < b->map->layers; l++)
+            for (int i = 0; i < b->map->slots; i++)
+                if (act_map_slots(b->map, l, s)[i] >= 0)
+                    return true;
+    return false;
 }
 
 /* The answer to ask_map: what was in use before this balancer began. */
@@ -298,7 +351,8 @@ static void take_map(struct balancer *b, struct act_msg *m)
     struct act_map *map;
     size_t bytes;
     const void *tail = act_msg_tail(m, &bytes);
-    if (act_map_read(tail, bytes, &map))
+    answered(b);
+    if (!b->charge || act_map_read(tail, bytes, &map))
         return;
     if (map->version <= b->version || map->layers != b->map->layers || map->experts != b->map->experts ||
         map->shards != b->map->shards) {
@@ -309,9 +363,35 @@ static void take_map(struct balancer *b, struct act_msg *m)
     b->version = map->version;
     act_map_free(b->own);
     b->map = b->own = map;
+    b->stage = STAGE_ADOPTING;
+    b->regroup |= needs_the_gone(b);
+    act_timer_after(b->self, &b->late, or_default(b->arg->deadline_ns, INT64_C(60000000000)), TAG_STAGE);
     for (int i = 0; i < b->n_sources; i++)
         if (b->source[i].version < map->version && !act_addr_equal(b->source[i].addr, m->src))
             b->source[i].owes = send_map(b, ACT_EXPERT_SWITCH, b->source[i].addr, map) == 0;
+    look_at_switch(b);
+}
+
+/* Who is in charge from now on. One that is not any more leaves a map half rolled out to the one that is. */
+static void take_charge(struct balancer *b, struct act_addr who)
+{
+    bool charge = !who.peer && who.index == act_self_addr(b->self).index && !act_addr_is_nobody(who);
+    if (charge == b->charge)
+        return;
+    b->charge = charge;
+    give_up(b);
+    b->pairs = 0;
+    memset(b->fresh, 0, cells(b) * sizeof *b->fresh);
+    if (b->arg->log)
+        act_log_write(b->arg->log, ACT_LOG_INFO, "experts", 0, "the balancer of this node is %s charge, at map %u",
+                      charge ? "in" : "no longer in", b->map->version);
+    b->asked = 0;
+    for (int i = 0; i < b->n_sources && charge; i++) {
+        b->source[i].owes = false;
+        ask_map(b, b->source[i].addr);
+    }
+    if (charge && b->regroup)
+        act_timer_after(b->self, &b->look, 0, TAG_LOOK);
 }
 
 static void take_ready(struct balancer *b, struct act_msg *m)
@@ -346,7 +426,9 @@ static void take_returned(struct balancer *b, struct act_msg *m)
     int s = shard_of(b, m->src);
     if ((type == ACT_EXPERT_PLAN || type == ACT_EXPERT_RETIRE) && s >= 0)
         shard_lost(b, s);
-    else if (type == ACT_EXPERT_SWITCH || type == ACT_EXPERT_MAP_ASK)
+    if (type == ACT_EXPERT_MAP_ASK)
+        answered(b);
+    if (type == ACT_EXPERT_SWITCH || type == ACT_EXPERT_MAP_ASK)
         source_lost(b, m->src);
 }
 
@@ -368,10 +450,10 @@ static void take_late(struct balancer *b)
             act_log_write(b->arg->log, ACT_LOG_WARNING, "experts", 0,
                           "map %u is given up: a shard did not load in time", b->next->version);
         give_up(b);
-    } else if (b->stage == STAGE_SWITCHING) {
+    } else if (b->stage != STAGE_IDLE) {
         for (int i = 0; i < b->n_sources; i++)
             b->source[i].owes = false;
-        finish(b);
+        look_at_switch(b);
     }
 }
 
@@ -393,7 +475,9 @@ static int balancer_receive(struct act_self *self, void *state, struct act_msg *
             take_map(b, &m[i]);
             break;
         case ACT_EXPERT_SHARD:
-            if (act_p_expert_shard(&m[i])->index < (uint32_t)b->map->shards)
+            if (act_p_expert_shard(&m[i])->index == ACT_SHARD_BALANCER)
+                take_charge(b, act_p_expert_shard(&m[i])->shard);
+            else if (act_p_expert_shard(&m[i])->index < (uint32_t)b->map->shards)
                 move_shard(b, (int)act_p_expert_shard(&m[i])->index, act_p_expert_shard(&m[i])->shard);
             break;
         case ACT_DOWN:
@@ -433,6 +517,7 @@ static int balancer_start(struct act_self *self, void *state, const void *arg)
     b->self = self;
     b->arg = arg;
     const struct act_experts *e = b->arg->experts;
+    b->charge = act_addr_is_nobody(e->finder);
     b->map = e->map;
     b->version = b->map->version;
     b->load = calloc(cells(b), sizeof *b->load);

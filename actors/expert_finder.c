@@ -11,9 +11,11 @@ struct finder {
     const struct act_finder_arg *arg;
     struct act_addr asker[ASKERS_MAX];
     int n_askers;
+    bool begun; /* the runtime runs */
     struct act_addr shard[ACT_SHARDS_MAX], balancer;
-    uint16_t node[ACT_SHARDS_MAX]; /* that has the shard; 0: this one, or not known */
-    uint32_t told[ACT_SHARDS_MAX]; /* the connection that the askers know; 0: none */
+    struct act_addr balancer_of[ACT_FINDER_NODES]; /* by node; nobody: it is not there, or has none */
+    uint16_t node[ACT_SHARDS_MAX];                 /* that has the shard; 0: this one, or not known */
+    uint32_t told[ACT_SHARDS_MAX];                 /* the connection that the askers know; 0: none */
     /* By number in addresses: the connection of class expert, 0: none; and whether its slots are as here. */
     uint32_t link[ACT_PEERS_MAX];
     bool slots[ACT_PEERS_MAX];
@@ -25,7 +27,6 @@ static int finder_start(struct act_self *self, void *state, const void *arg)
     f->arg = arg;
     const struct act_experts *e = f->arg->experts;
     memcpy(f->shard, e->shard, sizeof f->shard);
-    f->balancer = e->balancer;
     struct act_msg m = act_msg_make(ACT_NODES_WATCH, f->arg->link);
     act_p_nodes_watch(&m)->flags = ACT_WATCH_CLASSES;
     return act_send(self, &m);
@@ -62,8 +63,12 @@ static void set_shard(struct act_self *self, struct finder *f, int index, struct
     tell_all(self, f, (uint32_t)index, shard, link);
 }
 
-static void set_balancer(struct act_self *self, struct finder *f, struct act_addr balancer)
+/* That of the first node that has one. */
+static void choose_balancer(struct act_self *self, struct finder *f)
 {
+    struct act_addr balancer = ACT_NOBODY;
+    for (int i = 0; i < ACT_FINDER_NODES && act_addr_is_nobody(balancer); i++)
+        balancer = f->balancer_of[i];
     if (act_addr_equal(f->balancer, balancer))
         return;
     f->balancer = balancer;
@@ -121,14 +126,17 @@ static void take_up(struct act_self *self, struct finder *f, struct act_msg *m)
     bool member = node < ACT_FINDER_NODES && f->arg->member[node];
     if (peer < ACT_PEERS_MAX)
         f->slots[peer] = has_same_slots(f, a, (uint32_t)n);
+    if (member)
+        f->balancer_of[node] = ACT_NOBODY;
     for (size_t i = 0; i < n; i++) {
         if (a[i].kind == ACT_NODE_EXPERT && member && a[i].a < (uint32_t)f->arg->experts->n) {
             f->node[a[i].a] = node;
             set_shard(self, f, (int)a[i].a, a[i].addr);
         }
-        if (a[i].kind == ACT_NODE_BALANCER && node == f->arg->balancer)
-            set_balancer(self, f, a[i].addr);
+        if (a[i].kind == ACT_NODE_BALANCER && member)
+            f->balancer_of[node] = a[i].addr;
     }
+    choose_balancer(self, f);
 }
 
 static void take_node_down(struct act_self *self, struct finder *f, uint16_t node, uint16_t peer)
@@ -140,13 +148,19 @@ static void take_node_down(struct act_self *self, struct finder *f, uint16_t nod
     for (int i = 0; i < f->arg->experts->n; i++)
         if (f->node[i] == node)
             set_shard(self, f, i, ACT_NOBODY);
-    if (node == f->arg->balancer)
-        set_balancer(self, f, ACT_NOBODY);
+    if (node < ACT_FINDER_NODES)
+        f->balancer_of[node] = ACT_NOBODY;
+    choose_balancer(self, f);
 }
 
 static int finder_receive(struct act_self *self, void *state, struct act_msg *m, int count)
 {
     struct finder *f = state;
+    if (!f->begun && f->arg->balancer) {
+        f->balancer_of[f->arg->self] = *f->arg->balancer;
+        choose_balancer(self, f);
+    }
+    f->begun = true;
     for (int i = 0; i < count; i++) {
         if (m[i].type == ACT_EXPERT_FIND)
             take_ask(self, f, m[i].src);

@@ -35,32 +35,34 @@ static int spawn_shards(struct act_server *s, int first, int n, struct cfg_error
     return 0;
 }
 
-static int spawn_balancer(struct act_server *s, struct cfg_error *err)
+static int spawn_balancer(struct act_server *s, int rank, int ranks, struct cfg_error *err)
 {
     const struct cfg_config *c = s->config;
     s->balancer = (struct act_balancer_arg){.experts = &s->engine.experts,
                                             .slots = s->map->slots + c->experts.spare,
                                             .interval_ns = c->experts.balance_us * 1000,
                                             .gain = c->experts.gain,
+                                            .rank = rank,
+                                            .ranks = ranks,
                                             .log = s->log};
     const struct act_spawn spec = {.behaviour = &act_balancer_behaviour,
                                    .worker = SERVER_WORKER_IO,
                                    .arg = &s->balancer,
                                    .outbox = 1024,
                                    .policy = ACT_POLICY_RESTART};
-    return act_runtime_spawn(s->rt, &spec, &s->engine.experts.balancer, err);
+    return act_runtime_spawn(s->rt, &spec, &s->balancer_addr, err);
 }
 
 /* Looks for the shards of other nodes; before whoever asks it. */
 static int spawn_finder(struct act_server *s, struct cfg_error *err)
 {
     const struct cfg_config *c = s->config;
-    s->finder = (struct act_finder_arg){.link = s->engine.link, .experts = &s->engine.experts};
-    for (int i = 0; i < c->n_nodes && i + 1 < ACT_FINDER_NODES; i++) {
+    s->finder = (struct act_finder_arg){.link = s->engine.link,
+                                        .experts = &s->engine.experts,
+                                        .self = (int)(s->node - c->nodes) + 1,
+                                        .balancer = &s->balancer_addr};
+    for (int i = 0; i < c->n_nodes && i + 1 < ACT_FINDER_NODES; i++)
         s->finder.member[i + 1] = in_group(s, &c->nodes[i]);
-        if (s->finder.member[i + 1] && !s->finder.balancer)
-            s->finder.balancer = i + 1;
-    }
     const struct act_spawn spec = {
         .behaviour = &act_finder_behaviour, .worker = SERVER_WORKER_IO, .arg = &s->finder, .outbox = 4096};
     return act_runtime_spawn(s->rt, &spec, &s->engine.experts.finder, err);
@@ -98,5 +100,5 @@ int server_spawn_experts(struct act_server *s, struct cfg_error *err)
     int r = here >= 0 ? spawn_shards(s, here * each, each, err) : 0;
     if (!r && !act_addr_is_nobody(s->engine.link))
         r = spawn_finder(s, err);
-    return !r && here == 0 && e->balanced ? spawn_balancer(s, err) : r;
+    return !r && here >= 0 && e->balanced ? spawn_balancer(s, here, nodes, err) : r;
 }

@@ -53,6 +53,7 @@ struct act_server {
     struct act_expert_arg expert[ACT_SHARDS_MAX];
     struct act_map *map; /* of the experts of this node's group, to begin with */
     struct act_balancer_arg balancer;
+    struct act_addr balancer_addr; /* of this node, in charge or not; nobody: none */
     struct act_finder_arg finder;
     struct act_slots *slots;   /* of the expert exchange with other nodes; NULL: none */
     int first_shard, n_shards; /* of this node, in its group */
@@ -122,8 +123,8 @@ void server_node_metrics(void *ctx, struct gw_bytes *b);
 int server_engram_open(struct act_server *s, struct cfg_error *err);
 int server_spawn_engram(struct act_server *s, struct cfg_error *err);
 void server_engram_close(struct act_server *s);
-/* server_experts.c: the node's group of expert shards, those of this process, and the balancer where this is the
- * group's first expert node. Shards of other nodes are nobody until they are found. */
+/* server_experts.c: the node's group of expert shards, those of this process, and its balancer if it is
+ * one of several expert nodes. Shards of other nodes are nobody until they are found. */
 int server_spawn_experts(struct act_server *s, struct cfg_error *err);
 /* server_slots.c: slots of the expert exchange, before the link's plan; their windows, for it; and who uses them, when
  * all actors are there. */

@@ -210,7 +210,7 @@ void server_list_actors(struct act_server *s)
     list(a, ACT_NODE_ROUTER, e->router, 0, 0);
     list(a, ACT_NODE_TIER, e->tier, 0, 0);
     list(a, ACT_NODE_KV, s->kv.addr, 0, 0);
-    list(a, ACT_NODE_BALANCER, e->experts.balancer, 0, 0);
+    list(a, ACT_NODE_BALANCER, s->balancer_addr, 0, 0);
     for (int i = 0; i < e->n_prefill; i++)
         list(a, ACT_NODE_PREFILL, e->prefill[i], (uint32_t)i, (uint32_t)e->n_prefill);
     list(a, ACT_NODE_DECODE, e->landing, 0, (uint32_t)e->n_decode);

@@ -229,3 +229,124 @@ Test(exchange_net, slots_that_are_not_given_back_are_fenced)
     cr_assert_gt(net.shard[1].puts, before + 20);
     ts_net_close(&net);
 }
+
+/* ---- the balancer that is in charge, and the next one ---- */
+
+enum { MAPS = 256 };
+
+/* What the balancers have rolled out, by node. */
+struct maps {
+    int n;
+    struct {
+        int node;
+        uint32_t version;
+        int on_first; /* experts on the first shard, of all layers */
+        int64_t at;
+    } map[MAPS];
+};
+
+static struct maps maps;
+
+static void note_map(void *ctx, const struct act_balance *b)
+{
+    const struct ts_net_shard *s = ctx;
+    int on_first = 0;
+    cr_assert_lt(maps.n, MAPS, "maps go back and forth");
+    for (int l = 0; l < b->map->layers; l++)
+        for (int e = 0; e < b->map->experts; e++)
+            on_first += act_map_holds(b->map, l, 0, e);
+    maps.map[maps.n].node = s->node;
+    maps.map[maps.n].version = b->map->version;
+    maps.map[maps.n].on_first = on_first;
+    maps.map[maps.n++].at = act_sim_now(net.w.sim);
+}
+
+static void take_away(void *ctx)
+{
+    (void)ctx;
+    ts_net_cut(&net, 1, true);
+}
+
+static void bring_back(void *ctx)
+{
+    (void)ctx;
+    ts_net_cut(&net, 1, false);
+}
+
+/* Requests from 0.5 s to 3 s; the first node, which has the balancer in charge, is away from `from` to `to`. */
+static void run_balanced(int64_t from, int64_t to, unsigned seed)
+{
+    ts_net_open(&net, 3, 8, 60, seed);
+    net.balance = true;
+    net.changed = note_map;
+    maps.n = 0;
+    for (int i = 0; i < net.w.n; i++) {
+        net.w.wanted[i].start = 500 * MS + i * 45 * MS;
+        net.w.wanted[i].n_prompt = 1 + net.w.wanted[i].n_prompt % 24;
+        net.w.wanted[i].max_new = 1 + net.w.wanted[i].max_new % 6;
+    }
+    ts_net_start(&net, seed);
+    cr_assert_eq(act_sim_at(net.w.sim, from, take_away, NULL), 0);
+    if (to)
+        cr_assert_eq(act_sim_at(net.w.sim, to, bring_back, NULL), 0);
+    ts_net_run(&net);
+    ts_net_check(&net, "balanced");
+}
+
+static int maps_of(int node, int64_t from, int64_t to)
+{
+    int n = 0;
+    for (int i = 0; i < maps.n; i++)
+        n += maps.map[i].node == node && maps.map[i].at > from && maps.map[i].at <= to;
+    return n;
+}
+
+/* No version has two makers, and each balancer's go up. */
+static void check_versions(void)
+{
+    for (int i = 0; i < maps.n; i++)
+        for (int k = 0; k < i; k++) {
+            cr_assert_neq(maps.map[i].version, maps.map[k].version, "version %u was made twice", maps.map[i].version);
+            if (maps.map[i].node == maps.map[k].node)
+                cr_assert_gt(maps.map[i].version, maps.map[k].version);
+        }
+}
+
+/* At any moment: before the first map, in the middle of a roll-out, between two. */
+Test(exchange_net, when_the_node_with_the_balancer_is_lost_the_next_one_goes_on)
+{
+    int before = 0;
+    for (int k = 0; k < 6; k += TS_LESS) {
+        int64_t from = 1000 * MS + k * 7 * MS;
+        uint32_t newest = 0;
+        run_balanced(from, 0, 11);
+        before += maps_of(1, 0, from);
+        cr_assert_eq(maps_of(2, 0, from) + maps_of(3, 0, from), 0, "two are in charge");
+        cr_assert_gt(maps_of(2, from, INT64_MAX), 0, "nobody is in charge");
+        cr_assert_eq(maps_of(3, from, INT64_MAX), 0);
+        check_versions();
+        for (int i = 0; i < maps.n; i++) {
+            if (maps.map[i].node == 1 && maps.map[i].at <= from)
+                newest = maps.map[i].version;
+            if (maps.map[i].node == 2) {
+                cr_assert_gt(maps.map[i].version, newest, "the successor did not read the versions");
+                cr_assert_eq(maps.map[i].on_first, 0, "experts are placed on a node that is gone");
+            }
+        }
+        ts_net_close(&net);
+    }
+    cr_assert_gt(before, 0);
+}
+
+/* It was alone for a time and took itself for the one in charge; the higher version stays, and all shards are used. */
+Test(exchange_net, a_balancer_that_comes_back_is_in_charge_again)
+{
+    int64_t from = 1000 * MS, to = 2000 * MS;
+    run_balanced(from, to, 12);
+    cr_assert_gt(maps_of(2, from, to + 500 * MS), 0);
+    cr_assert_gt(maps_of(1, to + 100 * MS, INT64_MAX), 0, "it does nothing");
+    cr_assert_eq(maps_of(2, to + 600 * MS, INT64_MAX), 0, "two are in charge");
+    check_versions();
+    cr_assert_gt(maps.map[maps.n - 1].on_first, 0, "the node is back and holds nothing");
+    ts_net_close(&net);
+}

@@ -138,7 +138,8 @@ static void spawn_link(struct ts_expert_net *n, int i)
 
 static void spawn_finder(struct ts_expert_net *n, int i, struct act_experts *e)
 {
-    n->finder[i] = (struct act_finder_arg){.link = n->link_addr[i], .experts = e, .balancer = 2};
+    n->finder[i] =
+        (struct act_finder_arg){.link = n->link_addr[i], .experts = e, .self = i + 1, .balancer = &n->balancer_addr[i]};
     for (int k = 1; k <= n->shards; k++)
         n->finder[i].member[k + 1] = true;
     e->finder = spawn(n, i, LINK_WORKER, &act_finder_behaviour, &n->finder[i]);
@@ -156,6 +157,20 @@ static void spawn_shard_node(struct ts_expert_net *n, int i)
     n->link[i].fan[TP_CLASS_EXPERT][ACT_PORT_SHARDS] = (struct act_link_fan){&e->shard[i - 1], 1};
     add_own(&n->link[i], ACT_NODE_EXPERT, e->shard[i - 1], (uint32_t)i - 1, (uint32_t)n->shards);
     spawn_finder(n, i, e);
+    if (!n->balance)
+        return;
+    n->balancer[i] = (struct act_balancer_arg){.experts = e,
+                                               .slots = (n->w.m->cfg->n_experts + n->shards - 1) / n->shards + 1,
+                                               .interval_ns = 20 * MS,
+                                               .deadline_ns = 50 * MS,
+                                               .gain = 0.05,
+                                               .least_pairs = 200,
+                                               .rank = i - 1,
+                                               .ranks = n->shards,
+                                               .changed = n->changed,
+                                               .ctx = &n->shard[i]};
+    n->balancer_addr[i] = spawn(n, i, LINK_WORKER, &act_balancer_behaviour, &n->balancer[i]);
+    add_own(&n->link[i], ACT_NODE_BALANCER, n->balancer_addr[i], 0, 0);
 }
 
 static void spawn_source_node(struct ts_expert_net *n)
@@ -167,6 +182,7 @@ static void spawn_source_node(struct ts_expert_net *n)
     w->e.experts.link = n->link_addr[0];
     w->e.experts.node = 1;
     w->e.experts.balanced = n->balance;
+    w->e.experts.report_ns = 2 * MS;
     spawn_finder(n, 0, &w->e.experts);
     w->e.tier = spawn(n, 0, ENGINE_WORKER, &act_tier_device_behaviour, &w->e);
     w->e.decode[w->e.n_decode++] = spawn(n, 0, ENGINE_WORKER, &act_decode_behaviour, &w->e);
@@ -272,6 +288,13 @@ void ts_net_close(struct ts_expert_net *n)
     for (int i = 0; i <= n->shards; i++)
         act_slots_free(n->slots[i]);
     cr_assert_eq(act_buf_live(), n->buffers, "%ld buffers are left", act_buf_live() - n->buffers);
+}
+
+void ts_net_cut(struct ts_expert_net *n, int node, bool cut)
+{
+    for (int i = 0; i <= n->shards; i++)
+        if (i != node)
+            cr_assert_eq(tp_sim_net_cut(n->net, n->end[node].name, n->end[i].name, cut), 0);
 }
 
 struct tp_fault_rule *ts_net_count(struct ts_expert_net *n, int node, uint32_t on)

@@ -41,8 +41,10 @@ struct ts_expert_net {
     struct act_expert_arg expert[TS_NET_NODES];
     struct ts_net_shard shard[TS_NET_NODES];
     int64_t restart_delay_ns;
+    bool balance; /* with balancers; they say what they did to `changed`, with balancer[i].ctx */
     struct act_balancer_arg balancer[TS_NET_NODES];
-    bool balance;
+    struct act_addr balancer_addr[TS_NET_NODES];
+    void (*changed)(void *ctx, const struct act_balance *b);
     long buffers, sequences;
 };
 
@@ -57,6 +59,8 @@ void ts_net_run(struct ts_expert_net *n);
 /* Each request has ended once, with the tokens of a run without actors; nothing is left. */
 void ts_net_check(struct ts_expert_net *n, const char *when);
 void ts_net_close(struct ts_expert_net *n);
+/* Parts a node from all others, or mends that. */
+void ts_net_cut(struct ts_expert_net *n, int node, bool cut);
 /* A rule that strikes never: for its count. */
 struct tp_fault_rule *ts_net_count(struct ts_expert_net *n, int node, uint32_t on);
 
