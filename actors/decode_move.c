@@ -186,7 +186,8 @@ static void take_reserved(struct decode *d, struct act_msg *m)
     const struct act_p_reserved *in = act_p_reserved(m);
     struct dec_stream *s = find_leaving(d, m->request, m->attempt);
     if (!s || s->move->sending.ticket.state != ACT_TICKET_ASKING) {
-        if (!s || !act_sending_is_mine(&s->move->sending, m)) /* else a link doubled it */
+        bool doubled = s ? act_sending_is_mine(&s->move->sending, m) : act_left_has(d->left, m);
+        if (!doubled)
             act_sending_unwanted(d->self, m);
         return;
     }

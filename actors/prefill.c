@@ -355,7 +355,8 @@ static void take_answer(struct prefill *p, struct act_msg *m)
     struct job *j = pre_job_find(p, m->request, m->attempt);
     bool expected = j && j->asked && !j->later && j->state == JOB_RESERVING;
     if (m->type == ACT_RESERVED && !expected) {
-        if (!j || !act_sending_is_mine(&j->sending, m)) /* else a link doubled it */
+        bool doubled = j ? act_sending_is_mine(&j->sending, m) : act_left_has(p->left, m);
+        if (!doubled)
             act_sending_unwanted(p->self, m);
         return;
     }

@@ -284,6 +284,16 @@ struct act_sending *act_left_find(struct act_left *list, const struct act_msg *m
     return l ? &l->sending : NULL;
 }
 
+bool act_left_has(const struct act_left *list, struct act_msg *m)
+{
+    const struct act_p_reserved *in = act_p_reserved(m);
+    for (const struct act_left *l = list; l; l = l->next)
+        if (l->sending.request == m->request && l->sending.attempt == m->attempt && l->sending.slot == in->ticket &&
+            l->sending.ticket.generation == in->generation)
+            return true;
+    return false;
+}
+
 /* Takes it off the list when nothing needs it any more. */
 static bool let_go(struct act_left **at, int64_t now)
 {

@@ -79,6 +79,9 @@ void act_sending_end(struct act_sending *s, struct act_left **list, const uint32
 void act_left_put_done(struct act_left **list, struct act_msg *m);
 /* The one that m is for; NULL: none. */
 struct act_sending *act_left_find(struct act_left *list, const struct act_msg *m);
+/* RESERVED came for nobody: whether it gave the ticket of one on the list, whose writes may be under way. A link
+ * doubled it then, and it is no reason to say that nothing will come. */
+bool act_left_has(const struct act_left *list, struct act_msg *m);
 /* Does what is due. Returns the next time at which something is. */
 int64_t act_left_deadlines(struct act_left **list, int64_t now);
 /* The actor ends: connections are ended before the pages go back. */
