@@ -208,13 +208,15 @@ Test(tiers, one_read_serves_two_prompts)
     ts_tiers_forget(&r);
 }
 
-/* Row 50: a hit is not cut short because pages are: it waits for them, and is whole then. */
-Test(tiers, a_hit_waits_for_its_pages)
+/* Row 50: a hit is not cut short because pages are: it waits for them, and is whole then; but not for ever. */
+static void short_of_pages(int64_t timeout, int cached)
 {
     static struct ts_tiers r;
     ts_tiers_prepare(&r);
     ts_tiers_second(&r, 18);
     ts_tiers_prompts(&r, 2);
+    if (timeout)
+        r.w.e.read_timeout_ns = timeout;
     r.w.e.limits.lease = 1;
     r.w.wanted[0].max_new = 24;
     for (int k = 0; k < 160; k++)
@@ -224,9 +226,19 @@ Test(tiers, a_hit_waits_for_its_pages)
     ts_world_run(&r.w, 12);
     for (int i = 0; i < 2; i++)
         ts_world_check_same(&r.w, i);
-    cr_assert_eq(r.w.got[1].cached, 144, "%d", r.w.got[1].cached);
+    cr_assert_eq(r.w.got[1].cached, cached, "%d", r.w.got[1].cached);
     cr_assert_gt(r.w.got[1].ended, r.w.got[0].ended);
     ts_tiers_close(&r, false);
+}
+
+Test(tiers, a_hit_waits_for_its_pages)
+{
+    short_of_pages(0, 144);
+}
+
+Test(tiers, a_hit_waits_for_its_pages_until_its_deadline)
+{
+    short_of_pages(2 * MS, 0);
 }
 
 static bool kill_store(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m,
