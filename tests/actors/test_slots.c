@@ -499,7 +499,6 @@ static void begin_anew(struct rig *r)
 {
     act_exchange_free(&r->e);
     r->puts = r->messages = 0;
-    cr_assert_eq(act_exchange_init(&r->e, r->self, &r->model, 0, &r->experts), 0);
     act_map_free(r->map);
     source_open(r);
     ask_with_the_same_set(r);
