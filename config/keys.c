@@ -36,9 +36,10 @@ const struct cfg_key cfg_keys[] = {
     {"model.name", CFG_TEXT, AT(model.name), .fallback = "",
      .help = "Name under which the model is offered to clients. Empty: the last part of model.path."},
     {"model.revision", CFG_TEXT, AT(model.revision), .fallback = "",
-     .help = "Revision that the checkpoint must have: 16 hex digits, as weft check prints them. Empty: any. Needed on a "
-             "node that has only a part of the checkpoint: where engine.handoff is encoder or global, a node whose only "
-             "role is prefill maps the layers up to the bridge and does without the files of the rest."},
+     .help =
+         "Revision that the checkpoint must have: 16 hex digits, as weft check prints them. Empty: any. Needed on a "
+         "node that has only a part of the checkpoint: where engine.handoff is encoder or global, a node whose only "
+         "role is prefill maps the layers up to the bridge and does without the files of the rest."},
     {"model.context", CFG_INT, "tokens", 0, 1 << 24, AT(model.context), .fallback = "0",
      .help = "Longest sequence, prompt and output together. 0: as long as the model allows."},
 
@@ -96,8 +97,9 @@ const struct cfg_key cfg_keys[] = {
     {"speculation.min_gain", CFG_DOUBLE, .min = 0, .max = 1, AT(speculation.min_gain), .fallback = "0.005",
      .help = "Dynamic mode: a plan changes only for a gain in expected tokens per second of this share."},
     {"speculation.probe_share", CFG_DOUBLE, .min = 0, .max = 0.2, AT(speculation.probe_share), .fallback = "0.005",
-     .help = "Dynamic mode: share of time for steps that verify whole blocks although that is not best, so that a "
-             "change of confidence is noticed; half of it while whole blocks are far behind."},
+     .help =
+         "Dynamic mode: share of time for steps that are planned otherwise than is best, so that changes are noticed: "
+         "half for whole blocks (confidences), half for the best plan of another length (times)."},
     {"speculation.group_sync", CFG_BOOL, AT(speculation.group_sync), .fallback = "false",
      .help =
          "Dynamic mode in a deployment: all decode nodes draft and verify as many tokens per request as the first of "
@@ -273,8 +275,9 @@ const struct cfg_key cfg_keys[] = {
     {"experts.wave_rows", CFG_INT, "rows", 1, 65535, AT(experts.wave_rows), .fallback = "512",
      .help = "Most rows in one message to a shard; larger batches go in waves. Results do not depend on it."},
     {"experts.slot_rows", CFG_INT, "rows", 0, 65535, AT(experts.slot_rows), .fallback = "64",
-     .help = "Rows that a slot holds: between nodes, dispatches and results are written into slots of the other's memory, "
-             "larger waves are cut to this. The same on all nodes. 0: messages. Results do not depend on it."},
+     .help =
+         "Rows that a slot holds: between nodes, dispatches and results are written into slots of the other's memory, "
+         "larger waves are cut to this. The same on all nodes. 0: messages. Results do not depend on it."},
     {"experts.deadline", CFG_DURATION, "ms", 1, 3600000, AT(experts.deadline_us), .fallback = "5s",
      .help = "A shard that has not answered by then is left out for a while, and the step begins again without it."},
     {"experts.lost", CFG_ENUM, .values = lost_values, AT(experts.lost), .fallback = "takeover",
@@ -377,8 +380,9 @@ const struct cfg_key cfg_keys[] = {
      .help = "Where a gateway accepts clients. Needed with the role gateway, and only with it. An IPv6 address stands "
              "in brackets."},
     {"nodes[].metrics", CFG_ADDRESS, "HOST:PORT", IN_NODE(metrics), .fallback = "",
-     .help = "Where a node without a gateway answers /metrics, /health/live, /health/ready and /version. Empty: nowhere. "
-             "API keys and the certificate hold for it as for a gateway, which has all of that at listen."},
+     .help =
+         "Where a node without a gateway answers /metrics, /health/live, /health/ready and /version. Empty: nowhere. "
+         "API keys and the certificate hold for it as for a gateway, which has all of that at listen."},
 };
 const int cfg_n_keys = (int)(sizeof cfg_keys / sizeof cfg_keys[0]);
 
