@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "config/config.h"
 #include "config/error.h"
@@ -13,6 +14,7 @@
 struct act_server;
 struct act_log;
 struct tp_ops;
+struct mdl_config;
 
 enum { ACT_SERVER_WORKERS = 4 }; /* threads with actors: io, engine, helper, tier */
 
@@ -41,5 +43,8 @@ void act_server_cut(struct act_server *s);
 /* Whether the last request has ended after act_server_drain. wait_ms: how long to wait for it. */
 int act_server_drained(struct act_server *s, int wait_ms);
 void act_server_free(struct act_server *s);
+/* Bytes of the windows that such a node has for the exchange with experts of other nodes (experts.slot_rows); 0: none.
+ * Of the arguments alone, any thread. */
+int64_t act_server_slot_bytes(const struct cfg_config *c, const struct cfg_node *node, const struct mdl_config *m);
 
 #endif

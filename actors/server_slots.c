@@ -14,32 +14,58 @@ static uint32_t pairs_of(uint32_t rows, uint32_t topk, uint32_t shards)
     return rows * (each < topk ? each : topk);
 }
 
-int server_slots_open(struct act_server *s, struct cfg_error *err)
+/* What a node has by its configuration. */
+struct plan {
+    struct act_slots_shape shape;
+    bool sources, shards;
+};
+
+/* False: nothing, it uses messages. */
+static bool make_plan(const struct cfg_config *c, const struct cfg_node *node, const struct mdl_config *m,
+                      struct plan *out)
 {
-    const struct cfg_config *c = s->config;
-    const struct mdl_config *m = s->m->cfg;
     struct act_slots_shape shape = {.hidden = (uint32_t)m->hidden, .rows = (uint32_t)c->experts.slot_rows};
-    bool shards = server_has(s, CFG_ROLE_EXPERT), sources = server_has(s, CFG_ROLE_PREFILL | CFG_ROLE_DECODE);
+    unsigned others = 0; /* roles of other nodes of its group: within a process there are no slots */
     int nodes = 0;
     for (int i = 0; i < c->n_nodes; i++) {
         const struct cfg_node *n = &c->nodes[i];
-        bool mine = strcmp(n->experts, s->node->experts) == 0;
+        bool mine = strcmp(n->experts, node->experts) == 0;
         nodes += mine && n->roles & CFG_ROLE_EXPERT;
+        others |= mine && n != node ? n->roles : 0;
         if (mine && n->roles & (CFG_ROLE_PREFILL | CFG_ROLE_DECODE) && i + 1 < ACT_SLOT_NODES && shape.nodes < 255)
             shape.rank[i + 1] = (uint8_t)++shape.nodes;
     }
-    if (c->n_nodes < 2 || !shape.rows || !nodes || !shape.nodes || !(shards || sources))
-        return 0;
+    *out = (struct plan){.sources = node->roles & (CFG_ROLE_PREFILL | CFG_ROLE_DECODE) && others & CFG_ROLE_EXPERT,
+                         .shards = node->roles & CFG_ROLE_EXPERT && others & (CFG_ROLE_PREFILL | CFG_ROLE_DECODE)};
+    if (c->n_nodes < 2 || !shape.rows || !nodes || !shape.nodes || !(out->shards || out->sources))
+        return false;
     shape.each = (uint32_t)c->engine.expert_shards;
     shape.shards = shape.each * (uint32_t)nodes;
     if (shape.shards > (uint32_t)m->n_experts)
         shape.shards = (uint32_t)m->n_experts;
     if (shape.shards > ACT_SHARDS_MAX)
-        return 0; /* refused with a reason where shards are made */
+        return false; /* refused with a reason where shards are made */
     shape.pairs = pairs_of(shape.rows, (uint32_t)m->topk_experts, shape.shards);
     shape.places = (uint32_t)(c->engine.prefill_actors + c->engine.decode_actors + 1);
-    sources &= shape.rank[s->node - c->nodes + 1] != 0;
-    return act_slots_new(&shape, sources, shards, &s->slots, err);
+    out->sources &= shape.rank[node - c->nodes + 1] != 0;
+    out->shape = shape;
+    return true;
+}
+
+int server_slots_open(struct act_server *s, struct cfg_error *err)
+{
+    struct plan p;
+    return make_plan(s->config, s->node, s->m->cfg, &p) ? act_slots_new(&p.shape, p.sources, p.shards, &s->slots, err)
+                                                        : 0;
+}
+
+int64_t act_server_slot_bytes(const struct cfg_config *c, const struct cfg_node *node, const struct mdl_config *m)
+{
+    struct plan p;
+    if (!make_plan(c, node, m, &p))
+        return 0;
+    return (p.sources ? (int64_t)act_slots_results_bytes(&p.shape) : 0) +
+           (p.shards ? (int64_t)act_slots_dispatches_bytes(&p.shape) : 0);
 }
 
 static void add_source(struct act_slots *s, struct act_addr who)

@@ -306,7 +306,7 @@ static void check_node(struct check *k)
     cli_check_tiers(k);
     check_cluster(k);
     if (k->rdma || k->c->transport.provider == CFG_PROVIDER_RDMA)
-        cli_check_rdma(k->c, k->node, say_rdma, k);
+        cli_check_rdma(k->c, k->node, k->slot_bytes, say_rdma, k);
 }
 
 static int conclude(const struct check *k)

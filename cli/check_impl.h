@@ -19,6 +19,7 @@ struct check {
     int timeout_s;       /* for other nodes to answer */
     uint64_t revision;   /* of the model; 0: not known */
     size_t block_bytes;  /* of its rows; 0: not known */
+    int64_t slot_bytes;  /* of its windows for the expert exchange; 0: none, or not known */
     const char *backend; /* name of the CPU path; NULL: none */
     enum cli_peers peers;
     int64_t need; /* bytes of memory, of the nodes that were checked so far */
@@ -40,7 +41,7 @@ static inline bool check_keeps(const struct check *k)
     return k->c->n_nodes > 1 && (k->node->roles & CFG_ROLE_KV) != 0;
 }
 
-/* Memory of the node's roles against what is available; sets block_bytes, adds to need. */
+/* Memory of the node's roles against what is available; sets block_bytes and slot_bytes, adds to need. */
 void cli_check_memory(struct check *k, const struct mdl_config *m);
 /* The same of all nodes of this machine together. */
 void cli_check_memory_of_all(struct check *k, int nodes);

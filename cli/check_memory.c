@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "actors/server.h"
 #include "cli/check_impl.h"
 #include "config/units.h"
 #include "model/info.h"
@@ -147,6 +148,8 @@ void cli_check_memory(struct check *k, const struct mdl_config *m)
         r = add_computing(k, m, &need, &err);
     if (!r && k->node->roles & CFG_ROLE_EXPERT)
         r = add_shards(k, m, &need, &err);
+    k->slot_bytes = act_server_slot_bytes(c, k->node, m);
+    add(k, &need, "slots of the exchange with experts (experts.slot_rows)", k->slot_bytes);
     if (check_keeps(k)) {
         add(k, &need, "blocks for other nodes (kv.nodes.memory)", c->kv.nodes.memory);
         add(k, &need, "blocks on their way to and from them (kv.nodes.buffer, twice)", 2 * c->kv.nodes.buffer);

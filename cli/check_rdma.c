@@ -9,7 +9,7 @@
 #include "transport/providers.h"
 
 /* What the node offers to others' writes or has others written from (server_link.c): the device tier's pages, a kv
- * node's buffers, and the memory that kv nodes put into. */
+ * node's buffers, and the memory that kv nodes put into. Slots of the expert exchange come on top. */
 static uint64_t window_bytes(const struct cfg_config *c, const struct cfg_node *node)
 {
     bool pages = node->roles & (CFG_ROLE_PREFILL | CFG_ROLE_DECODE), kv = false;
@@ -43,14 +43,14 @@ static void judge_polling(const struct cfg_config *c,
     say(ctx, TP_RDMA_FINE, text);
 }
 
-void cli_check_rdma(const struct cfg_config *c, const struct cfg_node *node,
+void cli_check_rdma(const struct cfg_config *c, const struct cfg_node *node, int64_t slot_bytes,
                     void (*say)(void *ctx, enum tp_rdma_finding how, const char *text), void *ctx)
 {
     static struct tp_rdma_facts facts;
     const struct tp_rdma_plugin *plugin;
     struct cfg_error err;
     struct tp_rdma_want want = {.devices = c->transport.rdma.devices, .channels = TP_CLASSES * (c->n_nodes - 1)};
-    want.register_bytes = window_bytes(c, node) + tp_rdma_frame_bytes(want.channels);
+    want.register_bytes = window_bytes(c, node) + (uint64_t)slot_bytes + tp_rdma_frame_bytes(want.channels);
     if (tp_rdma_load(&plugin, &err) || plugin->inspect(&facts, &err)) {
         say(ctx, TP_RDMA_PROBLEM, err.msg);
         return;

@@ -5,9 +5,9 @@
 #include "config/config.h"
 #include "transport/rdma.h"
 
-/* Looks at this machine for a node of the configuration and calls say for every finding. Opens and closes devices,
- * changes nothing. */
-void cli_check_rdma(const struct cfg_config *c, const struct cfg_node *node,
+/* Looks at this machine for a node of the configuration and calls say for every finding. slot_bytes: of its windows for
+ * the exchange with experts, 0 if the model is not known. Opens and closes devices, changes nothing. */
+void cli_check_rdma(const struct cfg_config *c, const struct cfg_node *node, int64_t slot_bytes,
                     void (*say)(void *ctx, enum tp_rdma_finding how, const char *text), void *ctx);
 
 #endif

@@ -215,6 +215,34 @@ static void expect_kv(const char *dir, const char *name, const char *kv, const c
     ts_result_free(&r);
 }
 
+/* Slots between nodes count as memory; a node that is the only one with experts and with sources has none. */
+Test(check, slots_of_the_expert_exchange_are_counted)
+{
+    need_model();
+    static const struct {
+        const char *node, *more, *other; /* roles of a beside those of a source, and of b */
+        bool slots;
+    } cases[] = {{"a", "", "expert", true}, {"b", "", "expert", true}, {"a", ", \"expert\"", "kv", false}};
+    char *dir = ts_temp_dir(), *secret = ts_write_file(dir, "secret", "0123456789abcdef0123456789abcdef"), text[2000];
+    cr_assert(dir && secret);
+    chmod(secret, 0600);
+    for (size_t i = 0; i < 3; i++) {
+        snprintf(
+            text, sizeof text,
+            "cluster = { secret_file = \"%s/secret\"; state = \"%s/state\"; };\nnodes = (\n"
+            "{ name = \"a\"; roles = [\"gateway\", \"decode\", \"prefill\"%s]; port = 2; listen = \"127.0.0.1:0\"; },\n"
+            "{ name = \"b\"; roles = [\"%s\"]; port = 3; });\n",
+            dir, dir, cases[i].more, cases[i].other);
+        struct ts_result r = check(text, cases[i].node);
+        bool has = strstr(r.out, "slots of the exchange with experts") != NULL;
+        cr_expect(has == cases[i].slots && strstr(r.out, "MiB needed"), "case %zu: %s%s", i, r.out, r.err);
+        ts_result_free(&r);
+    }
+    free(secret);
+    ts_remove_dir(dir);
+    free(dir);
+}
+
 /* Memory of the role, room on the disk for all kv nodes of the machine, blocks that find no room, folders. */
 Test(check, nodes_that_keep_blocks_for_others)
 {
