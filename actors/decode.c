@@ -331,6 +331,10 @@ static void begin_round(struct decode *d)
         s->in_round = true;
         d->round[d->n_round++] = &s->run;
     }
+    if (!starved) { /* the next shortage asks anew */
+        d->none_to_come = false;
+        d->revoke_until = 0;
+    }
     if (starved && d->tier_empty && !d->asked && !dec_pages_revoke(d)) {
         /* Nothing to be had: the youngest makes room, unless it is alone. */
         for (int i = 0; i < d->n_round; i++)

@@ -1,11 +1,13 @@
 #include "actors/exchange.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "actors/exchange_slots.h"
 #include "actors/exchange_wire.h"
+#include "actors/slots.h"
 
 enum {
     MS = 1000000,
@@ -40,22 +42,34 @@ static bool is_first(const int16_t *shard, int k)
     return true;
 }
 
-/* Gives every pair its wave: of the rows that a shard gets, the first so many, the next so many, .. */
+/* Gives every pair its wave: of the rows that a shard gets, as many as it has room for, the next, .. */
 static void cut_waves(struct act_exchange *e, const struct mdl_exchange *x)
 {
-    int rows[ACT_SHARDS_MAX] = {0}, most[ACT_SHARDS_MAX];
+    struct {
+        int rows, pairs, wave;
+    } at[ACT_SHARDS_MAX] = {0};
+    int rows[ACT_SHARDS_MAX] = {0}, most[ACT_SHARDS_MAX], pairs[ACT_SHARDS_MAX];
     for (int i = 0; i < x->rows * x->k; i++)
         rows[e->shard[i]] += is_first(e->shard + i / x->k * x->k, i % x->k);
     for (int s = 0; s < e->experts->n; s++) {
         most[s] = wave_rows(e, s, rows[s]);
-        e->peer[s].waves = (rows[s] + most[s] - 1) / most[s];
-        rows[s] = 0;
+        pairs[s] = act_exchange_slot_rows(e, s, rows[s]) ? (int)e->experts->slots->shape.pairs : INT_MAX;
     }
     for (int i = 0; i < x->rows * x->k; i++) {
-        int s = e->shard[i];
-        rows[s] += is_first(e->shard + i / x->k * x->k, i % x->k);
-        e->wave[i] = (uint8_t)((rows[s] - 1) / most[s]);
+        int s = e->shard[i], n = 0;
+        bool first = is_first(e->shard + i / x->k * x->k, i % x->k);
+        for (int j = i; first && j < (i / x->k + 1) * x->k; j++)
+            n += e->shard[j] == s;
+        if (first && (at[s].rows == most[s] || at[s].pairs + n > pairs[s])) {
+            at[s].wave++;
+            at[s].rows = at[s].pairs = 0;
+        }
+        at[s].rows += first;
+        at[s].pairs += n;
+        e->wave[i] = (uint8_t)at[s].wave;
     }
+    for (int s = 0; s < e->experts->n; s++)
+        e->peer[s].waves = rows[s] ? at[s].wave + 1 : 0;
 }
 
 static bool in_wave(const struct act_exchange *e, int pair, int shard, int wave)

@@ -74,8 +74,8 @@ int act_exchange_slot_rows(struct act_exchange *e, int shard, int rows)
         return 0;
     const struct act_slots_shape *p = &e->experts->slots->shape;
     int most = (int)p->rows, by_pairs = (int)p->pairs / e->current->k;
-    most = by_pairs < most ? by_pairs : most;
-    return most < 1 || rows > most * WAVES_MAX ? 0 : most;
+    int least = by_pairs < most ? by_pairs : most; /* that every wave takes, however its experts fall */
+    return least < 1 || rows > least * WAVES_MAX ? 0 : most;
 }
 
 /* Nothing that was put over it lands any more when the answer comes, which the finder hears of too. Once per
@@ -250,10 +250,13 @@ int act_exchange_slot_put_done(struct act_exchange *e, struct act_msg *m)
     if (!status)
         return -1;
     /* Of these nothing was written, so nobody answers. Of any other the end of its connection is on its way. */
-    if (status == -ENOTCONN || status == -ESTALE || status == -EINVAL)
+    if (status == -ENOTCONN || status == -ESTALE || status == -EINVAL || status == -ENOMEM)
         slot->owed = false;
-    if (status == -EINVAL)
-        e->peer[shard].link = 0; /* their window is another */
+    /* Their window is another; or that connection ends, which the finder may say later: what goes in between goes as a
+     * message, which comes back if the node is gone. */
+    if (status == -EINVAL || (slot->link == e->peer[shard].link && slot->peer == e->peer[shard].addr.peer &&
+                              (status == -ENOTCONN || status == -ESTALE)))
+        e->peer[shard].link = 0;
     return mine ? shard : -1;
 }
 

@@ -117,6 +117,14 @@ static void take_class(struct act_self *self, struct finder *f, const struct act
             set_shard(self, f, i, f->shard[i]);
 }
 
+static bool has_shard(const struct act_node_actor *a, size_t n, uint32_t shard)
+{
+    for (size_t i = 0; i < n; i++)
+        if (a[i].kind == ACT_NODE_EXPERT && a[i].a == shard)
+            return true;
+    return false;
+}
+
 static void take_up(struct act_self *self, struct finder *f, struct act_msg *m)
 {
     uint16_t node = act_p_node_up(m)->node, peer = act_p_node_up(m)->peer;
@@ -128,6 +136,9 @@ static void take_up(struct act_self *self, struct finder *f, struct act_msg *m)
         f->slots[peer] = has_same_slots(f, a, (uint32_t)n);
     if (member)
         f->balancer_of[node] = ACT_NOBODY;
+    for (int s = 0; member && s < f->arg->experts->n; s++)
+        if (f->node[s] == node && !has_shard(a, n, (uint32_t)s)) /* it has ended for good */
+            set_shard(self, f, s, ACT_NOBODY);
     for (size_t i = 0; i < n; i++) {
         if (a[i].kind == ACT_NODE_EXPERT && member && a[i].a < (uint32_t)f->arg->experts->n) {
             f->node[a[i].a] = node;

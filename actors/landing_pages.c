@@ -168,9 +168,12 @@ void land_pages_take(struct landing *l, struct act_msg *m)
 
 /* ---- running sequences lack pages ---- */
 
+/* A prompt whose ticket was taken back asks again as the youngest, so after a few times (ACT_RECIPE_STAYS) it is left
+ * alone. */
 static bool is_unwritten(const struct land_slot *s)
 {
-    return s->ticket.state == ACT_TICKET_OPEN && !s->ticket.seen && !s->revoked && s->n_pages > s->held;
+    return s->ticket.state == ACT_TICKET_OPEN && !(s->recipe.body->flags & ACT_RECIPE_STAYS) && !s->ticket.seen &&
+           !s->revoked && s->n_pages > s->held;
 }
 
 static struct land_slot *youngest_unwritten(struct landing *l)

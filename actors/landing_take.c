@@ -77,7 +77,8 @@ static int load_moved(struct landing *l, struct land_slot *s, const uint8_t *sta
         return -EPROTO;
     n -= memory;
     int more = (int)(n / sizeof(int32_t)), all = s->recipe.n_ids + more;
-    if (n % sizeof(int32_t) || n > (size_t)act_move_slack(l->e) * sizeof(int32_t) || all - 1 > land_most_tokens(l, s))
+    if (n % sizeof(int32_t) || n > (size_t)act_move_slack(l->e) * sizeof(int32_t) || all - 1 > land_most_tokens(l, s) ||
+        all > s->recipe.n_ids + s->max_new)
         return -EPROTO;
     int32_t *ids = malloc((size_t)all * sizeof *ids);
     if (!ids)

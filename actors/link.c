@@ -276,7 +276,7 @@ static void on_down(void *ctx, int index, uint64_t epoch, int reason, const char
         return;
     act_peer_route(act_self_runtime(l->self), number, ACT_NOBODY);
     p->number = 0;
-    link_give_back(l, number);
+    link_give_back(l, number, -1);
     link_end_puts(l, index, -ENOTCONN);
     link_end_fences(l, index, -1);
     end_watches(l, number, reason);
@@ -305,6 +305,7 @@ static void on_class_down(void *ctx, int index, enum tp_class class, uint32_t ge
     (void)reason;
     tell_class(l, ACT_NOBODY, index, class, generation, false);
     link_end_fences(l, index, (int)class);
+    link_give_back(l, l->peer[index].number, (int)class);
     act_yield(l->self);
 }
 
@@ -657,7 +658,7 @@ static void link_stop(struct act_self *self, void *state, int reason)
     for (int i = 0; i < ACT_LINK_PEERS_MAX; i++)
         if (l->peer[i].number) {
             act_peer_route(act_self_runtime(l->self), l->peer[i].number, ACT_NOBODY);
-            link_give_back(l, l->peer[i].number);
+            link_give_back(l, l->peer[i].number, -1);
         }
     if (l->looks)
         act_look_at(self, NULL);

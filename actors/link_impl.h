@@ -80,9 +80,9 @@ struct link {
     struct act_link_arg *arg;
     struct tp_net *net;
     struct act_timer timer, look; /* look: for own actors that are being started again */
-    _Atomic int awake; /* a wake-up is under way */
-    bool looks;        /* the worker looks at the net's completions */
-    bool begun;        /* the directory is watched */
+    _Atomic int awake;            /* a wake-up is under way */
+    bool looks;                   /* the worker looks at the net's completions */
+    bool begun;                   /* the directory is watched */
     struct link_peer peer[ACT_LINK_PEERS_MAX];
     int16_t index_of[ACT_PEERS_MAX]; /* number in addresses to index + 1 */
     struct link_call *call[LINK_BUCKETS];
@@ -103,7 +103,7 @@ void link_send(struct link *l, struct act_msg *m);
 /* A message from another node. -EPROTO: nonsense; the node is cut off. */
 int link_take(struct link *l, int index, const uint8_t *bytes, size_t size, struct cfg_error *err);
 /* Every request that is at this incarnation comes back. */
-void link_give_back(struct link *l, uint16_t number);
+void link_give_back(struct link *l, uint16_t number, int class);
 enum tp_class link_class(unsigned type);
 
 /* link_puts.c */

@@ -81,15 +81,18 @@ static void abandon(struct link *l, struct link_call *c)
     free(c);
 }
 
-void link_give_back(struct link *l, uint16_t number)
+void link_give_back(struct link *l, uint16_t number, int class)
 {
+    struct link_peer *p = peer_of(l, number);
     for (int b = 0; b < LINK_BUCKETS; b++)
         for (struct link_call **at = &l->call[b], *c; (c = *at);) {
-            if (c->to.peer != number) {
+            if (c->to.peer != number || (class >= 0 && (int)link_class(c->type) != class)) {
                 at = &c->next;
                 continue;
             }
             *at = c->next;
+            if (p)
+                p->calls--;
             abandon(l, c);
         }
 }
@@ -121,6 +124,15 @@ static int send_one(struct link *l, int index, enum link_kind kind, unsigned typ
     return tp_net_send(l->net, index, link_class(type), v, 2);
 }
 
+/* What a request waits for cannot leave. Where its connection is gone, the other side gives it up when it hears of
+ * that; else it would never end, so the connection has to go: without this node's word it is worth nothing. */
+static void break_off(struct link *l, int index, unsigned type, int status)
+{
+    enum tp_class class = link_class(type);
+    if (status != -ENOTCONN || class == TP_CLASS_CONTROL)
+        tp_net_fence(l->net, index, class);
+}
+
 /* Back to the node whose message m was: m is the UNDELIVERABLE that the runtime made of it. */
 static void send_returned(struct link *l, int index, const struct act_msg *m)
 {
@@ -137,9 +149,9 @@ static void send_returned(struct link *l, int index, const struct act_msg *m)
     bare.flags = back.flags;
     bare.request = m->request;
     bare.attempt = m->attempt;
-    if (send_one(l, index, LINK_ABANDONED, back.type, &bare))
-        /* Its request would never end. Without this node's word the connection is worth nothing. */
-        tp_net_fence(l->net, index, TP_CLASS_CONTROL);
+    int r = send_one(l, index, LINK_ABANDONED, back.type, &bare);
+    if (r)
+        break_off(l, index, back.type, r);
 }
 
 void link_send(struct link *l, struct act_msg *m)
@@ -163,9 +175,8 @@ void link_send(struct link *l, struct act_msg *m)
     if (!r)
         return;
     l->bounced++;
-    /* A reply that cannot leave would leave its request without an end. */
     if ((m->flags & ACT_MSG_REPLY) && p)
-        tp_net_fence(l->net, index, TP_CLASS_CONTROL);
+        break_off(l, index, m->type, r);
     if (r != -ENOTCONN)
         act_log_write(l->arg->log, ACT_LOG_WARNING, "link", m->request, "a %s message was not sent: %s",
                       act_type_name(m->type), strerror(-r));

@@ -134,7 +134,10 @@ static void reserve(struct prefill *p, struct job *j)
     act_sending_ask(&j->sending, p->self, p->e, j->decode, j->request, j->attempt,
                     exact ? MDL_HANDOFF_FULL : p->e->form);
     memcpy(act_msg_tail(&m, &bytes), j->buf->data, j->buf->size);
-    ((struct act_b_prefill *)act_msg_tail(&m, &bytes))->history = j->history;
+    struct act_b_prefill *body = act_msg_tail(&m, &bytes);
+    body->history = j->history;
+    if (j->taken_back >= TAKEN_BACK_MAX)
+        body->flags |= ACT_RECIPE_STAYS;
     m.request = j->request;
     m.attempt = j->attempt;
     *act_p_reserve(&m) = (struct act_p_reserve){.ids = (uint32_t)j->recipe.n_ids,
@@ -176,6 +179,7 @@ static void look_up(struct prefill *p, struct job *j)
     *act_p_kv_lookup(&m) =
         (struct act_p_kv_lookup){.blocks = (uint32_t)blocks,
                                  .flags = ACT_LOOKUP_CLEAN_ONLY,
+                                 .number = ++j->lookups,
                                  .ids = p->e->snapshots && !exact ? (uint32_t)n : 0,
                                  .least = exact ? (uint32_t)mdl_prefill_exact_reach(p->e->m->cfg) : 0};
     act_b_kv_lookup(&m)->token_ns = p->token_ns;
@@ -575,7 +579,7 @@ static void take_rows(struct prefill *p, struct act_msg *m)
     if (!j)
         return;
     bool whole = act_load_whole(&j->load);
-    act_load_rows(&j->load, act_p_kv_rows(m));
+    act_load_rows(&j->load, j->lookups, act_p_kv_rows(m));
     if (!whole && act_load_whole(&j->load)) {
         uint64_t one = (uint64_t)(act_now(p->self) - j->read_began) / (uint64_t)(j->load.n * p->e->layout.block_tokens);
         p->read_ns = p->read_ns ? (3 * p->read_ns + one) / 4 : one;

@@ -33,10 +33,12 @@ void pre_ticket_event(struct prefill *p, struct job *j, enum act_ticket_event ev
  * here any more, and one whose grant is still to come could not tell it from the next. */
 static void take_revoked(struct prefill *p, struct job *j)
 {
-    if (j->state == JOB_CONFIRMING || j->state == JOB_RESERVING)
+    if (j->state == JOB_CONFIRMING || j->state == JOB_RESERVING) {
         pre_job_fail(p, j, -ECONNRESET, "the hand-off to the decoder failed");
-    else
-        j->again = true;
+        return;
+    }
+    j->taken_back++;
+    j->again = true;
 }
 
 void pre_take_ticket_message(struct prefill *p, struct act_msg *m)
@@ -86,9 +88,12 @@ static void begin_again(struct prefill *p, struct job *j)
 /* Answers and ends of writes name the request only: those that are on their way have to come first. */
 void pre_begin_again(struct prefill *p)
 {
-    for (struct job *j = p->first; j; j = j->next) {
+    for (struct job *j = p->first, *next; j; j = next) {
+        next = j->next;
         bool waits = (j->asked && !j->later && j->state != JOB_RESERVING) || j->segment >= 0 || j->sending.puts;
-        if (j->again && !waits)
+        if (j->again && !waits && j->sending.lost) /* the reader has to end the connection before it grants again */
+            pre_job_fail(p, j, -ECONNRESET, "the hand-off to the decoder failed");
+        else if (j->again && !waits)
             begin_again(p, j);
     }
 }

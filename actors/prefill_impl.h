@@ -9,7 +9,15 @@
 #include "actors/router.h"
 #include "actors/sending.h"
 
-enum { RETRY_NS = 5000000, TAG_RETRY = 1, TAG_REPORT = 2, TAG_READS = 3, TAG_TICKETS = 4, TOMBSTONES = 256 };
+enum {
+    RETRY_NS = 5000000,
+    TAG_RETRY = 1,
+    TAG_REPORT = 2,
+    TAG_READS = 3,
+    TAG_TICKETS = 4,
+    TOMBSTONES = 256,
+    TAKEN_BACK_MAX = 4
+};
 
 enum job_state {
     JOB_QUEUED,    /* holds nothing */
@@ -29,6 +37,8 @@ struct job {
     bool cancelled;
     bool replay;      /* came from another process; its requester has heard of its prompt */
     bool again;       /* it begins anew with another ticket, as soon as nothing holds it */
+    int taken_back;   /* tickets, for what runs at the decoder */
+    uint16_t lookups; /* KV_LOOKUPs so far; what an earlier one still brings is not for its pages */
     uint32_t history; /* of RESERVE */
     int broken;       /* the hand-off failed while the job was in a step: why */
     uint64_t request;

@@ -33,10 +33,10 @@ static inline bool act_load_failed(const struct act_load *l, int64_t now)
     return l->n && ((l->settled == l->sources && l->ok < l->n) || (!act_load_whole(l) && now >= l->deadline));
 }
 
-/* Takes a report (KV_ROWS). */
-static inline void act_load_rows(struct act_load *l, const struct act_p_kv_rows *rows)
+/* Takes a report (KV_ROWS). lookup: the number of the last one; what an earlier one brings went to other pages. */
+static inline void act_load_rows(struct act_load *l, uint16_t lookup, const struct act_p_kv_rows *rows)
 {
-    if (!l->n || (int)rows->source != l->settled)
+    if (!l->n || rows->number != lookup || (int)rows->source != l->settled)
         return;
     l->settled++;
     l->ok = (int)rows->blocks < l->ok ? (int)rows->blocks : l->ok;

@@ -7,8 +7,14 @@
 #include "model/sampler.h"
 
 /* Bits of its flags. MOVED, in a RESERVE: the sequence decodes already, at the sender's, and goes on doing so until its
- * state is sent (decode_move.c). */
-enum { ACT_RECIPE_IGNORE_EOS = 1, ACT_RECIPE_EXACT = 2, ACT_RECIPE_LOGPROBS = 4, ACT_RECIPE_MOVED = 8 };
+ * state is sent (decode_move.c). STAYS, there: it was taken back several times, and is not to be again. */
+enum {
+    ACT_RECIPE_IGNORE_EOS = 1,
+    ACT_RECIPE_EXACT = 2,
+    ACT_RECIPE_LOGPROBS = 4,
+    ACT_RECIPE_MOVED = 8,
+    ACT_RECIPE_STAYS = 16
+};
 
 /* Bits of TOKENS.finish. */
 enum act_finish { ACT_FINISH_NONE, ACT_FINISH_STOP, ACT_FINISH_LENGTH, ACT_FINISH_CANCELLED, ACT_FINISH_ERROR };

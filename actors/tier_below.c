@@ -65,8 +65,11 @@ static void report(struct below *b, const struct below_load *l, const struct bel
     m.request = w->request;
     m.attempt = w->attempt;
     ok = ok < w->n ? ok : w->n;
-    *act_p_kv_rows(&m) =
-        (struct act_p_kv_rows){.first = w->offset, .blocks = ok, .source = source, .status = ok < w->n ? -EIO : 0};
+    *act_p_kv_rows(&m) = (struct act_p_kv_rows){.first = w->offset,
+                                                .blocks = ok,
+                                                .source = (uint16_t)source,
+                                                .number = w->number,
+                                                .status = ok < w->n ? -EIO : 0};
     if (act_send(b->self, &m))
         act_msg_drop(&m); /* its deadline will tell */
 }

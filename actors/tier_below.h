@@ -13,7 +13,7 @@ struct below_waiter {
     struct below_waiter *next;
     struct act_addr who;
     uint64_t request;
-    uint16_t attempt;
+    uint16_t attempt, number; /* number: of its lookup */
     uint32_t offset, n;
 };
 

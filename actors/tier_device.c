@@ -263,7 +263,8 @@ static void report_nothing(struct act_self *self, struct tier *t, const struct q
         struct act_msg m = act_msg_make(ACT_KV_ROWS, q->asker.who);
         m.request = q->asker.request;
         m.attempt = q->asker.attempt;
-        *act_p_kv_rows(&m) = (struct act_p_kv_rows){.blocks = 0, .source = (uint32_t)s, .status = n ? -EIO : 0};
+        *act_p_kv_rows(&m) =
+            (struct act_p_kv_rows){.source = (uint16_t)s, .number = q->asker.number, .status = n ? -EIO : 0};
         if (act_send(self, &m))
             act_msg_drop(&m);
     }
@@ -434,7 +435,7 @@ static void look_up(struct act_self *self, struct tier *t, struct act_msg *m)
         return;
     }
     *q = (struct question){.promise = promise,
-                           .asker = {.who = m->src, .request = m->request, .attempt = m->attempt},
+                           .asker = {.who = m->src, .request = m->request, .attempt = m->attempt, .number = in->number},
                            .chain = chain,
                            .ids = (const int32_t *)(const void *)(chain + in->blocks + 1),
                            .in = *in,

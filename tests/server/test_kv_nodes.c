@@ -229,6 +229,17 @@ static int all_prompts(struct ts_answer *cold, const struct blow *b, const char 
     return cached;
 }
 
+/* A slow machine may take what is late for a miss, so some rounds may pass before most are hits. */
+static void until_hits(struct ts_answer *cold, const char *when)
+{
+    int hits = 0;
+    for (int i = 0; i < 20 && hits <= PROMPTS / 2; i++) {
+        only_prefill(P0);
+        hits = all_prompts(cold, NULL, when);
+    }
+    cr_assert_gt(hits, PROMPTS / 2, "%s: %d of %d are hits", when, hits, PROMPTS);
+}
+
 /* Nothing is held for anybody. */
 static void at_baseline(int node)
 {
@@ -255,7 +266,7 @@ Test(kv_nodes, a_node_may_die_stand_still_and_drain_while_it_is_read_from)
     only_prefill(P0);
     all_prompts(cold, NULL, "cold");
     until_both("ssd", "blocks", 80);
-    cr_assert_gt(all_prompts(cold, NULL, "warm"), PROMPTS / 2);
+    until_hits(cold, "warm");
     static const int signals[] = {SIGSTOP, SIGKILL, SIGTERM};
     for (int i = 0; i < 3; i++) {
         int k = i % 2 ? K1 : K0;
@@ -280,8 +291,7 @@ Test(kv_nodes, a_node_may_die_stand_still_and_drain_while_it_is_read_from)
         wait_back(k);
     }
     until_both("ssd", "blocks", 80);
-    only_prefill(P0);
-    cr_assert_gt(all_prompts(cold, NULL, "all are back"), PROMPTS / 2);
+    until_hits(cold, "all are back");
     at_baseline(P0);
     for (int i = 0; i < PROMPTS; i++)
         ts_answer_free(&cold[i]);
