@@ -241,7 +241,7 @@ Test(rdma_nodes, what_a_node_stored_another_one_reads_from_the_kv_node_without_t
     rr_need_guest();
     /* Emulated, on a busy host, under a sanitizer: nothing is late. */
     ts_cluster_write(
-        kv_nodes, KV_NODES, "",
+        kv_nodes, KV_NODES, "ticket_lease = \"600s\";",
         "transport = { provider = \"rdma\"; };\nreplay = { exact = true; };\nsampling = { temperature = 0.0; };\n"
         "kv = { memory = \"4MiB\"; snapshots = \"0B\"; block_tokens = 32; read_timeout = \"120s\";\n"
         "       nodes = { memory = \"8MiB\"; find_timeout = \"60s\"; quiet_timeout = \"120s\"; }; };\n"
