@@ -82,7 +82,7 @@ static void make_slots(struct ts_expert_net *n, int node)
     int rows = node == n->shards && n->other_rows ? n->other_rows : n->slot_rows;
     struct act_slots_shape shape = {.hidden = (uint32_t)m->hidden,
                                     .rows = (uint32_t)rows,
-                                    .pairs = (uint32_t)(rows * m->topk_experts),
+                                    .pairs = (uint32_t)(rows + m->topk_experts), /* fewer than rows can have */
                                     .shards = (uint32_t)n->shards,
                                     .each = 1,
                                     .places = 2,
