@@ -252,11 +252,8 @@ int act_exchange_slot_put_done(struct act_exchange *e, struct act_msg *m)
     /* Of these nothing was written, so nobody answers. Of any other the end of its connection is on its way. */
     if (status == -ENOTCONN || status == -ESTALE || status == -EINVAL || status == -ENOMEM)
         slot->owed = false;
-    /* Their window is another; or that connection ends, which the finder may say later: what goes in between goes as a
-     * message, which comes back if the node is gone. */
-    if (status == -EINVAL || (slot->link == e->peer[shard].link && slot->peer == e->peer[shard].addr.peer &&
-                              (status == -ENOTCONN || status == -ESTALE)))
-        e->peer[shard].link = 0;
+    if (status == -EINVAL)
+        e->peer[shard].link = 0; /* their window is another */
     return mine ? shard : -1;
 }
 

@@ -180,6 +180,8 @@ Test(speculation, a_table_of_another_machine_is_not_used)
     for (int start = 0; start < 2; start++) {
         ts_server_start(&server, NULL, config);
         json_decref(complete(prompts[0], 0, 20));
+        kill(server.pid, SIGTERM);
+        cr_assert_eq(ts_server_wait(&server), 0);
         char *log = ts_server_log(&server);
         cr_expect_not_null(strstr(log, start ? "source=file" : "source=measured"), "%s", log);
         cr_expect_eq(strstr(log, "measured anew") != NULL, !start, "%s", log);
