@@ -11,11 +11,6 @@
 
 enum { SPARE = 16, TAG_LEASE = 1, TAG_LOAD = 3 };
 
-static int block_count(const struct landing *l, int tokens)
-{
-    return (tokens + l->e->layout.block_tokens - 1) / l->e->layout.block_tokens;
-}
-
 /* ---- what a ticket's rules ask for ---- */
 
 void land_return_pages(struct landing *l, const uint32_t *page, int n)
@@ -262,7 +257,7 @@ static int check_reserve(const struct landing *l, struct act_msg *m, struct act_
         return -E2BIG;
     if (act_recipe_read(m, (int)in->ids, recipe))
         return -EINVAL;
-    return block_count(l, (int)(in->ids + in->max_tokens)) > stats.pages ? -E2BIG : 0;
+    return land_blocks(l, (int)(in->ids + in->max_tokens)) > stats.pages ? -E2BIG : 0;
 }
 
 static void take_reserve(struct landing *l, struct act_msg *m)

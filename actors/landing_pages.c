@@ -12,11 +12,6 @@ enum {
     SHORT_NS = 50000000 /* so long after a Decode lacked pages no ticket gets any */
 };
 
-static int blocks_of(const struct landing *l, int tokens)
-{
-    return (tokens + l->e->layout.block_tokens - 1) / l->e->layout.block_tokens;
-}
-
 static void later(struct landing *l, struct land_slot *s)
 {
     s->later = true;
@@ -38,7 +33,7 @@ static void ask_pages(struct landing *l, struct land_slot *s)
     struct act_msg m = act_msg_make(ACT_PAGES_ASK, l->e->tier);
     m.request = s->request;
     m.attempt = s->attempt;
-    act_p_pages_ask(&m)->pages = (uint32_t)(blocks_of(l, land_most_tokens(l, s)) - s->held);
+    act_p_pages_ask(&m)->pages = (uint32_t)(land_blocks(l, land_most_tokens(l, s)) - s->held);
     s->asked_pages = act_request(l->self, &m) == 0;
     if (!s->asked_pages)
         land_step(l, s, ACT_TICKET_ON_REFUSE, -EAGAIN);
@@ -120,7 +115,7 @@ static void take_given(struct landing *l, struct land_slot *s, int status)
 {
     s->asked_pages = false;
     /* An answer to an older question of this attempt may be of another number. */
-    if (status || s->n_pages != blocks_of(l, land_most_tokens(l, s))) { /* asks again until the ticket's deadline */
+    if (status || s->n_pages != land_blocks(l, land_most_tokens(l, s))) { /* asks again until the ticket's deadline */
         let_go(l, s);
         later(l, s);
         return;

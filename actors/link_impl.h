@@ -102,7 +102,7 @@ struct link {
 void link_send(struct link *l, struct act_msg *m);
 /* A message from another node. -EPROTO: nonsense; the node is cut off. */
 int link_take(struct link *l, int index, const uint8_t *bytes, size_t size, struct cfg_error *err);
-/* Every request that is at this incarnation comes back. */
+/* Every request that is at this incarnation comes back; class -1: of all, else of those whose messages go over it. */
 void link_give_back(struct link *l, uint16_t number, int class);
 enum tp_class link_class(unsigned type);
 
