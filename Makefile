@@ -26,7 +26,7 @@ PKGS := liburing libconfig jansson libpcre2-8 libsodium libxxhash libevent_core 
 # on the compiler. -fno-strict-aliasing: packed rows and mapped files are read through typed pointers.
 WEFT_CFLAGS := -std=gnu17 -D_GNU_SOURCE= -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wno-unused-parameter -Wno-missing-field-initializers \
 	-ffp-contract=off -fno-strict-aliasing -pthread -I. $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
-WEFT_LIBS := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lhttp_parser -lm -pthread
+WEFT_LIBS := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lhttp_parser -lm -pthread -Wl,--build-id=sha1
 ifdef WERROR
 WEFT_CFLAGS += -Werror
 endif

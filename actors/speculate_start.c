@@ -8,8 +8,6 @@
 #include "actors/runtime/log.h"
 #include "actors/steptime_file.h"
 
-enum { MEASURE_CONTEXT = 16 };
-
 static int64_t monotonic_now(void *ctx)
 {
     struct timespec t;
@@ -33,7 +31,7 @@ static int make_table(const struct cfg_config *c, struct act_log *log, struct ac
     struct act_steptime_identity id;
     struct cfg_error why;
     const char *path = c->speculation.table_file;
-    act_steptime_identity(e->m, &id);
+    act_steptime_identity(e->m, e->limits.streams, ACT_STEPTIME_CONTEXT, &id);
     int r = path[0] ? act_steptime_read(path, &id, e->limits.draft, &e->steptime, &why) : -ENOENT;
     if (!r) {
         act_log_event(log, ACT_LOG_INFO, "serve", 0, "step_times", "source=file path=%s", path);
@@ -44,14 +42,16 @@ static int make_table(const struct cfg_config *c, struct act_log *log, struct ac
     int64_t began = monotonic_now(NULL);
     const struct act_steptime_measure how = {.streams = e->limits.streams,
                                              .block = e->limits.draft,
-                                             .context = MEASURE_CONTEXT,
+                                             .context = ACT_STEPTIME_CONTEXT,
                                              .limit_ns = c->speculation.measure_us * 1000,
                                              .now = monotonic_now};
     r = act_steptime_measure(e->m, &how, &e->steptime, err);
     if (r)
         return r;
-    act_log_event(log, ACT_LOG_INFO, "serve", 0, "step_times", "source=measured sizes=%d seconds=%.2f",
-                  e->steptime.plain.n, 1e-9 * (double)(monotonic_now(NULL) - began));
+    act_log_event(log, ACT_LOG_INFO, "serve", 0, "step_times",
+                  "source=measured sizes=%d largest=%d streams=%d seconds=%.2f", e->steptime.plain.n,
+                  e->steptime.plain.at[e->steptime.plain.n - 1], e->limits.streams,
+                  1e-9 * (double)(monotonic_now(NULL) - began));
     if (path[0] && act_steptime_write(path, &id, &e->steptime, &why))
         act_log_write(log, ACT_LOG_WARNING, "serve", 0, "step times are not kept: %s", why.msg);
     return 0;

@@ -6,10 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "config/version.h"
 #include "model/json_file.h"
 
-enum { FORMAT = 2 };
+enum { FORMAT = 3 };
 
 static void processor_name(char *out, size_t size)
 {
@@ -28,13 +27,14 @@ static void processor_name(char *out, size_t size)
         fclose(f);
 }
 
-void act_steptime_identity(const struct mdl_model *m, struct act_steptime_identity *out)
+void act_steptime_identity(const struct mdl_model *m, int streams, int context, struct act_steptime_identity *out)
 {
     char name[120];
     processor_name(name, sizeof name);
-    *out = (struct act_steptime_identity){.revision = m->ck->revision};
+    *out = (struct act_steptime_identity){.revision = m->ck->revision, .streams = streams, .context = context};
     snprintf(out->machine, sizeof out->machine, "%s, %d threads", name, mdl_team_size(m->team));
     snprintf(out->build, sizeof out->build, WEFT_VERSION ", %s, compiler %.40s", m->exec.be->name, __VERSION__);
+    cfg_build_id(out->build_id);
 }
 
 /* ---- reading ---- */
@@ -87,18 +87,52 @@ static int differs(const json_t *root, const char *path, const char *key, const 
                          there ? there : "none", own);
 }
 
-static int read_object(const json_t *root, const char *path, const struct act_steptime_identity *id, int block,
-                       struct act_steptime *t, struct cfg_error *err)
+/* Of this program and for what it will do: the same code on the same machine, and as many sequences at a time. */
+static int check_identity(const json_t *root, const char *path, const struct act_steptime_identity *id,
+                          struct cfg_error *err)
 {
     char revision[17];
+    json_int_t streams = json_integer_value(json_object_get(root, "streams")),
+               context = json_integer_value(json_object_get(root, "context"));
     snprintf(revision, sizeof revision, "%016" PRIx64, id->revision);
-    if (json_integer_value(json_object_get(root, "format")) != FORMAT)
-        return cfg_error_set(err, EINVAL, "%s is no step-time table of format %d", path, FORMAT);
     int r = differs(root, path, "model", revision, err);
     if (!r)
         r = differs(root, path, "machine", id->machine, err);
     if (!r)
         r = differs(root, path, "build", id->build, err);
+    if (!r && !id->build_id[0])
+        r = cfg_error_set(err, EINVAL,
+                          "%s: this program was linked without a build id (-Wl,--build-id), so no table is "
+                          "known to be of its code",
+                          path);
+    if (!r)
+        r = differs(root, path, "build_id", id->build_id, err);
+    if (!r && streams < id->streams)
+        r = cfg_error_set(err, EINVAL, "%s was measured for up to %lld sequences at a time, here are %d", path,
+                          (long long)streams, id->streams);
+    if (!r && context != id->context)
+        r = cfg_error_set(err, EINVAL, "%s was measured for another context (%lld tokens, here %d)", path,
+                          (long long)context, id->context);
+    return r;
+}
+
+/* The largest batch of one row per request must be all that was asked for. */
+static int check_cover(const struct act_steptime *t, const char *path, const struct act_steptime_identity *id,
+                       struct cfg_error *err)
+{
+    int most = t->plain.n ? t->plain.at[t->plain.n - 1] : 0;
+    if (most >= id->streams)
+        return 0;
+    return cfg_error_set(err, EINVAL, "%s was cut short at %d of %d sequences at a time; raise speculation.measure",
+                         path, most, id->streams);
+}
+
+static int read_object(const json_t *root, const char *path, const struct act_steptime_identity *id, int block,
+                       struct act_steptime *t, struct cfg_error *err)
+{
+    if (json_integer_value(json_object_get(root, "format")) != FORMAT)
+        return cfg_error_set(err, EINVAL, "%s is no step-time table of format %d", path, FORMAT);
+    int r = check_identity(root, path, id, err);
     if (!r && json_integer_value(json_object_get(root, "block")) != block)
         r = cfg_error_set(err, EINVAL, "%s is for blocks of %lld drafts, wanted are %d", path,
                           (long long)json_integer_value(json_object_get(root, "block")), block);
@@ -115,7 +149,7 @@ static int read_object(const json_t *root, const char *path, const struct act_st
     t->expert_share = json_number_value(json_object_get(root, "expert_share"));
     if (!r && (!(t->pick_ns >= 0) || !(t->expert_share >= 0 && t->expert_share <= 1) || !act_steptime_usable(t)))
         r = cfg_error_set(err, EINVAL, "%s: the table is not complete", path);
-    return r;
+    return r ? r : check_cover(t, path, id, err);
 }
 
 int act_steptime_read(const char *path, const struct act_steptime_identity *id, int block, struct act_steptime *out,
@@ -159,8 +193,9 @@ int act_steptime_write(const char *path, const struct act_steptime_identity *id,
     snprintf(revision, sizeof revision, "%016" PRIx64, id->revision);
     if ((size_t)snprintf(temporary, sizeof temporary, "%s.new", path) >= sizeof temporary)
         return cfg_error_set(err, ENAMETOOLONG, "%s: the name is too long", path);
-    json_t *root = json_pack("{s:i,s:s,s:s,s:s,s:i,s:b,s:f,s:f,s:o,s:o,s:o,s:o}", "format", FORMAT, "model", revision,
-                             "machine", id->machine, "build", id->build, "block", t->block, "padded", (int)t->padded,
+    json_t *root = json_pack("{s:i,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:b,s:f,s:f,s:o,s:o,s:o,s:o}", "format", FORMAT, "model",
+                             revision, "machine", id->machine, "build", id->build, "build_id", id->build_id, "streams",
+                             id->streams, "context", id->context, "block", t->block, "padded", (int)t->padded,
                              "pick_ns", t->pick_ns, "expert_share", t->expert_share, "plain", curve_json(&t->plain),
                              "between", between_json(t), "full", curve_json(&t->full), "draft", curve_json(&t->draft));
     int r = !root || json_dump_file(root, temporary, JSON_INDENT(1) | JSON_REAL_PRECISION(7) | JSON_PRESERVE_ORDER) ||

@@ -8,17 +8,25 @@
 
 #include "actors/steptime.h"
 #include "config/error.h"
+#include "config/version.h"
 #include "model/model.h"
+
+enum { ACT_STEPTIME_CONTEXT = 16 }; /* tokens of a sequence, where an engine measures; longer ones are learned */
 
 /* What a table was measured on; every part has to be the same for it to be used again. */
 struct act_steptime_identity {
     uint64_t revision; /* of the model */
     char machine[160]; /* processor, threads */
     char build[96];    /* version, CPU path, compiler */
+    char build_id[CFG_BUILD_ID_TEXT];
+    int streams; /* sequences at a time that it has to cover */
+    int context; /* tokens that each of them has */
 };
-void act_steptime_identity(const struct mdl_model *m, struct act_steptime_identity *out);
+/* streams, context: as the table is measured (act_steptime_measure). */
+void act_steptime_identity(const struct mdl_model *m, int streams, int context, struct act_steptime_identity *out);
 
-/* -ENOENT: there is no file. -EINVAL: damaged or measured elsewhere; err says what differs. */
+/* -ENOENT: there is no file. -EINVAL: damaged, measured elsewhere, for fewer sequences at a time, or cut short of them;
+ * err says what differs. A program without a build id has no table that is known to be its own. */
 int act_steptime_read(const char *path, const struct act_steptime_identity *id, int block, struct act_steptime *out,
                       struct cfg_error *err);
 /* Complete or not at all: written beside and renamed. */

@@ -405,18 +405,17 @@ static int make_table(struct bench *b)
 {
     struct act_steptime_identity id;
     int block = b->m->cfg->n_draft ? b->m->cfg->draft_block : 0;
-    act_steptime_identity(b->m, &id);
+    const int context = b->context < ACT_STEPTIME_CONTEXT ? b->context : ACT_STEPTIME_CONTEXT;
+    act_steptime_identity(b->m, b->most, context, &id);
     if (b->table_file) {
         int r = act_steptime_read(b->table_file, &id, block, &b->table, &b->err);
+        if (!r)
+            return 0;
         if (r != -ENOENT)
-            return r;
+            fprintf(stderr, "bench decode: step times are measured anew: %s\n", b->err.msg);
     }
-    const struct act_steptime_measure how = {.streams = b->most,
-                                             .block = block,
-                                             .context = b->context < 16 ? b->context : 16,
-                                             .limit_ns = 10000000000,
-                                             .now = now_ns,
-                                             .ctx = b};
+    const struct act_steptime_measure how = {
+        .streams = b->most, .block = block, .context = context, .limit_ns = 10000000000, .now = now_ns, .ctx = b};
     int r = act_steptime_measure(b->m, &how, &b->table, &b->err);
     return r || !b->table_file ? r : act_steptime_write(b->table_file, &id, &b->table, &b->err);
 }
@@ -451,7 +450,7 @@ static void gather_conditions(struct bench *b)
     double load[1] = {0};
     if (getloadavg(load, 1) < 1)
         load[0] = NAN;
-    act_steptime_identity(b->m, &id);
+    act_steptime_identity(b->m, b->most, 0, &id);
     text_value(c, "model", "%s, revision %016llx, %d + 0 experts", slash && slash[1] ? slash + 1 : b->model_dir,
                (unsigned long long)b->m->ck->revision, b->m->cfg->n_experts);
     text_value(c, "machine", "%s (%s), load average %.2f before", id.machine, id.build, load[0]);

@@ -76,7 +76,9 @@ int cli_version_run(int argc, char **argv)
     int status = cli_options_parse(&usage, argc, argv, NULL);
     if (status != CLI_GO_ON)
         return status;
-    puts("weft " WEFT_VERSION);
+    char build[CFG_BUILD_ID_TEXT];
+    cfg_build_id(build);
+    printf("weft " WEFT_VERSION "%s%s\n", build[0] ? ", build " : "", build);
     return CLI_OK;
 }
 

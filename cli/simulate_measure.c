@@ -320,7 +320,7 @@ static int write_profile(struct measure *m, const char *file, struct cfg_error *
 {
     struct act_steptime_identity id;
     char name[160];
-    act_steptime_identity(m->e.m, &id);
+    act_steptime_identity(m->e.m, 0, 0, &id);
     snprintf(name, sizeof name, "%.60s on %.60s, %.24s", m->o->model, id.machine, id.build);
     json_t *p = json_pack(
         "{s:s,s:i,s:o,s:o,s:o,s:o,s:f,s:f,s:f,s:f,s:f,s:f,s:{s:f,s:f,s:f,s:f},s:i,s:i,s:f,s:b,s:f,s:f,s:f}", "name",

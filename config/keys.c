@@ -106,8 +106,8 @@ const struct cfg_key cfg_keys[] = {
          "them has chosen, for backends whose ranks must run steps of one shape. Who has not heard of it lately "
          "plans for itself."},
     {"speculation.table_file", CFG_TEXT, "file", AT(speculation.table_file), .fallback = "",
-     .help = "Dynamic mode: keeps the step times that were measured, for the next start with the same model, machine "
-             "and build. Empty: they are measured at every start."},
+     .help = "Dynamic mode: keeps the step times that were measured, for the next start with the same model, machine, "
+             "program (by its build id) and no more sequences at a time. Empty: they are measured at every start."},
     {"speculation.measure", CFG_DURATION, "ms", 0, 600000, AT(speculation.measure_us), .fallback = "2s",
      .help = "Dynamic mode: no larger batch is measured after this long; what is missing is extrapolated, and refined "
              "while serving."},

@@ -160,7 +160,12 @@ Test(steptime, refresh)
 
 /* ---- files ---- */
 
-static const struct act_steptime_identity here = {42, "a machine, 2 threads", "0, scalar"};
+/* Of a file that is measured here, up to the curves. */
+#define HEAD                                                                                                           \
+    "{\"format\":3,\"model\":\"000000000000002a\",\"machine\":\"a machine, 2 threads\",\"build\":\"0, scalar\","       \
+    "\"build_id\":\"abcd\",\"streams\":8,\"context\":16,\"block\":3,"
+
+static const struct act_steptime_identity here = {42, "a machine, 2 threads", "0, scalar", "abcd", 8, 16};
 
 static void path_of(char *out, size_t size)
 {
@@ -191,41 +196,80 @@ Test(steptime, file)
                                1e-3);
             cr_expect_float_eq(act_steptime_draft_ns(&got, n, rows), act_steptime_draft_ns(&t, n, rows), 1e-3);
         }
-    const struct act_steptime_identity others[] = {{43, "a machine, 2 threads", "0, scalar"},
-                                                   {42, "a machine, 4 threads", "0, scalar"},
-                                                   {42, "a machine, 2 threads", "0, avx2"}};
-    const char *const names[] = {"model", "machine", "build"};
-    for (int i = 0; i < 3; i++) {
-        cr_expect_eq(read_back(&others[i], 3, &got, &err), -EINVAL, "another %s", names[i]);
+    /* Each part alone is enough; a program without a build id has no table that could be its own. */
+    const struct act_steptime_identity others[] = {{43, "a machine, 2 threads", "0, scalar", "abcd", 8, 16},
+                                                   {42, "a machine, 4 threads", "0, scalar", "abcd", 8, 16},
+                                                   {42, "a machine, 2 threads", "0, avx2", "abcd", 8, 16},
+                                                   {42, "a machine, 2 threads", "0, scalar", "abce", 8, 16},
+                                                   {42, "a machine, 2 threads", "0, scalar", "", 8, 16},
+                                                   {42, "a machine, 2 threads", "0, scalar", "abcd", 9, 16},
+                                                   {42, "a machine, 2 threads", "0, scalar", "abcd", 8, 15}};
+    const char *const names[] = {"another model",     "another machine",    "another build ",
+                                 "another build_id",  "without a build id", "up to 8 sequences at a time, here are 9",
+                                 "16 tokens, here 15"};
+    for (int i = 0; i < 7; i++) {
+        cr_expect_eq(read_back(&others[i], 3, &got, &err), -EINVAL, "%s", names[i]);
         cr_expect_not_null(strstr(err.msg, names[i]), "%s", err.msg);
         cr_expect_not(act_steptime_usable(&got));
     }
     cr_expect_eq(read_back(&here, 4, &got, &err), -EINVAL, "another block");
+    struct act_steptime_identity fewer = here;
+    fewer.streams = 2;
+    cr_expect_eq(read_back(&fewer, 3, &got, &err), 0, "what covers more covers fewer");
+    /* Made for 64, but the time was over at 8. */
+    struct act_steptime_identity many = here;
+    many.streams = 64;
+    cr_assert_eq(act_steptime_write(path, &many, &t, &err), 0);
+    cr_expect_eq(read_back(&many, 3, &got, &err), -EINVAL);
+    cr_expect_not_null(strstr(err.msg, "cut short at 8 of 64"), "%s", err.msg);
     unlink(path);
     cr_expect_eq(act_steptime_write("/nowhere/at/all", &here, &t, &err), -EIO);
 }
 
+/* Who it is that measures: the program by its code, the machine by its processor and the threads at work. */
+Test(steptime, identity)
+{
+    struct mdl_model *one, *two;
+    struct cfg_error err;
+    struct act_steptime_identity a, b;
+    cr_assert_eq(mdl_model_open("tests/golden/mini8", 1, NULL, &one, &err), 0, "%s", err.msg);
+    cr_assert_eq(mdl_model_open("tests/golden/mini8", 2, "scalar", &two, &err), 0, "%s", err.msg);
+    act_steptime_identity(one, 4, 16, &a);
+    act_steptime_identity(two, 4, 16, &b);
+    cr_expect_eq(a.revision, one->ck->revision);
+    cr_expect_eq(strspn(a.build_id, "0123456789abcdef"), strlen(a.build_id));
+    cr_expect_eq(strlen(a.build_id), 40u, "\"%s\"", a.build_id);
+    cr_expect_str_eq(a.build_id, b.build_id);
+    cr_expect_str_neq(a.machine, b.machine);
+    cr_expect(strstr(a.machine, "1 threads") && strstr(b.machine, "2 threads"), "%s, %s", a.machine, b.machine);
+    cr_expect_not_null(strstr(b.build, "scalar"), "%s", b.build);
+    cr_expect(a.streams == 4 && a.context == 16);
+    mdl_model_close(one);
+    mdl_model_close(two);
+}
+
 Test(steptime, damaged_files_are_refused)
 {
-    static const char *const bad[] = {
-        "",
-        "{",
-        "[]",
-        "{\"format\": 1}",
-        "{\"format\": 3}",
-        "{\"format\":2,\"model\":\"000000000000002a\",\"machine\":\"a machine, 2 threads\",\"build\":\"0, "
-        "scalar\",\"block\":3,"
-        "\"plain\":[[1,-5]],\"between\":[],\"full\":[],\"draft\":[],\"pick_ns\":1,\"expert_share\":0}",
-        "{\"format\":2,\"model\":\"000000000000002a\",\"machine\":\"a machine, 2 threads\",\"build\":\"0, "
-        "scalar\",\"block\":3,"
-        "\"plain\":[[1,5]],\"between\":[],\"full\":[],\"draft\":[[1,1]],\"pick_ns\":1,\"expert_share\":0}",
-        "{\"format\":2,\"model\":\"000000000000002a\",\"machine\":\"a machine, 2 threads\",\"build\":\"0, "
-        "scalar\",\"block\":3,"
-        "\"plain\":[[1,5]],\"between\":[],\"full\":[[4,5]],\"draft\":[[1,1]],\"pick_ns\":1,\"expert_share\":7}",
-        "{\"format\":2,\"model\":\"000000000000002a\",\"machine\":\"a machine, 2 threads\",\"build\":\"0, "
-        "scalar\",\"block\":3,"
-        "\"plain\":[[99999999999,5]],\"between\":[],\"full\":[[4,5]],\"draft\":[[1,1]],\"pick_ns\":1,\"expert_share\":"
-        "0}",
+    static const char *const bad[][2] = {
+        {"", ""},
+        {"{", ""},
+        {"[]", "format 3"},
+        {"{\"format\": 2}", "format 3"},
+        {"{\"format\": 4}", "format 3"},
+        {HEAD "\"plain\":[[1,-5]],\"between\":[],\"full\":[],\"draft\":[],\"pick_ns\":1,\"expert_share\":0}",
+         "\"plain\", point 1"},
+        {HEAD "\"plain\":[[8,5]],\"between\":[],\"full\":[],\"draft\":[[1,1]],\"pick_ns\":1,\"expert_share\":0}",
+         "not complete"},
+        {HEAD "\"plain\":[[8,5]],\"between\":[],\"full\":[[4,5]],\"draft\":[[1,1]],\"pick_ns\":1,\"expert_share\":7}",
+         "not complete"},
+        {HEAD "\"plain\":[[99999999999,5]],\"between\":[],\"full\":[[4,5]],\"draft\":[[1,1]],\"pick_ns\":1,"
+              "\"expert_share\":0}",
+         "\"plain\", point 1"},
+        {HEAD "\"plain\":[[8,5]],\"between\":[{\"drafts\":3,\"points\":[]}],\"full\":[[4,5]],\"draft\":[[1,1]],"
+              "\"pick_ns\":1,\"expert_share\":0}",
+         "must ascend in 1..2"},
+        {HEAD "\"plain\":[[7,5]],\"between\":[],\"full\":[[4,5]],\"draft\":[[1,1]],\"pick_ns\":1,\"expert_share\":0}",
+         "cut short at 7 of 8"},
     };
     char path[64];
     path_of(path, sizeof path);
@@ -233,10 +277,11 @@ Test(steptime, damaged_files_are_refused)
         struct act_steptime got;
         struct cfg_error err = {0};
         FILE *f = fopen(path, "w");
-        fputs(bad[i], f);
+        fputs(bad[i][0], f);
         fclose(f);
         cr_expect_eq(read_back(&here, 3, &got, &err), -EINVAL, "file %zu", i);
         cr_expect_neq(err.msg[0], 0);
+        cr_expect_not_null(strstr(err.msg, bad[i][1]), "file %zu: %s", i, err.msg);
         cr_expect_not(act_steptime_usable(&got));
     }
     unlink(path);

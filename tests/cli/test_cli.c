@@ -39,6 +39,9 @@ Test(cli, version)
     struct ts_result a = ts_run(ts_weft(), "--version"), b = ts_run(ts_weft(), "version");
     EXPECT_RUN(a, 0);
     cr_expect_eq(strncmp(a.out, "weft ", 5), 0);
+    /* The build id is that of the program asked, not of whoever asks. */
+    const char *build = strstr(a.out, ", build ");
+    cr_expect(build && strspn(build + 8, "0123456789abcdef") == 40 && !strcmp(build + 48, "\n"), "%s", a.out);
     cr_expect_str_eq(a.out, b.out);
     ts_result_free(&a);
     ts_result_free(&b);

@@ -46,7 +46,8 @@ static int try_counters(const char *path, struct cfg_error *err)
 
 static int try_steptimes(const char *path, struct cfg_error *err)
 {
-    const struct act_steptime_identity id = {.revision = 1, .machine = "m", .build = "b"};
+    const struct act_steptime_identity id = {
+        .revision = 1, .machine = "m", .build = "b", .build_id = "i", .streams = 1, .context = 1};
     struct act_steptime t;
     int rc = act_steptime_read(path, &id, BLOCK, &t, err);
     if (!rc)

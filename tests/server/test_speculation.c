@@ -169,22 +169,39 @@ Test(speculation, logged_blocks_can_be_fitted)
     }
 }
 
-/* A table of another machine is measured anew and replaced, with a word about it; the next start takes it. */
-Test(speculation, a_table_of_another_machine_is_not_used)
+/* A table that was measured by other code, with other threads or for fewer sequences is measured anew and replaced,
+ * with a word about what differs; the next start takes it. */
+Test(speculation, a_table_of_another_place_is_not_used)
 {
-    char config[4400], *dir = ts_temp_dir(), *path = ts_write_file(dir, "table", "{\"format\":1,\"model\":\"else\"}");
-    snprintf(config, sizeof config,
-             "speculation = { mode = \"dynamic\"; draft_length = 5; table_file = \"%s\"; }; engine = { decode_streams "
-             "= 2; };",
-             path);
-    for (int start = 0; start < 2; start++) {
-        ts_server_start(&server, NULL, config);
-        json_decref(complete(prompts[0], 0, 20));
+    const char *scripted = ts_program("tests/server/weft_scripted"); /* the same sources, linked otherwise */
+    const struct {
+        const char *program;
+        int threads, streams;
+        const char *differs; /* NULL: nothing does */
+    } start[] = {
+        {NULL, 1, 2, "no step-time table of format"},
+        {NULL, 1, 2, NULL},
+        {NULL, 2, 2, "another machine ("},
+        {NULL, 2, 3, "up to 2 sequences at a time, here are 3"},
+        {NULL, 2, 2, NULL},
+        {scripted, 2, 3, "another build_id ("},
+        {scripted, 2, 3, NULL},
+    };
+    char *dir = ts_temp_dir(), *path = ts_write_file(dir, "table", "{\"format\":1,\"model\":\"else\"}");
+    for (size_t i = 0; i < sizeof start / sizeof *start; i++) {
+        char config[4500];
+        snprintf(config, sizeof config,
+                 "speculation = { mode = \"dynamic\"; draft_length = 5; table_file = \"%s\"; measure = \"60s\"; };\n"
+                 "engine = { decode_streams = %d; }; compute = { threads = %d; };",
+                 path, start[i].streams, start[i].threads);
+        ts_server_start(&server, start[i].program, config);
         kill(server.pid, SIGTERM);
         cr_assert_eq(ts_server_wait(&server), 0);
         char *log = ts_server_log(&server);
-        cr_expect_not_null(strstr(log, start ? "source=file" : "source=measured"), "%s", log);
-        cr_expect_eq(strstr(log, "measured anew") != NULL, !start, "%s", log);
+        const char *differs = start[i].differs;
+        cr_expect_not_null(strstr(log, differs ? "source=measured" : "source=file"), "start %zu: %s", i, log);
+        cr_expect_eq(strstr(log, "measured anew") != NULL, differs != NULL, "start %zu: %s", i, log);
+        cr_expect(!differs || strstr(log, differs), "start %zu should say \"%s\": %s", i, differs, log);
         free(log);
         ts_server_free(&server);
     }
