@@ -47,7 +47,7 @@ void dec_spec_round_begins(struct decode *d)
     for (int i = 0; i < d->n_round; i++)
         d->round_spec[i] = &((struct dec_stream *)d->round[i]->pick_ctx)->spec;
     d->spec.plan.given = act_group_before(&d->group, d->n_round, &d->spec.plan.scale);
-    act_speculation_begin(&d->spec, d->round, d->round_spec, d->n_round, d->exchange.shard_rows);
+    act_speculation_begin(&d->spec, d->round, d->round_spec, d->n_round, d->exchange.other_rows);
     act_group_after(&d->group, d->n_round, &d->spec.plan.choice);
     d->disturbed = d->n_busy > 0;
 }

@@ -415,6 +415,7 @@ void act_exchange_begin(struct act_exchange *e)
     act_engram_abandon(&e->engram);
     apply_switch(e);
     e->in_step = true;
+    e->others_told = false;
 }
 
 void act_exchange_end(struct act_exchange *e)
@@ -422,6 +423,7 @@ void act_exchange_end(struct act_exchange *e)
     act_exchange_abandon(e);
     act_engram_abandon(&e->engram);
     e->in_step = false;
+    e->other_rows = e->others_told ? e->other_rows : 0;
     e->losses = 0;
     e->stalled_since = 0;
     apply_switch(e);
@@ -430,6 +432,19 @@ void act_exchange_end(struct act_exchange *e)
 }
 
 /* ---- messages ---- */
+
+/* A shard gets a part of this source's rows, and of the others': what the others add is in proportion. */
+static void note_others(struct act_exchange *e, int shard, int others)
+{
+    const struct mdl_exchange *x = e->current;
+    int own = 0;
+    for (int i = 0; others && i < x->rows * x->k; i++)
+        own += e->shard[i] == shard && is_first(e->shard + i / x->k * x->k, i % x->k);
+    others = own ? (int)((int64_t)others * x->rows / own) : 0;
+    e->other_rows = e->other_rows_of == e->sequence && e->other_rows > others ? e->other_rows : others;
+    e->other_rows_of = e->sequence;
+    e->others_told = true;
+}
 
 /* at [bytes]: rows of the pairs of a wave, in their order. */
 static bool take_rows(struct act_exchange *e, int s, const struct act_p_expert_result *p, const uint8_t *at,
@@ -456,8 +471,7 @@ static bool take_rows(struct act_exchange *e, int s, const struct act_p_expert_r
     e->counters.results++;
     e->losses = 0;
     back_in_service(e, s);
-    e->shard_rows = e->shard_rows_of == e->sequence && e->shard_rows > p->rows ? e->shard_rows : p->rows;
-    e->shard_rows_of = e->sequence;
+    note_others(e, s, p->rows);
     peer->have[p->wave / 64] |= UINT64_C(1) << (p->wave % 64);
     peer->answered++;
     for (int i = 0; i < x->rows * x->k; i++)

@@ -117,10 +117,13 @@ struct act_exchange {
     int place;                      /* of this source in slots; below 0: not known yet, none */
     struct act_exchange_slot *slot; /* [sets][shards] (exchange_slots.h); NULL: none */
     bool in_step;
-    bool lost;              /* the step must be run again */
-    int losses;             /* exchanges lost in a row */
-    int shard_rows;         /* rows that the busiest shard worked on when it last answered; 0: unknown */
-    uint32_t shard_rows_of; /* the exchange of shard_rows */
+    bool lost;  /* the step must be run again */
+    int losses; /* exchanges lost in a row */
+    /* Rows of others that the busiest shard worked on together with this source's, in proportion to all rows of this
+     * source (act_steptime_verify_ns); 0: none, unknown, or of a step before the last. */
+    int other_rows;
+    uint32_t other_rows_of; /* the exchange of other_rows */
+    bool others_told;       /* in the present step */
     bool stalled;
     int64_t stalled_since;
     struct act_timer timer;

@@ -295,21 +295,37 @@ static void copy_rows(const struct shard *s, const struct mdl_exchange *x, const
         }
 }
 
-static int answer(struct act_self *self, struct shard *s, const struct mdl_exchange *x, struct work *w, int first)
+static struct act_addr source_of(const struct work *w)
 {
+    return w->buf ? w->promise.to : w->slot.source;
+}
+
+/* Rows of other sources in the same group. */
+static int rows_of_others(const struct work *group, const struct work *w)
+{
+    int rows = 0;
+    for (const struct work *o = group; o; o = o->next)
+        rows += act_addr_equal(source_of(o), source_of(w)) ? 0 : o->rows;
+    return rows;
+}
+
+static int answer(struct act_self *self, struct shard *s, const struct queue *q, struct work *w, int first)
+{
+    const struct mdl_exchange *x = &q->x;
+    int others = rows_of_others(q->group, w);
     struct act_msg r;
     size_t size = (size_t)w->pairs * (size_t)s->arg->m->cfg->hidden * sizeof(uint16_t), bytes;
     uint8_t *to = w->buf ? NULL : act_expert_slots_answer(&s->slots, &w->slot, size);
     if (to) {
         copy_rows(s, x, w, first, to);
-        if (act_expert_slots_put(&s->slots, &w->slot, size, x->rows) == 0)
+        if (act_expert_slots_put(&s->slots, &w->slot, size, others) == 0)
             return 0;
     }
     int status = act_msg_new(ACT_EXPERT_RESULT, w->buf ? ACT_NOBODY : w->slot.source, size, &r);
     if (status)
         return status;
     *act_p_expert_result(&r) = (struct act_p_expert_result){
-        w->head.sequence, w->head.map, w->head.stream, w->head.layer, (uint16_t)x->rows, w->head.set, w->head.wave};
+        w->head.sequence, w->head.map, w->head.stream, w->head.layer, (uint16_t)others, w->head.set, w->head.wave};
     copy_rows(s, x, w, first, act_msg_tail(&r, &bytes));
     if (w->buf ? act_reply(self, &w->promise, &r) : act_send(self, &r))
         act_msg_drop(&r); /* nobody waits any more, or its deadline ends it */
@@ -337,7 +353,7 @@ static int work_on(struct act_self *self, struct shard *s, struct queue *q)
         return status;
     int first = 0;
     for (struct work *w = q->group; w && !status; first += w->rows, w = w->next)
-        status = answer(self, s, &q->x, w, first);
+        status = answer(self, s, q, w, first);
     drop_group(q);
     return status;
 }

@@ -88,7 +88,7 @@ uint8_t *act_expert_slots_answer(struct act_expert_slots *s, const struct act_sl
            sizeof(struct act_slot_head);
 }
 
-int act_expert_slots_put(struct act_expert_slots *s, const struct act_slot_work *w, size_t bytes, int rows)
+int act_expert_slots_put(struct act_expert_slots *s, const struct act_slot_work *w, size_t bytes, int others)
 {
     const struct act_slot_word word = {.member = w->head.place,
                                        .other = w->head.shard,
@@ -99,7 +99,7 @@ int act_expert_slots_put(struct act_expert_slots *s, const struct act_slot_work 
     struct act_slot_head *h = (struct act_slot_head *)(void *)(s->slots->dispatches + from);
     *h = w->head;
     h->bytes = (uint32_t)bytes;
-    h->rows = (uint16_t)rows;
+    h->rows = (uint16_t)others;
     h->epoch = s->slots->epoch;
     const struct act_put put = {.peer = w->source.peer,
                                 .class = TP_CLASS_EXPERT,

@@ -34,8 +34,8 @@ void act_expert_slots_free(struct act_expert_slots *s);
 bool act_expert_slots_take(struct act_expert_slots *s, struct act_msg *m, struct act_slot_work *out);
 /* Where the rows of an answer of so many bytes go; NULL: it is to be sent as a message. */
 uint8_t *act_expert_slots_answer(struct act_expert_slots *s, const struct act_slot_work *w, size_t bytes);
-/* They are there. rows: that were worked on together. -EAGAIN, -ENOMEM: as a message. */
-int act_expert_slots_put(struct act_expert_slots *s, const struct act_slot_work *w, size_t bytes, int rows);
+/* They are there. others: rows of other sources that were worked on together with them. -EAGAIN, -ENOMEM: as a message. */
+int act_expert_slots_put(struct act_expert_slots *s, const struct act_slot_work *w, size_t bytes, int others);
 /* LINK_PUT_DONE, or a LINK_PUT that came back. */
 void act_expert_slots_put_done(struct act_expert_slots *s, const struct act_msg *m);
 

@@ -251,7 +251,7 @@ static void learn_gains(struct act_plan *p, const struct act_plan_request *r, in
 /* ---- the search ---- */
 
 struct search {
-    int n, shard_rows;
+    int n, other_rows;
     int drafts[ACT_PLAN_BLOCK_MAX + 1];      /* most drafts by depth */
     double draft_ns[ACT_PLAN_BLOCK_MAX + 1]; /* by depth */
 };
@@ -270,7 +270,7 @@ static void look_up_times(struct act_plan *p, struct search *s)
     for (int depth = 1; depth <= p->options.length; depth++)
         s->draft_ns[depth] = act_steptime_draft_ns(p->table, n, (int)(scale * s->drafts[depth] + 0.5));
     for (int k = 0; k <= s->drafts[p->options.length]; k++)
-        p->verify_ns[k] = act_steptime_verify_ns(p->table, n, (int)(scale * (s->n + k) + 0.5), s->shard_rows);
+        p->verify_ns[k] = act_steptime_verify_ns(p->table, n, (int)(scale * (s->n + k) + 0.5), s->other_rows);
 }
 
 static struct act_plan_choice evaluate(const struct act_plan *p, const struct search *s, int depth, int budget)
@@ -414,7 +414,7 @@ static void search_or_keep(struct act_plan *p, const struct act_plan_request *r,
 {
     bool same = company_of(p, r, s->n) == p->company;
     if (same && !p->learned && p->quiet < QUIET_ROUNDS && p->best_scale == p->scale &&
-        p->best_shard_rows == s->shard_rows) {
+        p->best_other_rows == s->other_rows) {
         p->quiet++;
         return;
     }
@@ -427,12 +427,12 @@ static void search_or_keep(struct act_plan *p, const struct act_plan_request *r,
     p->best = fill(p, s, hold(p, s, best));
     p->quiet = 0;
     p->best_scale = p->scale;
-    p->best_shard_rows = s->shard_rows;
+    p->best_other_rows = s->other_rows;
 }
 
 static void plan_dynamic(struct act_plan *p, const struct act_plan_request *r, int n)
 {
-    struct search s = {.n = n, .shard_rows = p->shard_rows};
+    struct search s = {.n = n, .other_rows = p->other_rows};
     for (int depth = 1; depth <= p->options.length; depth++)
         s.drafts[depth] = drafts_of(p, r, n, depth);
     search_or_keep(p, r, &s);
@@ -442,10 +442,10 @@ static void plan_dynamic(struct act_plan *p, const struct act_plan_request *r, i
     p->last_caps = s.drafts[p->options.length];
 }
 
-void act_plan_draft(struct act_plan *p, struct act_plan_request *r, int n, int shard_rows)
+void act_plan_draft(struct act_plan *p, struct act_plan_request *r, int n, int other_rows)
 {
     p->requests = n;
-    p->shard_rows = shard_rows;
+    p->other_rows = other_rows;
     p->probe = false;
     if (p->options.mode == ACT_PLAN_DYNAMIC && p->options.length) {
         plan_dynamic(p, r, n);
@@ -503,13 +503,13 @@ static void survivals(const struct act_plan_request *r, float *out)
 /* The paper's synchronous form: in falling order, up to the first draft that lowers the speed. */
 static int early_stop(const struct act_plan *p, int items)
 {
-    struct search s = {.n = p->requests, .shard_rows = p->shard_rows};
+    struct search s = {.n = p->requests, .other_rows = p->other_rows};
     double tokens = s.n, draft_ns = act_steptime_draft_ns(p->table, s.n, p->drafts), best;
-    best = tokens / (draft_ns + act_steptime_verify_ns(p->table, s.n, s.n, s.shard_rows));
+    best = tokens / (draft_ns + act_steptime_verify_ns(p->table, s.n, s.n, s.other_rows));
     int k = 0;
     for (; k < items; k++) {
         tokens += (double)p->item[k].survival;
-        double now = tokens / (draft_ns + act_steptime_verify_ns(p->table, s.n, s.n + k + 1, s.shard_rows));
+        double now = tokens / (draft_ns + act_steptime_verify_ns(p->table, s.n, s.n + k + 1, s.other_rows));
         if (now <= best || (p->options.max_rows && s.n + k + 1 > p->options.max_rows))
             break;
         best = now;
@@ -557,12 +557,12 @@ void act_plan_done(struct act_plan *p, int tokens, double draft_ns, double verif
     p->counters.expected_ns += p->choice.ns;
     p->counters.seen_tokens += tokens;
     p->counters.seen_ns += draft_ns + verify_ns;
-    act_steptime_observe(p->table, p->requests, p->drafts, p->rows, p->shard_rows, draft_ns, verify_ns);
+    act_steptime_observe(p->table, p->requests, p->drafts, p->rows, p->other_rows, draft_ns, verify_ns);
 }
 
-struct act_plan_choice act_plan_best(struct act_plan *p, const float *survival, const int *cap, int n, int shard_rows)
+struct act_plan_choice act_plan_best(struct act_plan *p, const float *survival, const int *cap, int n, int other_rows)
 {
-    struct search s = {.n = n, .shard_rows = shard_rows};
+    struct search s = {.n = n, .other_rows = other_rows};
     int items = 0;
     p->company = 0;
     clear_gains(p, p->gain, n);

@@ -121,8 +121,8 @@ struct act_plan {
     struct act_plan_choice best, whole, rival; /* rival: the best of another depth */
     int quiet;                                 /* rounds that it has served */
     double best_scale;
-    int best_shard_rows;
-    int requests, drafts, rows, shard_rows; /* of the present round */
+    int best_other_rows;
+    int requests, drafts, rows, other_rows; /* of the present round */
     int last_requests, last_caps;
     double rival_credit, whole_credit; /* ns that may go to such a probe */
     int since_probe;
@@ -144,8 +144,8 @@ int act_plan_init(struct act_plan *p, const struct act_plan_options *options, in
                   struct act_steptime *table);
 void act_plan_free(struct act_plan *p);
 
-/* n: 1..max_requests. shard_rows: as in act_steptime_verify_ns. Sets draft of every request. */
-void act_plan_draft(struct act_plan *p, struct act_plan_request *r, int n, int shard_rows);
+/* n: 1..max_requests. other_rows: as in act_steptime_verify_ns. Sets draft of every request. */
+void act_plan_draft(struct act_plan *p, struct act_plan_request *r, int n, int other_rows);
 /* The same requests in the same order. Sets offer of every request; remembers their survivals. */
 void act_plan_split(struct act_plan *p, struct act_plan_request *r, int n);
 /* tokens: emitted by the round. refresh: the times are those of an undisturbed round and may go into the table. */
@@ -153,6 +153,6 @@ void act_plan_done(struct act_plan *p, int tokens, double draft_ns, double verif
 
 /* The best choice for given survivals, without history, hysteresis or probes: for tables, simulations and tests.
  * survival: [n][block], falling; cap [n]. */
-struct act_plan_choice act_plan_best(struct act_plan *p, const float *survival, const int *cap, int n, int shard_rows);
+struct act_plan_choice act_plan_best(struct act_plan *p, const float *survival, const int *cap, int n, int other_rows);
 
 #endif

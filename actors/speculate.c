@@ -25,7 +25,7 @@ void act_speculation_free(struct act_speculation *s)
 }
 
 void act_speculation_begin(struct act_speculation *s, struct mdl_stream *const *streams,
-                           struct act_spec_stream *const *spec, int n, int shard_rows)
+                           struct act_spec_stream *const *spec, int n, int other_rows)
 {
     s->n = n;
     for (int i = 0; i < n; i++) {
@@ -34,7 +34,7 @@ void act_speculation_begin(struct act_speculation *s, struct mdl_stream *const *
         s->request[i].memory = &spec[i]->memory;
         s->request[i].cap = cap < spec[i]->room ? cap : spec[i]->room;
     }
-    act_plan_draft(&s->plan, s->request, n, shard_rows);
+    act_plan_draft(&s->plan, s->request, n, other_rows);
     for (int i = 0; i < n; i++)
         streams[i]->draft = s->request[i].draft;
 }

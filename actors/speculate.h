@@ -31,7 +31,7 @@ void act_speculation_free(struct act_speculation *s);
 
 /* Before mdl_decoder_begin: sets `draft` of every stream. spec[i] belongs to streams[i]. */
 void act_speculation_begin(struct act_speculation *s, struct mdl_stream *const *streams,
-                           struct act_spec_stream *const *spec, int n, int shard_rows);
+                           struct act_spec_stream *const *spec, int n, int other_rows);
 /* From the decoder's plan (mdl_plan_fn): sets `offer` of every stream, which are those of the last begin. */
 void act_speculation_split(struct act_speculation *s, struct mdl_stream *const *streams, int n);
 /* After the round. refresh: nothing else had the machine, the times may go into the table. */

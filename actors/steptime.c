@@ -6,6 +6,7 @@
 
 /* Of an observed deviation (as a logarithm), what the scale and the neighbouring points take over. */
 static const double SCALE_GAIN = 1.0 / 16, POINT_GAIN = 1.0 / 64, DEVIATION_MAX = 0.35, POINT_DEVIATION_MAX = 0.15;
+static const double DEPTH_GAIN = 1.0 / 64, PICK_GAIN = 1.0 / 16;
 
 /* What the measurement of a point counts for beside rounds that were seen. */
 enum { MEASURED_ROUNDS = 6 };
@@ -171,11 +172,11 @@ static double own_verify_ns(const struct act_steptime *t, int requests, int rows
     return b.part > 0 ? (1 - b.part) * low + b.part * level_ns(t, b.high, requests, b.high_at) : low;
 }
 
-double act_steptime_verify_ns(const struct act_steptime *t, int requests, int rows, int shard_rows)
+double act_steptime_verify_ns(const struct act_steptime *t, int requests, int rows, int other_rows)
 {
     double ns = own_verify_ns(t, requests, rows);
-    if (shard_rows > rows && t->expert_share > 0)
-        ns += t->expert_share * (own_verify_ns(t, requests, shard_rows) - ns);
+    if (other_rows > 0 && t->expert_share > 0)
+        ns += t->expert_share * (own_verify_ns(t, requests, rows + other_rows) - ns);
     return t->verify_scale * ns;
 }
 
@@ -218,12 +219,25 @@ static double deviation_of(double seen, double expected)
     return d > DEVIATION_MAX ? DEVIATION_MAX : d < -DEVIATION_MAX ? -DEVIATION_MAX : d;
 }
 
-void act_steptime_observe(struct act_steptime *t, int requests, int drafts, int rows, int shard_rows, double draft_ns,
+/* The pass takes a round's error as other points do. What a token costs follows the errors of rounds with more drafts
+ * per request than usual, less those of rounds with fewer: only the difference between depths tells it from the pass.
+ */
+static void observe_draft(struct act_steptime *t, int requests, int drafts, double d)
+{
+    double per = (double)drafts / requests, error = (exp(d) - 1) * act_steptime_draft_ns(t, requests, drafts);
+    t->usual_depth += (per - t->usual_depth) * (t->usual_depth > 0 ? DEPTH_GAIN : 1);
+    double more = per - t->usual_depth, pick = t->pick_ns;
+    pick += PICK_GAIN * more / (1 + per * per) * error / (t->draft_scale * requests);
+    t->pick_ns = pick > 0 ? pick : 0;
+    nudge(&t->draft, requests, d);
+}
+
+void act_steptime_observe(struct act_steptime *t, int requests, int drafts, int rows, int other_rows, double draft_ns,
                           double verify_ns)
 {
     if (requests < 1 || rows < requests)
         return;
-    double d = deviation_of(verify_ns, act_steptime_verify_ns(t, requests, rows, shard_rows));
+    double d = deviation_of(verify_ns, act_steptime_verify_ns(t, requests, rows, other_rows));
     if (!isnan(d)) {
         struct between b = place(t, requests, rows);
         t->verify_scale *= exp(SCALE_GAIN * d);
@@ -233,7 +247,7 @@ void act_steptime_observe(struct act_steptime *t, int requests, int drafts, int 
     }
     d = deviation_of(draft_ns, act_steptime_draft_ns(t, requests, drafts));
     if (drafts > 0 && !isnan(d)) {
+        observe_draft(t, requests, drafts, d);
         t->draft_scale *= exp(SCALE_GAIN * d);
-        nudge(&t->draft, requests, d);
     }
 }

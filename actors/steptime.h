@@ -39,8 +39,9 @@ struct act_steptime {
     int n_between;
     struct act_steptime_curve draft; /* by requests */
     double pick_ns;
-    /* Share of a verification that is spent in expert shards; scales with the rows that these reported when they serve
-     * others too. 0: unknown, their report is not used. */
+    double usual_depth; /* drafts per request of late; 0: none yet */
+    /* Share of a verification that is spent in expert shards; grows with the rows of others that these reported. 0:
+     * unknown, their report is not used. */
     double expert_share;
     /* Kept by act_steptime_observe: what the machine takes now against the table as a whole. */
     double verify_scale, draft_scale;
@@ -57,9 +58,10 @@ double act_steptime_at(const struct act_steptime *t, const struct act_steptime_c
 /* Whether there is enough in it to plan with. */
 bool act_steptime_usable(const struct act_steptime *t);
 
-/* Verification of rows (at least one per request). shard_rows: rows that the busiest expert shard worked on when it
- * last reported, over all its sources; 0: nothing is known. */
-double act_steptime_verify_ns(const struct act_steptime *t, int requests, int rows, int shard_rows);
+/* Verification of rows (at least one per request). other_rows: rows of other sources that the busiest expert shard
+ * worked on together with this one's when it last reported, in proportion to all of this one's rows; 0: none, or
+ * nothing is known. They lengthen the share of the experts whatever this source does. */
+double act_steptime_verify_ns(const struct act_steptime *t, int requests, int rows, int other_rows);
 /* A drafter's pass over so many requests that picks so many tokens in all; 0 for none. */
 double act_steptime_draft_ns(const struct act_steptime *t, int requests, int drafts);
 
@@ -67,7 +69,7 @@ double act_steptime_draft_ns(const struct act_steptime *t, int requests, int dra
  * and a slow spell lifts every choice alike, so that the planner does not swing between them. A point that has seldom
  * been seen moves faster: it rests on the few rounds of its measurement, and choices that it keeps from being made
  * would never correct it. */
-void act_steptime_observe(struct act_steptime *t, int requests, int drafts, int rows, int shard_rows, double draft_ns,
+void act_steptime_observe(struct act_steptime *t, int requests, int drafts, int rows, int other_rows, double draft_ns,
                           double verify_ns);
 
 #endif

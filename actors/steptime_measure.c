@@ -155,8 +155,14 @@ static int kinds_of(int n, int block, int *drafts)
     return k;
 }
 
+/* The drafter's times by size, and what tells its pass from its picks: over all sizes, since one of them may be off. */
+struct draft_times {
+    struct act_steptime_curve one; /* by requests, one token for each */
+    double picks_ns, picks;        /* so many more picks took so much longer */
+};
+
 /* Adds what n streams take. */
-static int measure_size(struct bench *b, int n, struct act_steptime *t, struct cfg_error *err)
+static int measure_size(struct bench *b, int n, struct act_steptime *t, struct draft_times *d, struct cfg_error *err)
 {
     int block = b->how->block, drafts[KINDS], kinds = kinds_of(n, block, drafts);
     struct sample took[KINDS];
@@ -168,13 +174,20 @@ static int measure_size(struct bench *b, int n, struct act_steptime *t, struct c
     t->expert_share = took[0].expert / took[0].verify < 1 ? took[0].expert / took[0].verify : 1;
     if (!block)
         return 0;
-    const struct sample one = took[1], full = took[kinds - 1];
-    double per = block > 1 ? (full.draft - one.draft) / ((double)n * (block - 1)) : 0;
-    /* Of the largest size, where noise weighs least. */
-    t->pick_ns = per > 0 ? per : 0;
-    double pass = one.draft - n * t->pick_ns;
-    act_steptime_add(&t->draft, n, pass > 0.1 * one.draft ? pass : 0.1 * one.draft);
-    return 0;
+    double one = took[1].draft, picks = (double)n * (block - 1);
+    d->picks_ns += took[kinds - 1].draft - one;
+    d->picks += picks;
+    return act_steptime_add(&d->one, n, one);
+}
+
+/* A token costs the same in all sizes; what is left of each is its pass. */
+static void split_draft_times(const struct draft_times *d, struct act_steptime *t)
+{
+    t->pick_ns = d->picks_ns > 0 ? d->picks_ns / d->picks : 0;
+    for (int i = 0; i < d->one.n; i++) {
+        double one = d->one.raw[i], pass = one - d->one.at[i] * t->pick_ns;
+        act_steptime_add(&t->draft, d->one.at[i], pass > 0.1 * one ? pass : 0.1 * one);
+    }
 }
 
 static int next_size(int n, int most)
@@ -186,6 +199,7 @@ static int next_size(int n, int most)
 static int measure_all(struct bench *b, struct mdl_step *step, struct act_steptime *t, struct cfg_error *err)
 {
     int r = 0, made = 0;
+    struct draft_times draft = {0};
     struct sample warm;
     int64_t began = now(b);
     for (int n = 1; n <= b->how->streams && !r; n = next_size(n, b->how->streams)) {
@@ -196,8 +210,9 @@ static int measure_all(struct bench *b, struct mdl_step *step, struct act_stepti
         if (!r && n == 1) /* brings weights into memory */
             r = measure_round(b, 1, b->how->block, &warm, err);
         if (!r)
-            r = measure_size(b, n, t, err);
+            r = measure_size(b, n, t, &draft, err);
     }
+    split_draft_times(&draft, t);
     return r;
 }
 

@@ -3,6 +3,7 @@
 #include "tests/harness.h"
 
 #include <errno.h>
+#include <limits.h>
 
 #include "actors/eplb.h"
 #include "actors/exchange_wire.h"
@@ -439,7 +440,7 @@ Test(exchange, shards_of_other_nodes_are_found_lost_and_found_again)
 struct asker {
     struct ts_world *w;
     struct act_msg out[8];
-    int n, answers, order[8], returned;
+    int n, answers, order[8], rows[8], returned;
 };
 
 static int asker_start(struct act_self *self, void *state, const void *arg)
@@ -455,8 +456,10 @@ static int asker_receive(struct act_self *self, void *state, struct act_msg *m, 
     struct asker *a = *(struct asker **)state;
     (void)self;
     for (int i = 0; i < count; i++) {
-        if (m[i].type == ACT_EXPERT_RESULT)
+        if (m[i].type == ACT_EXPERT_RESULT) {
+            a->rows[a->answers] = act_p_expert_result(&m[i])->rows;
             a->order[a->answers++] = (int)act_p_expert_result(&m[i])->sequence;
+        }
         a->returned += m[i].type == ACT_UNDELIVERABLE;
     }
     return 0;
@@ -526,6 +529,87 @@ Test(exchange, a_running_stream_goes_before_prompts_that_came_earlier)
     for (int i = 1; i < 4; i++)
         cr_assert_eq(a.order[i], i - 1);
     ts_world_close(&w);
+}
+
+/* What a shard says of its load is the rows of others alone: those of the source itself are its own choice. */
+Test(exchange, a_shard_reports_rows_of_other_sources_worked_on_together)
+{
+    struct ts_world w;
+    struct asker a, b;
+    struct act_dispatch d;
+    struct cfg_error err;
+    struct act_addr shard = open_alone(&w, &a), addr;
+    int each = w.m->cfg->topk_experts;
+    b = a;
+    for (; a.n < 2; a.n++)
+        a.out[a.n] = make_dispatch(&a, shard, 0, 0, 3 + a.n, each, &d);
+    b.out[b.n++] = make_dispatch(&b, shard, 0, 0, 5, each, &d);
+    const struct act_spawn spec = {.behaviour = &asker_behaviour, .worker = 0, .arg = &b};
+    cr_assert_eq(act_runtime_spawn(w.rt, &spec, &addr, &err), 0);
+    ask_alone(&a, &w);
+    cr_assert_eq(a.answers, 2);
+    cr_assert_eq(b.answers, 1);
+    cr_expect_eq(a.rows[0], 5, "%d", a.rows[0]);
+    cr_expect_eq(a.rows[1], 5, "%d", a.rows[1]);
+    cr_expect_eq(b.rows[0], 7, "%d", b.rows[0]);
+    ts_world_close(&w);
+    shard = open_alone(&w, &a);
+    for (; a.n < 2; a.n++)
+        a.out[a.n] = make_dispatch(&a, shard, 0, 0, 3, each, &d);
+    ask_alone(&a, &w);
+    cr_assert_eq(a.answers, 2);
+    cr_expect_eq(a.rows[0] + a.rows[1], 0, "alone");
+    ts_world_close(&w);
+}
+
+/* Sets what shards report of others, for the steps of Decode, up to a number of results. */
+struct rumour {
+    int rows, results, last;
+};
+
+static bool spread(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m, int *fail)
+{
+    struct rumour *r = w->before_ctx;
+    (void)self;
+    (void)fail;
+    if (who->part == TS_PART_DECODE && m->type == ACT_EXPERT_RESULT)
+        act_p_expert_result(m)->rows = r->results++ < r->last ? (uint16_t)r->rows : 0;
+    return false;
+}
+
+/* Drafts of a request when a row costs a millisecond of experts and nothing else: never worth it, unless the shards
+ * are busy with rows of others anyway. */
+static int drafts_beside(int rows, int last)
+{
+    struct ts_world w;
+    struct rumour r = {.rows = rows, .last = last};
+    ts_world_open(&w, 40, SHARDS);
+    w.e.plan = (struct act_plan_options){.mode = ACT_PLAN_DYNAMIC, .length = w.e.limits.draft};
+    act_steptime_init(&w.e.steptime, w.e.limits.draft);
+    for (int n = 1; n <= 2; n++)
+        act_steptime_add(&w.e.steptime.plain, n, 1e6 * n);
+    for (int n = 1; n <= 2; n++)
+        act_steptime_add(&w.e.steptime.full, n * (w.e.limits.draft + 1), 1e6 * n * (w.e.limits.draft + 1));
+    act_steptime_add(&w.e.steptime.draft, 1, 1);
+    w.e.steptime.expert_share = 1;
+    w.before = spread;
+    w.before_ctx = &r;
+    ts_world_requests(&w, 1, 9);
+    w.wanted[0].n_prompt = 30;
+    w.wanted[0].max_new = 20;
+    ts_world_run(&w, 1);
+    cr_assert_eq(w.got[0].n, 20);
+    int drafted = w.got[0].drafted;
+    ts_world_close(&w);
+    return drafted;
+}
+
+Test(exchange, rows_of_others_at_the_shards_reach_the_plan_until_they_are_gone)
+{
+    int alone = drafts_beside(0, INT_MAX), busy = drafts_beside(1000, INT_MAX), soon_alone = drafts_beside(1000, 1);
+    cr_expect_eq(alone, 0, "%d", alone);
+    cr_expect_gt(busy, 10, "%d", busy);
+    cr_expect(soon_alone < busy / 2, "%d of %d", soon_alone, busy);
 }
 
 /* Whatever a foreign process sends is answered or returned, and harms nobody. */
