@@ -13,9 +13,10 @@
  *
  * Puts. Memory that others may write, or that is written from, is a window, registered before start under an id.
  * act_link_put writes ranges of a window of this node into ranges of one of another node; with rdma neither side's
- * threads touch the bytes. The answer, LINK_PUT_DONE, comes when they are there. An immediate tells somebody there: its
- * top four bits choose whom (port, who gets LINK_IMMEDIATE; a port with several actors takes eight more), the others
- * are the writer's.
+ * threads touch the bytes. The answer, LINK_PUT_DONE, comes when they are there; or with -EINVAL or -ENOMEM when the
+ * put cannot be made (nothing of it is under way any more, and the connection goes on); or with any other status when
+ * the connection has ended. An immediate tells somebody there: its top four bits choose whom (port, who gets
+ * LINK_IMMEDIATE; a port with several actors takes eight more), the others are the writer's.
  *
  * Who lends memory to a writer takes it back in one of three cases only: the writer said that its puts are done; the
  * connection under which it was lent has ended (NODE_CLASS with up 0, or NODE_DOWN); LINK_FENCE was answered. That is

@@ -51,10 +51,12 @@ static bool end_if_done(struct link *l, struct link_put **at)
     return true;
 }
 
-/* Nothing more of it is given to the net. */
+/* Nothing more of it is given to the net. A connection that has ended counts for more than a range that could not be
+ * given: what was given before it may still be on its way. */
 static void fail(struct link_put *x, int status)
 {
-    x->status = x->status ? x->status : status;
+    bool ended = status != -EINVAL && status != -ENOMEM;
+    x->status = !x->status || ended ? status : x->status;
     x->n = x->given;
 }
 
@@ -67,7 +69,7 @@ void link_put_done(struct link *l, uint64_t cookie, int status)
         return;
     (*at)->done++;
     if (status)
-        fail(*at, status);
+        fail(*at, status == -EINVAL || status == -ENOMEM ? -ECONNRESET : status);
     end_if_done(l, at);
 }
 

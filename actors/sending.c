@@ -191,10 +191,15 @@ unsigned act_sending_event(struct act_sending *s, enum act_ticket_event event)
 
 unsigned act_sending_put_done(struct act_sending *s, struct act_msg *m)
 {
+    int status = m->type == ACT_UNDELIVERABLE ? -ENOTCONN : act_p_link_put_done(m)->status;
+    bool unmade = status == -EINVAL || status == -ENOMEM;
     s->puts--;
-    s->lost |= m->type == ACT_UNDELIVERABLE || act_p_link_put_done(m)->status != 0;
+    s->lost |= status && !unmade;
     if (s->lost) /* that connection is gone, or was never to be had: the reader ends the ticket by itself */
         return act_sending_event(s, ACT_TICKET_ON_DOWN);
+    /* The reader would wait for it until its deadline. */
+    if (unmade && (s->ticket.state == ACT_TICKET_WRITING || s->ticket.state == ACT_TICKET_CONFIRMING))
+        return act_sending_event(s, ACT_TICKET_ON_LEASE);
     return s->puts ? 0 : act_sending_event(s, ACT_TICKET_ON_DRAINED);
 }
 

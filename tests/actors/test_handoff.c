@@ -217,6 +217,26 @@ Test(handoff, a_writer_that_dies_between_any_two_writes)
     }
 }
 
+/* Nobody tells of it: deadlines end what waits for it, at either side. */
+Test(handoff, a_writer_that_falls_silent_between_any_two_writes)
+{
+    static struct undisturbed u;
+    run_undisturbed(4, &u);
+    for (int k = 0; k < u.writes; k += TS_LESS) {
+        struct ts_world w;
+        struct cut cut = {.at = k, .silent = true};
+        char when[64];
+        open_exact(&w, 4);
+        w.before = cut_writer;
+        w.before_ctx = &cut;
+        ts_world_run(&w, 4);
+        snprintf(when, sizeof when, "writer is silent from message %d on", k);
+        check_undisturbed(&w, &u, when);
+        cr_assert(cut.dead);
+        ts_world_close(&w);
+    }
+}
+
 /* One after another, every message of a hand-off is lost, in either direction. */
 struct loss {
     int at, count;
@@ -354,6 +374,34 @@ Test(handoff, a_connection_that_ends_before_any_put_costs_a_retry)
         cr_assert_lt(k, 200);
     }
     cr_expect_gt(refused, 0, "puts name their connection");
+}
+
+/* One of a ticket's writes cannot be made: its requester hears of it at once, long before anybody's deadline. */
+Test(handoff, a_write_that_cannot_be_made_is_told_at_once)
+{
+    static struct undisturbed u;
+    int again = 0;
+    wire = (struct ts_wire){.delay_max = 300000};
+    run_undisturbed(7, &u);
+    for (int k = 1, more = 1; more; k++) {
+        struct ts_world w;
+        char when[64];
+        wire.fail_at = k;
+        open_exact(&w, 7);
+        w.e.tickets.grant = w.e.tickets.lease = w.far.e.tickets.grant = w.far.e.tickets.lease = INT64_C(10000000000);
+        ts_world_run(&w, 7);
+        snprintf(when, sizeof when, "write %d cannot be made", k);
+        check_undisturbed(&w, &u, when);
+        for (int i = 0; i < w.n; i++) {
+            cr_assert_lt(w.got[i].ended, INT64_C(5000000000), "%s: request %d waited for a deadline", when, i);
+            again += w.got[i].place.replaced;
+        }
+        more = w.wire.puts >= k;
+        ts_world_close(&w);
+        cr_assert_lt(k, 200);
+    }
+    cr_expect_gt(again, 5);
+    wire = (struct ts_wire){0};
 }
 
 /* A connection that ends takes every ticket with it that names it, also of requests that have nothing to do with why it

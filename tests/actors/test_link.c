@@ -159,8 +159,8 @@ static int client_receive(struct act_self *self, void *state, struct act_msg *m,
             act_send(self, &w);
             break;
         }
-        case ACT_KV_STAT: { /* from the test: put */
-            const struct act_put_range range[2] = {{16, 32, 100}, {116, 132, WINDOW - 132}};
+        case ACT_KV_STAT: { /* from the test: put; with a request, its second half is not in the window */
+            const struct act_put_range range[2] = {{16, 32, 100}, {116, 132, WINDOW - 132 + (m[i].request != 0)}};
             const struct act_put put = {.peer = c->peer,
                                         .class = TP_CLASS_KV,
                                         .generation = act_p_kv_stat(&m[i])->flags,
@@ -328,10 +328,11 @@ static void tell(struct pair *p, enum act_type type, uint64_t request, uint64_t 
     cr_assert_eq(act_runtime_post(p->rt[0], &m), 0);
 }
 
-/* A put over this connection (0: any). */
-static void tell_put(struct pair *p, uint32_t generation)
+/* A put over this connection (0: any), or one of which a part is beyond the window. */
+static void tell_put(struct pair *p, uint32_t generation, bool beyond)
 {
     struct act_msg m = act_msg_make(ACT_KV_STAT, p->client_addr);
+    m.request = beyond;
     act_p_kv_stat(&m)->flags = generation;
     cr_assert_eq(act_runtime_post(p->rt[0], &m), 0);
 }
@@ -422,7 +423,7 @@ Test(link, puts_land_and_tell_their_port)
     run(p, 500);
     cr_expect(c->kv_up);
     memset(p->window[0], 0x2a, WINDOW);
-    tell_put(p, 0);
+    tell_put(p, 0, false);
     run(p, 100);
     cr_expect_eq(c->puts, 1);
     cr_expect_eq(c->put_status, 0);
@@ -440,16 +441,23 @@ Test(link, puts_land_and_tell_their_port)
     cr_expect_gt(c->kv_generation, first);
     /* What was meant for the connection before is not made over this one. */
     memset(p->window[0], 0x2b, WINDOW);
-    tell_put(p, first);
+    tell_put(p, first, false);
     run(p, 100);
     cr_expect_eq(c->puts, 2);
     cr_expect_eq(c->put_status, -ESTALE);
     cr_expect_eq(p->window[1][32], 0x2a);
-    tell_put(p, c->kv_generation);
+    tell_put(p, c->kv_generation, false);
     run(p, 100);
     cr_expect_eq(c->puts, 3);
     cr_expect_eq(c->put_status, 0);
     cr_expect_eq(p->window[1][WINDOW - 1], 0x2b);
+    /* One that cannot be made whole is told of; the connection goes on. */
+    uint32_t second = c->kv_generation;
+    tell_put(p, second, true);
+    run(p, 100);
+    cr_expect_eq(c->puts, 4);
+    cr_expect_eq(c->put_status, -EINVAL);
+    cr_expect(c->kv_up && c->kv_generation == second);
     pair_free(p);
 }
 

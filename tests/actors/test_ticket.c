@@ -60,6 +60,37 @@ Test(ticket, every_pair_of_state_and_event_has_its_rules)
                           act_ticket_event_name((enum act_ticket_event)e));
 }
 
+/* How long a state waits for a word: every one does so until a time of its own. */
+static int64_t time_in(enum act_ticket_state s)
+{
+    const struct act_ticket_times *t = &times;
+    const int64_t time[ACT_TICKET_STATES] = {
+        [ACT_TICKET_GRANTING] = t->grant,      [ACT_TICKET_OPEN] = t->lease,
+        [ACT_TICKET_CLOSING] = t->lease,       [ACT_TICKET_QUARANTINE] = t->quarantine,
+        [ACT_TICKET_FENCING] = t->fence,       [ACT_TICKET_ASKING] = t->grant + t->lease,
+        [ACT_TICKET_WRITING] = t->lease,       [ACT_TICKET_CONFIRMING] = t->lease,
+        [ACT_TICKET_DRAINING] = t->quarantine,
+    };
+    return time[s];
+}
+
+/* The fence is asked for again as long as there is no answer: the question or the answer may have been lost. */
+Test(ticket, a_fence_is_asked_for_again)
+{
+    const struct act_ticket_times few = {.quarantine = 50, .fence = 10};
+    static const enum act_ticket_state from[] = {ACT_TICKET_QUARANTINE, ACT_TICKET_DRAINING};
+    for (int k = 0; k < 2; k++) {
+        struct act_ticket t = {.state = from[k], .deadline = 100, .under_way = 1};
+        for (int i = 0; i < 3; i++) {
+            int64_t now = t.deadline;
+            cr_assert_eq(act_ticket_step(&t, ACT_TICKET_ON_LEASE, 0, now, &few), ACT_TICKET_DO_FENCE);
+            cr_assert(t.deadline > now && t.deadline <= now + 50);
+        }
+        act_ticket_step(&t, ACT_TICKET_ON_DOWN, 0, 1000, &few);
+        cr_assert_eq(t.state, ACT_TICKET_FREE);
+    }
+}
+
 /* Each rule, from its own state: the next state, the actions, and a deadline unless the slot is free. */
 Test(ticket, each_rule_does_what_the_table_says)
 {
@@ -78,6 +109,12 @@ Test(ticket, each_rule_does_what_the_table_says)
         cr_expect(t.state == ACT_TICKET_FREE ? t.deadline == INT64_MAX || r->state == ACT_TICKET_FREE
                                              : t.deadline < 5000,
                   "rule %d: no deadline", i);
+        if (t.state == ACT_TICKET_FREE)
+            continue;
+        cr_expect(r->next == r->state || t.deadline == 7 + time_in(t.state), "rule %d: %s until %d", i,
+                  act_ticket_state_name(t.state), (int)t.deadline);
+        act_ticket_touch(&t, 7, &(struct act_ticket_times){0});
+        cr_expect(t.deadline > 7 && t.deadline <= INT64_C(60000000007), "rule %d: no deadline by default", i);
     }
 }
 

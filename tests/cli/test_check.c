@@ -328,6 +328,44 @@ Test(check, all_nodes_of_this_machine)
     free(dir);
 }
 
+/* A node that is to use rdma uses it or does not start, whatever is missing: tcp is nothing to fall back to. */
+Test(check, rdma_that_cannot_be_had_is_said_by_check_and_keeps_a_node_from_starting)
+{
+    need_model();
+    static const struct {
+        const char *library, *want;
+    } lacking[] = {{"WEFT_RDMA_SO=/nowhere/weft-rdma.so", "/nowhere/weft-rdma.so"}, {"A=", "rdma"}};
+    char *dir = ts_temp_dir(), *text = NULL;
+    char *secret = ts_write_file(dir, "secret", "0123456789abcdef0123456789abcdef");
+    chmod(secret, 0600);
+    cr_assert_gt(
+        asprintf(&text,
+                 "cluster = { secret_file = \"%s\"; state = \"%s/state\"; };\n"
+                 "transport = { provider = \"rdma\"; };\nkv = { memory = \"4MiB\"; block_tokens = 16; };\nnodes = (\n"
+                 "{ name = \"me\"; roles = [\"gateway\", \"prefill\", \"decode\", \"expert\"]; port = 2; "
+                 "host = \"192.0.2.77\"; listen = \"127.0.0.1:0\"; },\n"
+                 "{ name = \"other\"; roles = [\"kv\"]; port = 3; host = \"192.0.2.78\"; });\n",
+                 secret, dir),
+        0);
+    char *path = ts_write_file(dir, "t.conf", text);
+    for (int i = 0; i < 2; i++) {
+        struct ts_result r = ts_run("env", lacking[i].library, ts_weft(), "serve", "--node", "me", path);
+        cr_expect_eq(r.status, 1, "%d: %s", r.status, r.err);
+        cr_expect(strstr(r.err, lacking[i].want), "%s", r.err);
+        cr_expect_str_eq(r.out, "");
+        ts_result_free(&r);
+        r = ts_run("env", lacking[i].library, ts_weft(), "check", "--node", "me", path);
+        cr_expect_eq(r.status, 1, "%s", r.out);
+        cr_expect(strstr(r.out, "problem  ") && strstr(r.out, lacking[i].want), "%s", r.out);
+        ts_result_free(&r);
+    }
+    free(path);
+    free(secret);
+    free(text);
+    ts_remove_dir(dir);
+    free(dir);
+}
+
 /* As make install writes them. */
 Test(check, the_systemd_units_are_well_formed)
 {

@@ -147,6 +147,43 @@ Test(rdma_nodes, a_deployment_over_rdma_says_what_one_process_says_and_uses_no_t
     cr_expect_gt(rr_counter("rxe0", "sent_pkts") - before, 100);
 }
 
+/* ---- the balancer's successor ------------------------------------------------------------------------------------ */
+
+/* The node with the balancer in charge dies, and nobody stands in for its experts: the next request is answered when
+ * the other node's balancer has taken over and has had its own shard load them, all by messages over rdma. */
+Test(rdma_nodes, when_the_node_with_the_balancer_dies_the_next_one_has_its_experts_loaded)
+{
+    enum { MAIN, E0, E1, ALL };
+    static const struct ts_node experts[ALL] = {
+        [MAIN] = {.name = "main", .roles = "\"gateway\", \"prefill\", \"decode\"", .host = HOST},
+        [E0] = {.name = "e0", .roles = "\"expert\"", .host = HOST},
+        [E1] = {.name = "e1", .roles = "\"expert\"", .host = HOST},
+    };
+    struct ts_server alone;
+    const struct ts_server *s = &ts_cluster.node[MAIN].http;
+    rr_need_guest();
+    ts_server_start(&alone, NULL, "compute = { threads = 1; };\nkv = { memory = \"64MiB\"; snapshots = \"8MiB\"; };\n");
+    char *want = ts_cluster_complete_to(&alone, prompts[0], TOKENS);
+    ts_server_free(&alone);
+    /* Emulated, on a busy host, under a sanitizer: nothing is late. */
+    ts_cluster_start(experts, ALL, "",
+                     "transport = { provider = \"rdma\"; };\nlimits = { stuck = \"120s\"; };\n"
+                     "experts = { deadline = \"120s\"; patience = \"300s\"; lost = \"wait\"; balance = \"1s\"; };\n");
+    for (int dead = 0; dead < 2; dead++) {
+        if (dead)
+            ts_node_kill(&ts_cluster.node[E0]);
+        char *got = ts_cluster_complete_to(s, prompts[0], TOKENS);
+        if (strcmp(got, want))
+            ts_cluster_show_logs();
+        cr_expect_str_eq(got, want, "%s", dead ? "without the first node" : "all there");
+        free(got);
+    }
+    for (int i = MAIN; i < ALL; i++)
+        cr_expect(i == E0 || tcp_sockets(ts_cluster.node[i].pid, ts_cluster.node[i].http.port) == 0, "%s",
+                  experts[i].name);
+    free(want);
+}
+
 /* ---- a kv node --------------------------------------------------------------------------------------------------- */
 
 enum { A, B, KV, KV_NODES, WAIT = 600, BLOCK_BYTES = 12288, BLOCKS = 7 };

@@ -133,6 +133,10 @@ static void take_put(struct act_self *self, struct ts_wire *w, struct act_msg *m
     ++w->puts;
     if (w->break_at && w->puts >= w->break_at && w->puts < w->break_at + (w->breaks ? w->breaks : 1))
         end(self, w, e);
+    if (w->puts == w->fail_at) {
+        answer(self, &promise, -ENOMEM, 0);
+        return;
+    }
     if (wanted && wanted != e->generation) {
         w->refused++;
         answer(self, &promise, -ESTALE, 0);

@@ -28,6 +28,7 @@ struct ts_wire {
     int breaks;        /* so do those behind it, this many in all; 0: one */
     int hold_at;       /* this put, and those behind it, take a while longer; 0: none */
     int64_t hold_ns;
+    int fail_at;  /* this put cannot be made, and the connection stays; 0: none */
     bool half;    /* of what is under way at an end, what was next lands, without a word to anybody */
     size_t bytes; /* of all puts that came */
     int puts, landed, lost, refused, fences, ends;

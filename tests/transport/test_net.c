@@ -506,12 +506,13 @@ Test(net, a_second_live_owner_of_a_name_is_refused_by_name)
     rig_free(r);
 }
 
-static void fence(bool tcp)
+/* by: who asks for it, the node that dials (0) or the one that accepts. */
+static void fence(bool tcp, int by)
 {
     struct rig *r = pair(tcp);
     until_joined(r);
     uint32_t generation = tp_net_peer(r->node[1].net, 0)->generation[TP_CLASS_KV];
-    tp_net_fence(r->node[1].net, 0, TP_CLASS_KV);
+    tp_net_fence(r->node[by].net, 0, TP_CLASS_KV);
     until(r, &r->node[1].class_downs, 1);
     until(r, &r->node[0].class_downs, 1);
     until(r, &r->node[1].class_ups, 3);
@@ -523,12 +524,14 @@ static void fence(bool tcp)
 
 Test(net, a_fence_ends_one_class_and_it_comes_back)
 {
-    fence(false);
+    fence(false, 0);
+    fence(false, 1);
 }
 
 Test(net, a_fence_over_tcp)
 {
-    fence(true);
+    fence(true, 0);
+    fence(true, 1);
 }
 
 Test(net, a_dead_peer_is_tried_ever_less_often_and_logged_once)

@@ -438,6 +438,9 @@ Test(rdma_faults, a_wire_that_is_cut_ends_the_channel_in_time)
     tr_until(r, &r->side[0].closed, 1);
     rr_shell("tc qdisc del dev rdma1 root");
     cr_expect_eq(r->side[0].log[r->side[0].n - 1].status, -ETIMEDOUT);
+    cr_expect(strstr(r->side[0].why, "nothing was heard from 10.77.1.2") &&
+                  strstr(r->side[0].why, "RoCE version (here"),
+              "%s", r->side[0].why);
     cr_expect_eq(r->side[0].puts_done, 2);
     cr_expect_eq(r->side[0].ep->channels, 0);
     tr_free(r);

@@ -87,25 +87,30 @@ static int raise_qp(struct rdma_lane *l, int mtu, struct cfg_error *err)
 {
     static const enum ibv_qp_state states[] = {IBV_QPS_RTR, IBV_QPS_RTS};
     static const char *const names[] = {"RTR", "RTS"};
+    int gid = l->rail->gid_index;
     for (int i = 0; i < 2; i++) {
         struct ibv_qp_attr a = {.qp_state = states[i]};
         int mask;
         if (rdma_init_qp_attr(l->id, &a, &mask))
             return cfg_error_set(err, errno ? errno : EIO, "%s: no attributes for %s (%s)", l->rail->name, names[i],
                                  strerror(errno));
-        if (mask & IBV_QP_PATH_MTU && mtu_code(mtu) < a.path_mtu)
-            a.path_mtu = mtu_code(mtu);
+        if (mask & IBV_QP_PATH_MTU) {
+            a.path_mtu = mtu_code(mtu) < a.path_mtu ? mtu_code(mtu) : a.path_mtu;
+            mtu = 128 << a.path_mtu;
+        }
+        if (mask & IBV_QP_AV)
+            gid = a.ah_attr.grh.sgid_index;
         if (mask & IBV_QP_TIMEOUT)
             a.timeout = ack_timer(l->rail->ep);
         if (mask & IBV_QP_RETRY_CNT)
             a.retry_cnt = RETRIES;
         int rc = ibv_modify_qp(l->qp, &a, mask);
         if (rc)
-            return cfg_error_set(
-                err, rc,
-                "%s: a queue pair cannot go to %s (%s): MTU %d, GID index %u, port %u; both sides must "
-                "use the same RoCE version, and the netdevs must be able to carry that MTU",
-                l->rail->name, names[i], strerror(rc), 128 << a.path_mtu, a.ah_attr.grh.sgid_index, l->rail->port);
+            /* Whoever dialled reads what fits in a refusal. */
+            return cfg_error_set(err, rc,
+                                 "%s: a queue pair cannot go to %s (%s): MTU %d, GID index %d, port %u; RoCE versions "
+                                 "and MTUs must fit, on both sides and on the way",
+                                 l->rail->name, names[i], strerror(rc), mtu, gid, l->rail->port);
     }
     return 0;
 }

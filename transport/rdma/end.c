@@ -11,6 +11,10 @@
 #define DRAIN_NS INT64_C(1000000000)     /* a device that has not flushed its queue after this is not waited for */
 #define LAST_RECEIVE_NS INT64_C(5000000) /* some devices never say that they took their last receive */
 
+/* What to do about lost packets; with the index of this side's GID. */
+#define LOOK_AT                                                                                                        \
+    "check that both sides use GIDs of one RoCE version (here index %d), and the network's lossless settings"
+
 void rdma_fail(struct rdma_channel *c, int reason, const char *fmt, ...)
 {
     va_list ap;
@@ -75,12 +79,9 @@ void rdma_fail_completion(struct rdma_lane *l, const struct ibv_wc *wc, const st
     else if (wc->status == IBV_WC_LOC_PROT_ERR && put)
         fail_put(c, reason, "the adapter refused to read memory that is not registered, or no more", put);
     else if (wc->status == IBV_WC_RETRY_EXC_ERR)
-        rdma_fail(
-            c, reason,
-            "%s port %d%s: no acknowledgement from %s; it is gone, or packets are lost: check that both sides use "
-            "GIDs of one RoCE version (here index %d), and the network's lossless settings",
-            l->rail->name, l->rail->port, l->rail->port_down ? ", which is down" : "", c->base.peer,
-            l->rail->gid_index);
+        rdma_fail(c, reason, "%s port %d%s: no acknowledgement from %s; it is gone, or packets are lost: " LOOK_AT,
+                  l->rail->name, l->rail->port, l->rail->port_down ? ", which is down" : "", c->base.peer,
+                  l->rail->gid_index);
     else
         rdma_fail(c, reason, "%s: %s (%d, vendor's code %u)", l->rail->name, ibv_wc_status_str(wc->status), wc->status,
                   wc->vendor_err);
@@ -225,7 +226,9 @@ int64_t rdma_deadlines(struct rdma_channel *c, int64_t now)
         return TP_NEVER;
     if (now < c->heard + ep->silence_ns)
         return c->heard + ep->silence_ns;
-    rdma_fail(c, -ETIMEDOUT, "nothing was heard from %s for %lld ms, although something was under way", c->base.peer,
-              (long long)(ep->silence_ns / 1000000));
+    rdma_fail(c, -ETIMEDOUT,
+              "nothing was heard from %s for %lld ms, although something was under way: it is gone, or packets are "
+              "lost; " LOOK_AT,
+              c->base.peer, (long long)(ep->silence_ns / 1000000), c->lane[0].rail->gid_index);
     return TP_NEVER;
 }

@@ -1,0 +1,190 @@
+/* What the provider rdma says when a step fails: the device, the step, the memory, and what to look at. The steps fail
+ * in tests/doubles/verbs.c, the rest is the kernel's soft-RoCE in the guest of tests/rdma/guest.sh. */
+#include "tests/harness.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "tests/support/process.h"
+#include "tests/support/rdma_rig.h"
+
+/* As tests/doubles/verbs.c has it. */
+struct verbs_faults {
+    int state, skip, error;
+    int cq_error;
+    size_t short_by;
+};
+
+enum { INIT = 1, RTR = 2, RTS = 3 }; /* states of a queue pair */
+
+static struct verbs_faults *faults;
+
+/* Before anything has loaded the provider. */
+static const struct tp_ops *ops(void)
+{
+    rr_need_guest();
+    char *path = strdup(ts_program("tests/doubles/verbs.so"));
+    void *verbs = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+    cr_assert_not_null(verbs, "%s", dlerror());
+    faults = dlsym(verbs, "verbs_faults");
+    cr_assert_not_null(faults);
+    *faults = (struct verbs_faults){0};
+    free(path);
+    return rr_ops();
+}
+
+static void set_up(struct tr_rig *r)
+{
+    rr_set_up_wire(r);
+}
+
+static struct tr_rig *open_rig(void)
+{
+    static struct tr_kind kind;
+    kind = (struct tr_kind){.ops = ops(), .set_up = set_up, .uses_base = true};
+    return tr_new(&kind);
+}
+
+static void expect_why(const struct tr_side *s, const char *const *parts, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        cr_expect(strstr(s->why, parts[i]), "\"%s\" is missing in: %s", parts[i], s->why);
+}
+
+#define EXPECT_WHY(side, ...)                                                                                          \
+    do {                                                                                                               \
+        static const char *const parts_[] = {__VA_ARGS__};                                                             \
+        expect_why(side, parts_, sizeof parts_ / sizeof *parts_);                                                      \
+    } while (0)
+
+/* On the side that accepts (the first that comes to RTR and RTS) and on the one that dials; whoever dials learns it. */
+Test(rdma_reasons, a_queue_pair_that_cannot_go_on_is_named_with_the_step)
+{
+    static const struct {
+        int state, skip;
+        const char *device, *step;
+    } at[] = {{INIT, 0, "rxe1", "cannot go to INIT"}, {INIT, 1, "rxe2", "cannot go to INIT"},
+              {RTR, 0, "rxe2", "cannot go to RTR"},   {RTR, 1, "rxe1", "cannot go to RTR"},
+              {RTS, 0, "rxe2", "cannot go to RTS"},   {RTS, 1, "rxe1", "cannot go to RTS"}};
+    struct tr_rig *r = open_rig();
+    for (size_t i = 0; i < sizeof at / sizeof *at; i++) {
+        struct tp_channel *c;
+        struct cfg_error err;
+        int closed = r->side[0].closed + 1, accepted = r->side[1].accepted;
+        *faults = (struct verbs_faults){.state = at[i].state, .skip = at[i].skip, .error = EINVAL};
+        cr_assert_eq(r->kind->ops->connect(r->side[0].ep, r->bound, TP_CLASS_KV, NULL, &c, &err), 0, "%s", err.msg);
+        tr_until(r, &r->side[0].closed, closed);
+        cr_expect_eq(r->side[0].opened, 0);
+        cr_expect_eq(r->side[1].accepted, accepted);
+        cr_expect(strstr(r->side[0].why, at[i].device) && strstr(r->side[0].why, at[i].step) &&
+                      strstr(r->side[0].why, strerror(EINVAL)),
+                  "%s of %s: %s", at[i].step, at[i].device, r->side[0].why);
+        if (at[i].state != INIT)
+            EXPECT_WHY(&r->side[0], "MTU 4096, GID index 1, port 1", "RoCE versions");
+        cr_expect_eq(r->side[0].ep->channels, 0);
+    }
+    *faults = (struct verbs_faults){0};
+    struct tp_channel *c[2];
+    tr_join(r, TP_CLASS_KV, c); /* the next one is as good as ever */
+    tr_free(r);
+}
+
+/* The adapter gives up before this side does. */
+Test(rdma_reasons, a_write_without_acknowledgement_names_what_to_look_at)
+{
+    struct tr_kind kind = {.ops = ops(), .set_up = set_up, .uses_base = true};
+    struct tr_rig *r = tr_prepare(&kind);
+    r->config[0].silence_ns = r->config[1].silence_ns = INT64_C(8000000000);
+    tr_open(r);
+    struct tp_channel *c[2];
+    tr_join(r, TP_CLASS_KV, c);
+    rr_shell("tc qdisc add dev rdma1 root netem loss 100%%");
+    tr_put(r, c[0], 0, 0, 1000, 1, 1);
+    tr_until(r, &r->side[0].closed, 1);
+    rr_shell("tc qdisc del dev rdma1 root");
+    cr_expect_eq(r->side[0].log[r->side[0].n - 1].status, -ETIMEDOUT);
+    EXPECT_WHY(&r->side[0], "10.77.1.2", "packets are lost", "RoCE version (here index 1)", "lossless settings");
+    tr_free(r);
+}
+
+Test(rdma_reasons, a_completion_queue_against_the_limit_on_locked_memory)
+{
+    struct rlimit limit, low;
+    struct tp_endpoint *ep;
+    struct cfg_error err = {""};
+    const struct tp_ops *rdma = ops();
+    struct tr_kind kind = {.ops = rdma, .set_up = set_up, .uses_base = true};
+    struct tr_rig *r = tr_prepare(&kind);
+    getrlimit(RLIMIT_MEMLOCK, &limit);
+    low = limit;
+    low.rlim_cur = 64 << 10;
+    cr_assert_eq(setrlimit(RLIMIT_MEMLOCK, &low), 0);
+    faults->cq_error = ENOMEM;
+    int rc = rdma->open(&r->config[0], &ep, &err);
+    struct tp_region *region;
+    struct tp_key key;
+    static uint8_t memory[4096];
+    if (!rc) { /* devices are opened with their first use */
+        rc = rdma->add_region(ep, memory, sizeof memory, &region, &key, &err);
+        rdma->close(ep);
+    }
+    setrlimit(RLIMIT_MEMLOCK, &limit);
+    *faults = (struct verbs_faults){0};
+    cr_expect_eq(rc, -ENOMEM);
+    cr_expect(strstr(err.msg, "a completion queue on rxe1") && strstr(err.msg, "64 KiB may be locked") &&
+                  strstr(err.msg, "memlock"),
+              "%s", err.msg);
+    tr_open(r);
+    tr_free(r);
+}
+
+/* The other side's window is gone, or is not all registered: region, size, place and window are named, and the other
+ * channel goes on. */
+Test(rdma_reasons, a_write_that_the_other_side_refuses_is_named_and_ends_its_channel_only)
+{
+    struct tr_rig *r = open_rig();
+    struct tp_channel *c[2], *other[2];
+    struct cfg_error err;
+    struct tp_region *extra;
+    struct tp_key key;
+    static uint8_t memory[4096];
+    tr_join(r, TP_CLASS_EXPERT, other);
+    tr_join(r, TP_CLASS_KV, c);
+    cr_assert_eq(r->kind->ops->add_region(r->side[1].ep, memory, sizeof memory, &extra, &key, &err), 0, "%s", err.msg);
+    r->kind->ops->remove_region(r->side[1].ep, extra);
+    struct tp_put p = {
+        .region = r->region[0], .from = r->window[0], .size = 777, .key = key, .offset = 33, .cookie = 5};
+    cr_assert_eq(c[0]->ops->put(c[0], &p), 0);
+    tr_until(r, &r->side[0].closed, 1);
+    cr_expect_eq(r->side[0].log[r->side[0].n - 1].status, -EACCES);
+    EXPECT_WHY(&r->side[0], "the other side refused a write: no such window or range", "777 bytes", "region of 1048576",
+               "to offset 33 of window");
+    tr_send_number(r, other[0], 0, 100);
+    tr_until(r, &r->side[1].frames, 1);
+    tr_free(r);
+}
+
+Test(rdma_reasons, a_write_from_memory_that_is_not_registered_is_named_and_ends_its_channel_only)
+{
+    struct tr_rig *r = open_rig();
+    struct tp_channel *c[2], *other[2];
+    struct cfg_error err;
+    struct tp_region *half;
+    struct tp_key key;
+    static uint8_t memory[1 << 16];
+    tr_join(r, TP_CLASS_EXPERT, other);
+    tr_join(r, TP_CLASS_KV, c);
+    faults->short_by = sizeof memory / 2;
+    cr_assert_eq(r->kind->ops->add_region(r->side[0].ep, memory, sizeof memory, &half, &key, &err), 0, "%s", err.msg);
+    struct tp_put p = {
+        .region = half, .from = memory + 40000, .size = 5000, .key = r->key[1], .offset = 44, .cookie = 6};
+    cr_assert_eq(c[0]->ops->put(c[0], &p), 0);
+    tr_until(r, &r->side[0].closed, 1);
+    EXPECT_WHY(&r->side[0], "not registered", "5000 bytes", "region of 65536", "to offset 44 of window");
+    tr_send_number(r, other[0], 0, 100);
+    tr_until(r, &r->side[1].frames, 1);
+    tr_free(r);
+}
