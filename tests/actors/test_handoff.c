@@ -305,6 +305,44 @@ Test(handoff, a_bad_link_costs_time_and_nothing_else)
     }
 }
 
+/* ---- the price of distance ---- */
+
+/* Virtual time from a request to its first token, with messages of either direction so long on their way. */
+static int64_t first_token(enum mdl_handoff_form form, int prompt, int64_t delay)
+{
+    struct ts_world w;
+    ts_world_open(&w, 64, 1);
+    ts_world_split(&w, 64, form);
+    w.kv_link = (struct act_sim_fault){.delay_min = delay, .delay_max = delay};
+    ts_world_requests(&w, 1, 3);
+    w.wanted[0].n_prompt = prompt;
+    w.wanted[0].max_new = 1;
+    ts_world_run(&w, 1);
+    cr_assert_eq(w.got[0].status, 0);
+    cr_assert_eq(w.got[0].n, 1);
+    int64_t took = w.got[0].last - w.wanted[0].start;
+    ts_world_check_baseline(&w);
+    ts_world_close(&w);
+    return took;
+}
+
+/* Puts take no time here, computing neither: what a longer way adds is round trips of messages: there and back for the
+ * place, and once there to say that the bytes have come. */
+Test(handoff, few_round_trips_beside_the_bytes)
+{
+    static const char *const names[] = {"full", "encoder", "global"};
+    static const int prompts[] = {5, 30, 120};
+    for (size_t f = 0; f < 3; f++)
+        for (size_t k = 0; k < 3; k++) {
+            const int64_t near = 5000000, far = 45000000;
+            double trips = (double)(first_token(forms[f], prompts[k], far) - first_token(forms[f], prompts[k], near)) /
+                           (double)(2 * (far - near));
+            printf("form %s, %d tokens: %.2f round trips\n", names[f], prompts[k], trips);
+            cr_expect_leq(trips, 2.0);
+            cr_expect_geq(trips, 0.5, "the link is not in the way");
+        }
+}
+
 /* ---- puts that are late, and connections that end ---- */
 
 /* Few pages, so that what one request gives up another has soon. */
