@@ -136,6 +136,7 @@ help:
 	@echo 'make bench    build and run the benchmarks'
 	@echo 'make measure  print the figures of docs/MEASURING.md'
 	@echo 'make measure-drafts  planned drafting against every fixed length: CLOCK=cpu (default), CLOCK=wall on a quiet machine'
+	@echo 'make test-long  crashes, damaged files, bad links and faults, each with many more places and seeds than make test has'
 	@echo 'make soak     100,000 clients that leave at any moment'
 	@echo 'make asan     every suite under AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make tsan     every suite under ThreadSanitizer'
@@ -287,6 +288,15 @@ test-rdma-tsan:
 		TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 \
 		sh tests/rdma/run.sh $(RDMA_SUITES:%='$(BUILD)/tsan/tests/%')
 
+# Much more of what make test does about crashes, damaged files, bad links and faults of all kinds: every byte of an
+# index, every pair of pages, more seeds, minutes of processes in one folder.
+LONG_SUITES := kvtiers/test_ssd kvtiers/test_shared actors/test_tier_crash actors/test_tiers actors/test_kv_nodes \
+	actors/test_simulated
+test-long: deps
+	@$(MAKE) --no-print-directory SUITES='$(LONG_SUITES)' test-programs
+	@WEFT_LONG=1 WEFT_SEEDS=1600 WEFT_SHARED_SECONDS=40 WEFT_TEST_TIMEOUT=3600 \
+		$(MAKE) --no-print-directory SUITES='$(LONG_SUITES)' run-suites
+
 # Many more random cancels than make test has time for.
 soak: all $(BUILD)/tests/server/test_crowd
 	WEFT_SOAK=100000 $(BUILD)/tests/server/test_crowd --filter 'crowd/clients*'
@@ -360,7 +370,7 @@ clean:
 
 FORCE:
 
-.PHONY: all help tools deps deps-program run text test test-programs run-suites test-golden test-rdma test-rdma-asan test-rdma-tsan test-shared soak asan tsan planted-programs fuzz \
+.PHONY: all help tools deps deps-program run text test test-programs run-suites test-golden test-rdma test-rdma-asan test-rdma-tsan test-shared test-long soak asan tsan planted-programs fuzz \
 	fuzz-programs bench measure measure-drafts docs tidy format install clean FORCE
 .SECONDARY: $(OBJ)
 .DELETE_ON_ERROR:

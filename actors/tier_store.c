@@ -631,6 +631,12 @@ static int store_start(struct act_self *self, void *state, const void *arg)
     return s->c->nodes ? act_nodes_start(s->c->nodes, self) : 0;
 }
 
+/* The end of a push whose disk did not answer any more when the actor ended: its tier ends it when that is freed. */
+static void on_orphan_pushed(struct kv_tier_op *op)
+{
+    free(op->ctx);
+}
+
 /* Pages of others are in the hands of the kernel: nothing is given up before it is done with them. */
 static void store_stop(struct act_self *self, void *state, int reason)
 {
@@ -645,6 +651,8 @@ static void store_stop(struct act_self *self, void *state, int reason)
         while ((s->asks || s->pushes || s->hedger.live) && st && st->ops->wait(st, 10000))
             ;
     }
+    for (struct push *p = s->pushes; p; p = p->next)
+        p->op.done = on_orphan_pushed;
     while (s->held) {
         struct held_store *h = s->held;
         s->held = h->next;

@@ -1,7 +1,8 @@
 /* `weft bench kv`: what the tiers deliver, each beside what its medium gives without them, in one run: memcpy for the
  * host tier; for the ssd tier fio, given the very requests that the tier has made (file, place, size, order, how many
  * at a time), and fio on places drawn at random. The first shows what the tier costs; the second can differ from it in
- * either direction, because requests that are neighbours on the device are faster or slower than others there. */
+ * either direction, because requests that are neighbours on the device are faster or slower than others there. Each of
+ * the two tiers is then read through a kv node, over tcp on loopback, beside the same reads on the node itself. */
 #include "cli/bench_kv.h"
 
 #include <errno.h>
@@ -12,6 +13,7 @@
 #include <unistd.h>
 
 #include "cli/bench_kv_fio.h"
+#include "cli/bench_kv_node.h"
 #include "cli/cli.h"
 #include "cli/kv_trace.h"
 #include "cli/options.h"
@@ -33,10 +35,13 @@ struct bench {
     struct kv_storage *storage, *recorder; /* the second hands on to the first */
     uint8_t *pool;                         /* POOL_RUNS * RUN blocks */
     size_t pool_bytes;
+    uint8_t *node_pool; /* of the kv node, BENCH_KV_NODE_BLOCKS blocks */
+    size_t node_pool_bytes;
     char folder[1024];
     /* bytes per second; 0: not measured */
     double host_read, copy, ssd_write, ssd_read, fio_replay, fio_random, fio_write;
     double replay_ratio, random_ratio; /* medians of those of the rounds */
+    struct bench_kv_node host_node, ssd_node;
 };
 
 static double now(void)
@@ -122,6 +127,35 @@ static int *shuffled(int n, unsigned seed)
     return order;
 }
 
+/* ---- through a kv node ---- */
+
+/* The tier has the runs 0..runs-1. storage: of the ssd tier; NULL: it is a host tier. */
+static int bench_node(struct bench *b, struct kv_tier *t, struct kv_storage *storage, const int *order, int runs,
+                      struct bench_kv_node *out, struct cfg_error *err)
+{
+    struct kv_key *key = malloc((size_t)runs * RUN * sizeof *key);
+    if (!key)
+        return cfg_error_set(err, ENOMEM, "out of memory");
+    for (int i = 0; i < runs * RUN; i++)
+        key[i] = key_of(i);
+    const struct bench_kv_node_arg a = {.layout = &b->layout,
+                                        .tier = t,
+                                        .durable = storage != NULL,
+                                        .storage = storage,
+                                        .key = key,
+                                        .order = order,
+                                        .runs = runs,
+                                        .run = RUN,
+                                        .ops = options.ops,
+                                        .memory = b->pool,
+                                        .pool = b->node_pool,
+                                        .rounds = options.rounds,
+                                        .seconds = options.seconds};
+    int r = bench_kv_node(&a, out, err);
+    free(key);
+    return r;
+}
+
 /* ---- host ---- */
 
 static int bench_host(struct bench *b, struct cfg_error *err)
@@ -155,9 +189,10 @@ static int bench_host(struct bench *b, struct cfg_error *err)
         b->copy = bytes / s > b->copy ? bytes / s : b->copy;
     }
     b->storage = none;
+    r = bench_node(b, t, NULL, order, runs, &b->host_node, err);
     t->ops->free(t);
     free(order);
-    return 0;
+    return r;
 }
 
 /* ---- ssd ---- */
@@ -168,7 +203,7 @@ static int by_size(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static double median(double *v, int n)
+double cli_bench_kv_median(double *v, int n)
 {
     qsort(v, (size_t)n, sizeof *v, by_size);
     return n ? v[n / 2] : 0;
@@ -214,11 +249,11 @@ static int read_rounds(struct bench *b, struct kv_tier *t, const int *order, str
         same[k] = replay[k] > 0 ? tier[k] / replay[k] : 0;
         drawn[k] = draw[k] > 0 ? tier[k] / draw[k] : 0;
     }
-    b->ssd_read = median(tier, n);
-    b->fio_replay = median(replay, n);
-    b->fio_random = median(draw, n);
-    b->replay_ratio = median(same, n);
-    b->random_ratio = median(drawn, n);
+    b->ssd_read = cli_bench_kv_median(tier, n);
+    b->fio_replay = cli_bench_kv_median(replay, n);
+    b->fio_random = cli_bench_kv_median(draw, n);
+    b->replay_ratio = cli_bench_kv_median(same, n);
+    b->random_ratio = cli_bench_kv_median(drawn, n);
     return 0;
 }
 
@@ -246,6 +281,8 @@ static int bench_ssd(struct bench *b, struct cfg_error *err)
     double took = drive(b, t, true, order, runs, options.ops, &good);
     b->ssd_write = (double)good * (double)b->layout.block_bytes / took;
     r = read_rounds(b, t, order, err);
+    if (!r)
+        r = bench_node(b, t, b->recorder, order, runs, &b->ssd_node, err);
     t->ops->free(t);
     if (bench_kv_fio_available()) {
         char file[1100];
@@ -269,14 +306,31 @@ static void print_one(const char *name, double v, const char *beside, double w, 
     putchar('\n');
 }
 
+static void json_node(const char *name, const struct bench_kv_node *n)
+{
+    printf("\"%s\":{\"read\":%.0f,\"local\":%.0f,\"ratio\":%.3f,\"one_ms\":%.3f,\"local_one_ms\":%.3f}", name,
+           n->remote, n->local, n->ratio, n->remote_ms, n->local_ms);
+}
+
+static void print_node(const char *name, const struct bench_kv_node *n)
+{
+    print_one(name, n->remote, "the node itself", n->local, n->ratio);
+    printf("  %-28s %8.2f ms     %-24s %8.2f ms\n", "  one read of 16 blocks alone", n->remote_ms, "the node itself",
+           n->local_ms);
+}
+
 static void print_all(const struct bench *b)
 {
     if (options.json) {
         printf("{\"block_bytes\":%zu,\"blocks\":%d,\"ops\":%d,\"depth\":%d,\"host_read\":%.0f,\"memcpy\":%.0f,"
                "\"ssd_write\":%.0f,\"fio_write\":%.0f,\"ssd_read\":%.0f,\"fio_replay\":%.0f,\"fio_random\":%.0f,"
-               "\"replay_ratio\":%.3f,\"random_ratio\":%.3f}\n",
+               "\"replay_ratio\":%.3f,\"random_ratio\":%.3f,",
                b->layout.block_bytes, options.blocks, options.ops, DEPTH, b->host_read, b->copy, b->ssd_write,
                b->fio_write, b->ssd_read, b->fio_replay, b->fio_random, b->replay_ratio, b->random_ratio);
+        json_node("node_host", &b->host_node);
+        putchar(',');
+        json_node("node_ssd", &b->ssd_node);
+        puts("}");
         return;
     }
     printf("blocks of %zu bytes in four extents, %d of them, runs of %d, %d operations at a time, at most %d requests "
@@ -286,6 +340,9 @@ static void print_all(const struct bench *b)
     print_one("ssd, read and verified", b->ssd_read, "fio, the same requests", b->fio_replay, b->replay_ratio);
     print_one("", b->ssd_read, "fio, random places", b->fio_random, b->random_ratio);
     print_one("ssd, stored durably", b->ssd_write, "fio, writes, no flush", b->fio_write, 0);
+    printf("through a kv node, over tcp on 127.0.0.1:\n");
+    print_node("its host tier", &b->host_node);
+    print_node("its ssd tier", &b->ssd_node);
 }
 
 static void clean_up(const struct bench *b)
@@ -318,7 +375,8 @@ int cli_bench_kv_run(int argc, char **argv)
     };
     const struct cli_usage usage = {.synopsis = "bench kv [OPTIONS]",
                                     .intro = "Measures the host and ssd tiers beside memcpy and fio (where it is "
-                                             "installed) on the same memory and file.",
+                                             "installed) on the same memory and file,\nand each read through a kv node "
+                                             "beside the node's own reads.",
                                     .options = table};
     int r = cli_options_parse(&usage, argc, argv, NULL);
     struct bench b = {0};
@@ -332,15 +390,19 @@ int cli_bench_kv_run(int argc, char **argv)
     real_layout(&b.layout);
     b.pool_bytes = (size_t)POOL_RUNS * RUN * b.layout.block_bytes;
     b.pool = kv_memory_new(b.pool_bytes);
+    b.node_pool_bytes = (size_t)BENCH_KV_NODE_BLOCKS * b.layout.block_bytes;
+    b.node_pool = kv_memory_new(b.node_pool_bytes);
     snprintf(b.folder, sizeof b.folder, "%s/weft-bench-XXXXXX", options.path);
-    if (!b.pool || !mkdtemp(b.folder)) {
+    if (!b.pool || !b.node_pool || !mkdtemp(b.folder)) {
         kv_memory_free(b.pool, b.pool_bytes);
+        kv_memory_free(b.node_pool, b.node_pool_bytes);
         return cli_error(CLI_FAILED, "%s: %s", options.path, strerror(errno));
     }
     for (size_t i = 0; i < b.pool_bytes; i++)
         b.pool[i] = (uint8_t)(i * 2654435761u >> 13);
     r = kv_storage_uring_new(b.folder, DEPTH, &b.storage, &err);
-    if (!r && b.storage->ops->register_memory(b.storage, b.pool, b.pool_bytes))
+    if (!r && (b.storage->ops->register_memory(b.storage, b.pool, b.pool_bytes) ||
+               b.storage->ops->register_memory(b.storage, b.node_pool, b.node_pool_bytes)))
         fprintf(stderr, "weft: memory is not registered; raise the limit of locked memory (ulimit -l)\n");
     if (!r && !(b.recorder = bench_kv_recorder_new(b.storage)))
         r = -ENOMEM;
@@ -354,5 +416,6 @@ int cli_bench_kv_run(int argc, char **argv)
     kv_storage_free(b.storage);
     clean_up(&b);
     kv_memory_free(b.pool, b.pool_bytes);
+    kv_memory_free(b.node_pool, b.node_pool_bytes);
     return r ? cli_error(CLI_FAILED, "%s", err.msg[0] ? err.msg : "out of memory") : CLI_OK;
 }

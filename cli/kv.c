@@ -14,13 +14,14 @@
 #include "model/config.h"
 #include "model/kv.h"
 
-enum { BATCH = 16, DEPTH = 128, US_PER_S = 1000000, WAIT_MS = 100, LOOK_S = 60 };
+enum { BATCH = 16, DROP_BATCH = 65536, DROPS_PER_S = 8, DEPTH = 128, US_PER_S = 1000000, WAIT_MS = 100, LOOK_S = 60 };
 
 enum verb { LS, STAT, VERIFY, DROP };
 enum which { SSD, SHARED };
 
 struct tool {
     const struct cfg_config *c;
+    enum which which;
     const char *path; /* of the tier's files */
     char node_path[CFG_PATH_TEXT];
     int64_t size; /* of the ssd tier */
@@ -71,8 +72,8 @@ static int open_ssd(struct tool *k, struct cfg_error *err)
     return kv_ssd_new(&p, &k->tier, err);
 }
 
-/* A reader that writes and removes nothing. */
-static int open_shared(struct tool *k, struct cfg_error *err)
+/* A reader that writes and removes nothing, unless it drops: then segments without blocks go, too. */
+static int open_shared(struct tool *k, bool drops, struct cfg_error *err)
 {
     char name[32];
     snprintf(name, sizeof name, "tool%d", (int)getpid());
@@ -85,6 +86,7 @@ static int open_shared(struct tool *k, struct cfg_error *err)
                                        .seal_ns = INT64_MAX / 2,
                                        .poll_ns = INT64_MAX / 2,
                                        .orphan_ns = INT64_MAX / 2,
+                                       .removals_per_s = drops ? DROPS_PER_S : 0,
                                        .direct = k->c->kv.shared.direct,
                                        .clock = kv_clock_system,
                                        .log = on_log};
@@ -108,11 +110,11 @@ static int settle(struct tool *k, struct cfg_error *err)
 }
 
 /* Whose files: this configuration's own, or those of one of its kv nodes. */
-static int find_files(struct tool *k, enum which which, const char *node, struct cfg_error *err)
+static int find_files(struct tool *k, const char *node, struct cfg_error *err)
 {
     const struct cfg_config *c = k->c;
     const struct cfg_node *n = node ? cfg_config_node(c, node) : NULL;
-    const char *path = node ? c->kv.nodes.path : which == SSD ? c->kv.ssd.path : c->kv.shared.path;
+    const char *path = node ? c->kv.nodes.path : k->which == SSD ? c->kv.ssd.path : c->kv.shared.path;
     if (node && (!n || !(n->roles & CFG_ROLE_KV)))
         return cfg_error_set(err, EINVAL, "the configuration has no node \"%s\" with the role kv", node);
     if (!path[0])
@@ -120,7 +122,7 @@ static int find_files(struct tool *k, enum which which, const char *node, struct
                     : cfg_error_set(err, EINVAL,
                                     "the configuration has no kv.%s.path; give the folder there, or look at the other "
                                     "tier with --tier %s",
-                                    which == SSD ? "ssd" : "shared", which == SSD ? "shared" : "ssd");
+                                    k->which == SSD ? "ssd" : "shared", k->which == SSD ? "shared" : "ssd");
     k->size = node ? c->kv.nodes.size : c->kv.ssd.size;
     k->path = node ? k->node_path : path;
     return node && cfg_kv_folder(c, n, k->node_path, sizeof k->node_path)
@@ -128,15 +130,15 @@ static int find_files(struct tool *k, enum which which, const char *node, struct
                : 0;
 }
 
-static int open_tier(struct tool *k, enum which which, const char *node, struct cfg_error *err)
+static int open_tier(struct tool *k, enum verb verb, const char *node, struct cfg_error *err)
 {
-    int r = find_files(k, which, node, err);
+    int r = find_files(k, node, err);
     if (!r)
         r = make_layout(k, err);
     if (!r)
         r = kv_storage_uring_new(k->path, DEPTH, &k->storage, err);
     if (!r)
-        r = which == SSD ? open_ssd(k, err) : open_shared(k, err);
+        r = k->which == SSD ? open_ssd(k, err) : open_shared(k, verb == DROP, err);
     if (!r)
         r = settle(k, err);
     k->memory = r ? NULL : aligned_alloc(KV_PAGE, BATCH * k->layout.block_bytes);
@@ -219,7 +221,7 @@ static int verify(struct tool *k)
         print_key(&k->block[i].key);
         printf(" %s\n", op.status == -EBADMSG ? "checksum" : strerror(-op.status));
     }
-    printf("%zu blocks, %zu bad%s\n", k->n, bad, bad ? ", dropped" : "");
+    printf("%zu blocks, %zu bad%s\n", k->n, bad, bad && k->which == SSD ? ", dropped" : "");
     return bad ? CLI_FAILED : CLI_OK;
 }
 
@@ -248,10 +250,12 @@ static int drop(struct tool *k, int n, char **keys, bool all)
     }
     if (k->no_memory)
         return cli_error(CLI_FAILED, "out of memory");
-    for (size_t i = 0; i < k->n; i += BATCH) {
+    for (size_t i = 0; i < k->n; i += DROP_BATCH) {
         struct kv_tier_op op;
-        run(k, k->tier->ops->drop, k->block + i, k->n - i < BATCH ? (int)(k->n - i) : (int)BATCH, &op);
+        run(k, k->tier->ops->drop, k->block + i, k->n - i < DROP_BATCH ? (int)(k->n - i) : (int)DROP_BATCH, &op);
         dropped += (size_t)op.count;
+        if (op.status < 0)
+            return cli_error(CLI_FAILED, "blocks could not be dropped for good: %s", strerror(-op.status));
     }
     printf("%zu blocks dropped\n", dropped);
     return CLI_OK;
@@ -277,8 +281,10 @@ int cli_kv_run(int argc, char **argv)
         .intro =
             "Looks at the blocks that a configuration's durable tiers keep.\n"
             "ls: keys, taint and age in seconds. stat: how much. verify: reads every block and drops what does not\n"
-            "fit its checksum; exit status 1 when there was any. drop: removes blocks, for other processes on a\n"
-            "shared folder too, and for good. --node NAME, on the machine of that node: the files of a kv node.\n"
+            "fit its checksum (in a shared folder it only names them); exit status 1 when there was any. drop: "
+            "removes\n"
+            "blocks for good, those of a shared folder for all processes that use it, also while they run.\n"
+            "--node NAME, on the machine of that node: the files of a kv node.\n"
             "The ssd tier must not be in use by a server, which reports the same figures under /metrics, or to\n"
             "`weft status --json`.",
         .options = options,
@@ -292,8 +298,6 @@ int cli_kv_run(int argc, char **argv)
         return cli_error(CLI_USAGE, "%s", err.msg);
     if (node && which == SHARED)
         return cli_error(CLI_USAGE, "a kv node has no shared tier; leave --tier or --node out");
-    if (verb == DROP && which == SHARED)
-        return cli_error(CLI_USAGE, "blocks of a shared folder go with their files; remove seg-* files instead");
     if (verb == DROP && all == (argc - first > 2))
         return cli_error(CLI_USAGE, "drop takes keys, or --all");
     r = cfg_config_load(argv[first + 1], &config, &report);
@@ -301,8 +305,8 @@ int cli_kv_run(int argc, char **argv)
     cfg_report_free(&report);
     if (r)
         return CLI_USAGE;
-    struct tool k = {.c = &config};
-    r = open_tier(&k, (enum which)which, node, &err);
+    struct tool k = {.c = &config, .which = (enum which)which};
+    r = open_tier(&k, (enum verb)verb, node, &err);
     if (r)
         r = cli_error(r == -EINVAL ? CLI_USAGE : CLI_FAILED, "%s", err.msg);
     else if (verb == LS)

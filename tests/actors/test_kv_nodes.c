@@ -459,9 +459,9 @@ Test(kv_nodes, any_message_to_a_node_may_be_lost)
 }
 
 /* A link that loses one in thirty, doubles one in thirty and delays all, for many seeds. */
-Test(kv_nodes, a_bad_link_costs_time_and_nothing_else)
+Test(kv_nodes, a_bad_link_costs_time_and_nothing_else, .timeout = 3600)
 {
-    int cached = 0, seeds = 16 / TS_LESS;
+    int cached = 0, seeds = ts_more(16 / TS_LESS, 400);
     prepare(false);
     for (int seed = 1; seed <= seeds; seed++) {
         char when[64];
@@ -655,5 +655,93 @@ Test(kv_nodes, a_node_checks_what_it_is_asked)
         cr_assert_eq(asker.status[i], want[i], "question %d: %d", i, asker.status[i]);
     cr_assert_eq(blocks_at(0), before, "something was kept");
     check("asked badly", 1);
+    forget_nodes();
+}
+
+/* ---- the queue of a node ---- */
+
+/* Asks for as much as the pool holds, twice. */
+struct hoarder {
+    struct act_addr node;
+    struct kv_key key;
+    int64_t began, ended[2];
+    int status[2], blocks[2];
+};
+
+static struct hoarder hoarder;
+
+static void ask_for_all(struct act_self *self, uint32_t load)
+{
+    struct act_msg m;
+    size_t bytes;
+    cr_assert_eq(act_msg_new(ACT_REMOTE_READ, hoarder.node, POOL * sizeof(struct kv_key), &m), 0);
+    struct kv_key *key = act_msg_tail(&m, &bytes);
+    for (int i = 0; i < POOL; i++)
+        key[i] = hoarder.key;
+    *act_p_remote_read(&m) = (struct act_p_remote_read){.blocks = POOL, .load = load};
+    *act_b_remote_read(&m) = (struct act_b_remote_read){.layout = kv_layout_id(&rig.t.layout)};
+    m.request = 100 + load;
+    cr_assert_eq(act_request(self, &m), 0);
+}
+
+static int hoarder_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    (void)state;
+    for (int i = 0; i < count; i++) {
+        if (m[i].type == ACT_RELOAD) {
+            hoarder.began = act_now(self);
+            ask_for_all(self, 0);
+            ask_for_all(self, 1);
+        } else if (m[i].type == ACT_REMOTE_ROWS) {
+            struct act_promise p = act_promise_of(&m[i]);
+            struct act_msg r = act_msg_make(ACT_REMOTE_TAKEN, ACT_NOBODY);
+            act_p_remote_taken(&r)->load = act_p_remote_rows(&m[i])->load;
+            act_reply(self, &p, &r);
+        } else if (m[i].type == ACT_REMOTE_DONE) {
+            uint32_t load = act_p_remote_done(&m[i])->load;
+            hoarder.ended[load] = act_now(self);
+            hoarder.status[load] = act_p_remote_done(&m[i])->status;
+            hoarder.blocks[load] = (int)act_p_remote_done(&m[i])->blocks;
+        }
+    }
+    return 0;
+}
+
+static const struct act_behaviour hoarder_behaviour = {.name = "hoarder", .receive = hoarder_receive};
+
+static void spawn_hoarder(struct ts_world *w)
+{
+    struct cfg_error err;
+    struct act_addr who;
+    spawn_nodes(w);
+    hoarder.node = rig.node[0].addr;
+    const struct act_spawn spec = {.behaviour = &hoarder_behaviour, .worker = TS_WORLD_CLIENT};
+    cr_assert_eq(act_runtime_spawn(w->rt, &spec, &who, &err), 0);
+    struct act_msg m = act_msg_make(ACT_RELOAD, who);
+    cr_assert_eq(act_runtime_post(w->rt, &m), 0);
+}
+
+/* The node's disk takes its time with a read that has the whole pool. The next one is refused in time, not left waiting
+ * for that disk; the first one is served. */
+Test(kv_nodes, a_read_that_finds_no_room_in_time_is_refused)
+{
+    prepare(true);
+    rig.node[0].host->ops->free(rig.node[0].host);
+    rig.node[0].host = NULL; /* only the script has them */
+    second();
+    ts_tiers_prompts(&rig.t, 2);
+    memset(&hoarder, 0, sizeof hoarder);
+    hoarder.key = rig.t.script.block[0].key;
+    rig.t.w.before_sources = spawn_hoarder;
+    for (int s = 0; s < rig.t.layout.n_sources; s++)
+        rig.t.script.at[s] = 900 * MS;
+    ts_world_run(&rig.t.w, 1);
+    cr_assert_eq(hoarder.status[1], -EAGAIN, "%d, %d blocks", hoarder.status[1], hoarder.blocks[1]);
+    cr_assert_leq(hoarder.ended[1] - hoarder.began, 400 * MS, "after %d ms",
+                  (int)((hoarder.ended[1] - hoarder.began) / MS));
+    cr_assert_eq(hoarder.status[0], 0, "%d", hoarder.status[0]);
+    cr_assert_eq(hoarder.blocks[0], POOL);
+    cr_assert_geq(hoarder.ended[0] - hoarder.began, 890 * MS);
+    check("no room", 2);
     forget_nodes();
 }

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 
+#include "tests/support/less.h"
 #include "tests/support/tier_world.h"
 
 Test(tiers, blocks_come_back_from_below)
@@ -348,8 +349,10 @@ static void crowd(uint64_t seed, bool faults)
     kv_disk_free(r.disk);
 }
 
-Test(tiers, ninety_six_clients_in_tiny_pools, .timeout = 600)
+Test(tiers, ninety_six_clients_in_tiny_pools, .timeout = 3600)
 {
-    crowd(1, false);
-    crowd(2, true);
+    for (int i = 0; i < ts_more(1, 20); i++) {
+        crowd((uint64_t)(2 * i + 1), false);
+        crowd((uint64_t)(2 * i + 2), true);
+    }
 }

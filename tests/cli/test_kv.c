@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <sys/stat.h>
 
+#include "kvtiers/shared.h"
 #include "kvtiers/ssd.h"
 #include "model/config.h"
 #include "model/kv.h"
@@ -23,17 +24,30 @@ static void fini(void)
 
 TestSuite(kv, .fini = fini, .timeout = 120);
 
-/* A folder with five blocks of mini8's layout, and the configuration that names it. */
-static void make(void)
+/* That of mini8. */
+static struct kv_layout layout(void)
 {
     static struct mdl_config m;
     struct mdl_kv_layout ml;
     struct kv_layout l;
     struct cfg_error err;
+    size_t bytes[MDL_MAX_SOURCES];
+    cr_assert_eq(mdl_config_load("tests/golden/mini8", &m, &err), 0, "%s", err.msg);
+    cr_assert_eq(mdl_kv_layout_init(&m, 32, &ml, &err), 0);
+    for (int i = 0; i < m.n_kv_sources; i++)
+        bytes[i] = ml.source[i].bytes;
+    cr_assert_eq(kv_layout_init(KV_FORMAT_ROWS, 32, bytes, m.n_kv_sources, &l, &err), 0);
+    return l;
+}
+
+/* A folder with five blocks of that layout, and the configuration that names it. */
+static void make(void)
+{
+    const struct kv_layout l = layout();
+    struct cfg_error err;
     struct kv_storage *s;
     struct kv_tier *t;
     char *text = NULL;
-    size_t bytes[MDL_MAX_SOURCES];
     folder = ts_temp_dir();
     cr_assert_gt(
         asprintf(&text,
@@ -44,11 +58,6 @@ static void make(void)
         0);
     conf = ts_write_file(folder, "kv.conf", text);
     free(text);
-    cr_assert_eq(mdl_config_load("tests/golden/mini8", &m, &err), 0, "%s", err.msg);
-    cr_assert_eq(mdl_kv_layout_init(&m, 32, &ml, &err), 0);
-    for (int i = 0; i < m.n_kv_sources; i++)
-        bytes[i] = ml.source[i].bytes;
-    cr_assert_eq(kv_layout_init(KV_FORMAT_ROWS, 32, bytes, m.n_kv_sources, &l, &err), 0);
     if (kv_storage_uring_new(folder, 16, &s, &err))
         cr_skip_test("no io_uring here: %s", err.msg);
     const struct kv_ssd_params p = {
@@ -151,6 +160,64 @@ Test(kv, lists_verifies_and_drops)
     ts_result_free(&r);
     r = kv("ls", NULL);
     cr_assert_str_eq(r.out, "");
+    ts_result_free(&r);
+}
+
+/* Six blocks in a segment of the shared folder. */
+static void make_shared(void)
+{
+    const struct kv_layout l = layout();
+    struct cfg_error err;
+    struct kv_storage *s;
+    struct kv_tier *t;
+    cr_assert_eq(kv_storage_uring_new(folder, 16, &s, &err), 0, "%s", err.msg);
+    const struct kv_shared_params p = {.storage = s,
+                                       .folder = folder,
+                                       .node = "writer",
+                                       .layout = l,
+                                       .bytes = 8 << 20,
+                                       .segment_bytes = 4 << 20,
+                                       .seal_ns = INT64_MAX / 2,
+                                       .poll_ns = 1000000,
+                                       .orphan_ns = INT64_MAX / 2,
+                                       .removals_per_s = 8,
+                                       .clock = kv_clock_system};
+    cr_assert_eq(kv_shared_new(&p, &t, &err), 0, "%s", err.msg);
+    for (int i = 0; i < 6; i++)
+        cr_assert(ts_store_one(t, s, &l, i));
+    t->ops->free(t); /* an orderly end seals */
+    kv_storage_free(s);
+}
+
+/* Blocks of a shared folder: all of it works while others use it, and a drop is there for all later ones. */
+Test(kv, looks_at_a_shared_folder_and_drops_from_it)
+{
+    make();
+    make_shared();
+    struct ts_result r = ts_run(ts_weft(), "kv", "ls", "--tier", "shared", conf);
+    char key[2][65] = {"", ""};
+    cr_assert_eq(sscanf(r.out, "%64s clean %*d %64s clean", key[0], key[1]), 2, "%s%s", r.out, r.err);
+    ts_result_free(&r);
+    r = ts_run(ts_weft(), "kv", "verify", "--tier", "shared", conf);
+    cr_assert_str_eq(r.out, "6 blocks, 0 bad\n");
+    ts_result_free(&r);
+    r = ts_run(ts_weft(), "kv", "drop", "--tier", "shared", conf, key[0], key[1]);
+    cr_assert_str_eq(r.out, "2 blocks dropped\n", "%s", r.err);
+    ts_result_free(&r);
+    r = ts_run(ts_weft(), "kv", "stat", "--tier", "shared", conf);
+    cr_assert(strstr(r.out, "blocks          4\n"), "%s", r.out);
+    ts_result_free(&r);
+    r = ts_run(ts_weft(), "kv", "drop", "--tier", "shared", conf, key[0]);
+    cr_assert_str_eq(r.out, "0 blocks dropped\n", "%s", r.err);
+    ts_result_free(&r);
+    r = ts_run(ts_weft(), "kv", "drop", "--tier", "shared", conf, "--all");
+    cr_assert_str_eq(r.out, "4 blocks dropped\n", "%s", r.err);
+    ts_result_free(&r);
+    r = ts_run(ts_weft(), "kv", "ls", "--tier", "shared", conf);
+    cr_assert_str_eq(r.out, "");
+    ts_result_free(&r);
+    r = kv("stat", NULL);
+    cr_assert(strstr(r.out, "blocks          5\n"), "the other tier has its own: %s", r.out);
     ts_result_free(&r);
 }
 

@@ -36,17 +36,17 @@ static const struct ts_node nodes[NODES] = {
 };
 
 /* Blocks of 32 tokens of the sample model take 12 KiB. With files, kv nodes keep little in memory. */
-static void start(const char *device, bool files)
+static void start(const char *device, bool files, const char *limits)
 {
     char *more = NULL, *nodes_keys = NULL;
     folder = files ? ts_temp_dir() : NULL;
-    cr_assert_gt(files ? asprintf(&nodes_keys, "memory = \"1MiB\"; path = \"%s\"; size = \"16MiB\";", folder)
-                       : asprintf(&nodes_keys, "memory = \"8MiB\";"),
+    cr_assert_gt(files ? asprintf(&nodes_keys, "memory = \"1MiB\"; path = \"%s\"; size = \"16MiB\"; %s", folder, limits)
+                       : asprintf(&nodes_keys, "memory = \"8MiB\"; %s", limits),
                  0);
     cr_assert_gt(asprintf(&more,
                           "replay = { exact = true; };\nsampling = { temperature = 0.0; };\n"
-                          "kv = { memory = \"%s\"; snapshots = \"0B\"; block_tokens = 32; ssd = { reserve = "
-                          "\"1MiB\"; }; nodes = { %s }; };\n",
+                          "kv = { memory = \"%s\"; snapshots = \"0B\"; block_tokens = 32; read_timeout = \"60s\"; "
+                          "ssd = { reserve = \"1MiB\"; }; nodes = { %s }; };\n",
                           device, nodes_keys),
                  0);
     ts_cluster_start(nodes, NODES, "", more);
@@ -54,22 +54,12 @@ static void start(const char *device, bool files)
     free(nodes_keys);
 }
 
-/* Some hundred tokens; prompts differ from their beginning on. */
+/* Where a node that is late must not be taken for one that has nothing. */
+#define PATIENT "find_timeout = \"30s\"; quiet_timeout = \"60s\"; "
+
 static struct ts_answer ask(int which)
 {
-    char prompt[2048];
-    int n = snprintf(prompt, sizeof prompt, "%d. ", which);
-    while (n < 1300)
-        n += snprintf(prompt + n, sizeof prompt - (size_t)n, "In the beginning God created the heaven and the earth. ");
-    char *body = ts_body(TS_COMPLETIONS, prompt, TOKENS, false, "");
-    struct ts_reply r = ts_post(&ts_cluster.node[GATEWAY].http, ts_path(TS_COMPLETIONS), body);
-    if (r.status != 200)
-        ts_cluster_show_logs();
-    cr_assert_eq(r.status, 200, "%d %s", r.status, r.body ? r.body : "");
-    struct ts_answer a = ts_answer_of(TS_COMPLETIONS, r.body, false);
-    ts_reply_free(&r);
-    free(body);
-    return a;
+    return ts_cluster_ask(&ts_cluster.node[GATEWAY], which, TOKENS);
 }
 
 /* A figure of the node's tiers of that name, added up; -1: the node does not answer. */
@@ -135,11 +125,11 @@ static void only_prefill(int on)
 
 Test(kv_nodes, what_one_prefill_node_computed_another_reads)
 {
-    start("4MiB", false);
+    start("4MiB", false, PATIENT);
     only_prefill(P0);
     struct ts_answer cold = ask(1);
     cr_assert_eq(cold.cached, 0);
-    until(P0, "kv", "stored", 8);
+    until(P0, "kv", "stored", 10);
     only_prefill(P1);
     struct ts_answer hit = ask(1);
     cr_assert_str_eq(hit.text, cold.text);
@@ -171,7 +161,7 @@ static void until_both(const char *tier, const char *key, json_int_t least)
 /* Both nodes are killed. What they had said to have is there again, and right. */
 Test(kv_nodes, a_node_has_its_blocks_again_after_kill_9)
 {
-    start("4MiB", true);
+    start("4MiB", true, PATIENT);
     only_prefill(P0);
     struct ts_answer cold = ask(1);
     until_both("ssd", "blocks", 10);
@@ -262,7 +252,7 @@ static void wait_back(int kv)
 Test(kv_nodes, a_node_may_die_stand_still_and_drain_while_it_is_read_from)
 {
     static struct ts_answer cold[PROMPTS];
-    start("1MiB", true);
+    start("1MiB", true, "");
     only_prefill(P0);
     all_prompts(cold, NULL, "cold");
     until_both("ssd", "blocks", 80);

@@ -194,24 +194,6 @@ static const struct ts_node kv_nodes[KV_NODES] = {
     [KV] = {.name = "kv", .roles = "\"kv\"", .host = HOST},
 };
 
-/* Long enough for a hit: a short one brings nothing, what it saves is replayed anyway. */
-static struct ts_answer ask(int node)
-{
-    char prompt[2048];
-    int n = snprintf(prompt, sizeof prompt, "1. ");
-    while (n < 1300)
-        n += snprintf(prompt + n, sizeof prompt - (size_t)n, "In the beginning God created the heaven and the earth. ");
-    char *body = ts_body(TS_COMPLETIONS, prompt, TOKENS, false, "");
-    struct ts_reply r = ts_post(&ts_cluster.node[node].http, ts_path(TS_COMPLETIONS), body);
-    if (r.status != 200)
-        ts_cluster_show_logs();
-    cr_assert_eq(r.status, 200, "%d %s", r.status, r.body ? r.body : "");
-    struct ts_answer a = ts_answer_of(TS_COMPLETIONS, r.body, false);
-    ts_reply_free(&r);
-    free(body);
-    return a;
-}
-
 /* A figure of the node's tier of that name. */
 static long long figure(const json_t *status, const char *tier, const char *key)
 {
@@ -287,7 +269,7 @@ Test(rdma_nodes, what_a_node_stored_another_one_reads_from_the_kv_node_without_t
     ts_node_start(&ts_cluster.node[A]);
     ts_node_wait_ready(&ts_cluster.node[A], 200);
     ts_node_wait_log(&ts_cluster.node[A], "node_up node=kv");
-    struct ts_answer cold = ask(A);
+    struct ts_answer cold = ts_cluster_ask(&ts_cluster.node[A], 1, TOKENS);
     cr_expect_eq(cold.cached, 0);
     json_decref(until(A, "kv", "stored", BLOCKS));
     json_t *j = status_of(KV);
@@ -297,7 +279,7 @@ Test(rdma_nodes, what_a_node_stored_another_one_reads_from_the_kv_node_without_t
     ts_node_start(&ts_cluster.node[B]);
     ts_node_wait_ready(&ts_cluster.node[B], 200);
     ts_node_wait_log(&ts_cluster.node[B], "node_up node=kv");
-    struct ts_answer hit = ask(B);
+    struct ts_answer hit = ts_cluster_ask(&ts_cluster.node[B], 1, TOKENS);
     cr_expect_str_eq(hit.text, cold.text);
     cr_expect_geq(hit.cached, BLOCKS * 32, "%d tokens cached", hit.cached);
     json_decref(until(B, "kv", "read", BLOCKS));

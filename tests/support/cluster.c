@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include "tests/harness.h"
-#include "tests/support/answer.h"
 #include "tests/support/process.h"
 #include "transport/net.h"
 #include "transport/tcp.h"
@@ -205,19 +204,36 @@ char *ts_cluster_complete(const struct ts_server *s, const char *prompt)
     return ts_cluster_complete_to(s, prompt, TS_CLUSTER_TOKENS);
 }
 
-char *ts_cluster_complete_to(const struct ts_server *s, const char *prompt, int tokens)
+/* The answer to a completion; fails on any other status than 200. */
+static struct ts_answer completion(const struct ts_server *s, const char *prompt, int tokens, const char *more)
 {
-    char *body = ts_body(TS_COMPLETIONS, prompt, tokens, false, "\"temperature\":0");
+    char *body = ts_body(TS_COMPLETIONS, prompt, tokens, false, more);
     struct ts_reply r = ts_post(s, ts_path(TS_COMPLETIONS), body);
     if (r.status != 200)
         ts_cluster_show_logs();
     cr_assert_eq(r.status, 200, "%d %s", r.status, r.body ? r.body : "");
     struct ts_answer a = ts_answer_of(TS_COMPLETIONS, r.body, false);
-    char *text = strdup(a.text);
-    ts_answer_free(&a);
     ts_reply_free(&r);
     free(body);
+    return a;
+}
+
+char *ts_cluster_complete_to(const struct ts_server *s, const char *prompt, int tokens)
+{
+    struct ts_answer a = completion(s, prompt, tokens, "\"temperature\":0");
+    char *text = strdup(a.text);
+    ts_answer_free(&a);
     return text;
+}
+
+struct ts_answer ts_cluster_ask(const struct ts_node *n, int which, int tokens)
+{
+    char prompt[2048];
+    int at = snprintf(prompt, sizeof prompt, "%d. ", which);
+    while (at < 1300)
+        at += snprintf(prompt + at, sizeof prompt - (size_t)at,
+                       "In the beginning God created the heaven and the earth. ");
+    return completion(&n->http, prompt, tokens, "");
 }
 
 const char *const ts_cluster_prompts[TS_CLUSTER_PROMPTS] = {

@@ -7,6 +7,7 @@
 
 #include <sys/types.h>
 
+#include "tests/support/answer.h"
 #include "tests/support/server.h"
 
 enum { TS_CLUSTER_NODES = 8, TS_CLUSTER_TOKENS = 60, TS_CLUSTER_PROMPTS = 4 };
@@ -55,6 +56,9 @@ char *ts_node_ask(const struct ts_node *n, const char *question);
 char *ts_cluster_complete(const struct ts_server *s, const char *prompt);
 /* The same of so many tokens. */
 char *ts_cluster_complete_to(const struct ts_server *s, const char *prompt, int tokens);
+/* What a node answers to prompt number `which`: some hundred tokens, long enough for a hit (a short one brings nothing,
+ * what it saves is replayed anyway). Prompts differ from their beginning on. Fails on any other status than 200. */
+struct ts_answer ts_cluster_ask(const struct ts_node *n, int which, int tokens);
 /* What a single process says to the prompts; more: further keys of its file. */
 void ts_cluster_ask_alone(const char *more, char *want[TS_CLUSTER_PROMPTS]);
 /* Asks every prompt and compares. when: for the message. */
