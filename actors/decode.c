@@ -138,6 +138,7 @@ static int take_sequence(struct decode *d, struct dec_stream *s, struct act_msg 
     s->n_ids = s->recipe.n_ids;
     s->run = (struct mdl_stream){.seq = s->seq, .pick = dec_pick, .pick_ctx = s};
     s->spec.choice = dec_spec_choice(d, s);
+    s->key = dec_spec_key(d, s);
     if (b->moved) {
         dec_move_arrived(d, s, (const int32_t *)(const void *)last, (int)b->moved - 1);
         return act_plan_memory_load(last + before + s->n_pages, b->memory, &s->spec.memory);

@@ -47,6 +47,7 @@ struct dec_stream {
     struct mdl_stream run;
     struct act_spec_stream spec;
     float *draft_weights; /* [limits.draft][vocab], with rejection sampling: what the drafts were drawn from */
+    uint64_t key;         /* of its random numbers, with rejection sampling */
     uint32_t *pages;      /* [seq->n_blocks] */
     int n_pages;
     uint8_t *aside; /* parked: the bytes of the pages */
@@ -128,6 +129,8 @@ void dec_unpark(struct decode *d);
 
 int dec_spec_start(struct decode *d);
 enum mdl_choice dec_spec_choice(const struct decode *d, const struct dec_stream *s);
+/* Of its random numbers by rejection (model/reject.h). */
+uint64_t dec_spec_key(const struct decode *d, const struct dec_stream *s);
 void dec_spec_stop(struct decode *d);
 /* Before mdl_decoder_begin: how far each sequence of the round drafts. */
 void dec_spec_round_begins(struct decode *d);

@@ -5,6 +5,7 @@
 
 #include "actors/decode_impl.h"
 #include "actors/runtime/log.h"
+#include "model/reject.h"
 
 static void on_plan(void *ctx, struct mdl_stream *const *streams, int n)
 {
@@ -33,6 +34,13 @@ enum mdl_choice dec_spec_choice(const struct decode *d, const struct dec_stream 
     if (!(s->recipe.sampling.temperature > 0))
         return MDL_CHOICE_GREEDY;
     return d->e->rejection ? MDL_CHOICE_REJECT : MDL_CHOICE_MATCH;
+}
+
+/* A dynamic plan weighs requests against each other by what they drew; a fixed one does not, and keeps seeds. */
+uint64_t dec_spec_key(const struct decode *d, const struct dec_stream *s)
+{
+    uint64_t seed = s->recipe.sampling.seed;
+    return d->e->plan.mode == ACT_PLAN_DYNAMIC ? mdl_reject_key(seed, s->request) : seed;
 }
 
 void dec_spec_stop(struct decode *d)

@@ -38,9 +38,9 @@ static int pick_by_rejection(struct dec_stream *s, int pos, const float *logits,
     if (r)
         return r;
     bool offered = !draft && place >= 0 && place < s->run.offer;
-    *id = draft ? mdl_reject_draft(p, vocab, recipe->seed, pos)
+    *id = draft ? mdl_reject_draft(p, vocab, s->key, pos, place)
                 : mdl_reject_choose(p, offered ? draft_weights(s, place) : NULL, offered ? s->run.guess.ids[place] : 0,
-                                    vocab, recipe->seed, pos);
+                                    vocab, s->key, pos);
     return lp ? mdl_sampler_logprobs(d->sampler, logits, vocab, *id, recipe->top_logprobs, lp, &d->err) : 0;
 }
 

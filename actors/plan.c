@@ -446,7 +446,7 @@ void act_plan_draft(struct act_plan *p, struct act_plan_request *r, int n, int o
 {
     p->requests = n;
     p->other_rows = other_rows;
-    p->probe = false;
+    p->probe = p->split = false;
     if (p->options.mode == ACT_PLAN_DYNAMIC && p->options.length) {
         plan_dynamic(p, r, n);
     } else {
@@ -530,7 +530,7 @@ void act_plan_split(struct act_plan *p, struct act_plan_request *r, int n)
         survivals(&r[i], survival);
         for (int j = 0; j < r[i].drafted; j++)
             p->item[items++] = (struct act_plan_item){survival[j], j, i};
-        if (dynamic)
+        if (dynamic && !p->split)
             remember(p, &r[i], survival);
     }
     qsort(p->item, (size_t)items, sizeof *p->item, compare_items);
@@ -543,6 +543,9 @@ void act_plan_split(struct act_plan *p, struct act_plan_request *r, int n)
     p->rows = n;
     for (int i = 0; i < n; i++)
         p->rows += r[i].offer;
+    if (p->split)
+        return;
+    p->split = true;
     p->counters.rounds++;
     p->counters.skipped += !p->drafts;
     p->counters.probes += p->probe;

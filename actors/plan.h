@@ -12,11 +12,13 @@
  * depth and budget, since the time is a staircase and a search that stops at the first fall would get stuck on a step.
  * The survival of a draft is the product of the calibrated confidences up to it: the chance that it is kept.
  *
- * Losslessness. That draft k of a request is verified depends on nothing that was computed after draft k was drawn:
- * depth and budget come from earlier blocks, and among current survivals a draft's rank depends only on its own
- * request's drafts up to k and on other requests (a later draft of the same request is no more likely and loses ties).
- * The early-stop form looks at current survivals only, in falling order, and stops at the first loss. This matters for
- * acceptance by rejection; greedy and sample-and-match give the same tokens under any plan.
+ * Losslessness. That draft k of a request is verified depends on nothing that knows what draft k is: depth and budget
+ * come from earlier blocks, and among current survivals a draft's rank depends only on its own request's drafts before
+ * k (confidence k is said before draft k is drawn) and on other requests (a later draft of the same request is no more
+ * likely and loses ties). The early-stop form looks at current survivals only, in falling order, and stops at the first
+ * loss. Earlier blocks and other requests know nothing of it because every draft of every block is drawn with a random
+ * number of its own, also where blocks overlap or requests share a seed: that is up to who draws (model/reject.h). This
+ * matters for acceptance by rejection; greedy and sample-and-match give the same tokens under any plan.
  *
  * A pure object: no clock, no randomness, no allocation after init; one owner. Used by the Decode actor
  * (speculate.h), by benches, and by simulations with tables of other machines. */
@@ -55,7 +57,7 @@ struct act_plan_options {
      * so that confidences are known also while drafts do not pay, and with the best plan of another depth, so that its
      * time is known, in turn. 0: never. */
     double probe_share;
-    int max_rows; /* of a verification; 0: any number */
+    int max_rows; /* of a verification, where its buffers are bounded; 0: any number, which is what Decode takes */
 };
 
 /* What is remembered of a request; zero at its start, dropped with it. */
@@ -77,7 +79,9 @@ int act_plan_memory_load(const void *from, size_t bytes, struct act_plan_memory 
 /* A request's part in a round; filled by the caller for every round. */
 struct act_plan_request {
     struct act_plan_memory *memory;
-    int cap; /* drafts that can be of use: length, KV room, grammar */
+    /* Drafts that can be of use: what may still be emitted, the sequence's end, pages at hand. Nothing else limits a
+     * request: there is no constrained decoding whose grammar could. */
+    int cap;
     /* Set by act_plan_draft. */
     int draft; /* tokens to draft, at most cap */
     /* Set by the caller before act_plan_split. */
@@ -116,7 +120,7 @@ struct act_plan {
     struct act_plan_choice choice;      /* of the present or last round */
     const struct act_plan_given *given; /* dynamic mode: set before act_plan_draft, used in its place; NULL: none */
     double scale;                       /* the search is for so many times the requests; below 1: 1 */
-    bool probe;
+    bool probe, split;                  /* the present round; split: it was, before */
     /* The last search, as long as it stands: nothing that it read has changed but the table, by a little. */
     struct act_plan_choice best, whole, rival; /* rival: the best of another depth */
     int quiet;                                 /* rounds that it has served */
@@ -146,7 +150,8 @@ void act_plan_free(struct act_plan *p);
 
 /* n: 1..max_requests. other_rows: as in act_steptime_verify_ns. Sets draft of every request. */
 void act_plan_draft(struct act_plan *p, struct act_plan_request *r, int n, int other_rows);
-/* The same requests in the same order. Sets offer of every request; remembers their survivals. */
+/* The same requests in the same order. Sets offer of every request; remembers their survivals. Again for a round that
+ * is run again from its start, with the same drafts: then it is counted and remembered once. */
 void act_plan_split(struct act_plan *p, struct act_plan_request *r, int n);
 /* tokens: emitted by the round. refresh: the times are those of an undisturbed round and may go into the table. */
 void act_plan_done(struct act_plan *p, int tokens, double draft_ns, double verify_ns, bool refresh);

@@ -85,7 +85,7 @@ static int32_t pick_by_rejection(struct run *r, int pos, const float *logits, bo
     if (bad)
         return bad;
     if (draft)
-        return mdl_reject_draft(to, vocab, r->recipe.seed, pos);
+        return mdl_reject_draft(to, vocab, r->recipe.seed, pos, place);
     bool offered = place >= 0 && place < r->stream.offer;
     return mdl_reject_choose(to, offered ? r->q + (size_t)place * (size_t)vocab : NULL,
                              offered ? r->stream.guess.ids[place] : 0, vocab, r->recipe.seed, pos);

@@ -90,7 +90,8 @@ const struct cfg_key cfg_keys[] = {
     {"speculation.acceptance", CFG_ENUM, .values = acceptance_values, AT(speculation.acceptance), .fallback = "match",
      .help = "When temperature is above 0: match keeps a draft that is the token plain decoding would draw, so that a "
              "seed always gives the same text; rejection keeps more drafts and has the same distribution, but the text "
-             "of a seed then depends on which drafts were verified, and so on the load."},
+             "of a seed then depends on which drafts were verified, and so on the load. In dynamic mode requests with "
+             "the same seed do not get the same text then."},
     {"speculation.budget", CFG_ENUM, .values = budget_values, AT(speculation.budget), .fallback = "lagged",
      .help = "Dynamic mode: lagged takes the best number of drafts in view of earlier confidences; early_stop takes "
              "drafts by present confidence until one does not pay."},

@@ -88,7 +88,7 @@ int mdl_sampler_logprobs(struct mdl_sampler *scratch, const float *logits, int v
                          struct mdl_logprobs *lp, struct cfg_error *err);
 
 /* The generator: Philox 4x32, ten rounds, on counter (position, stream) under the key seed. Stream 0 is the sampler's,
- * 1 to 3 are those of reject.h. Equal arguments give equal numbers; different ones independent numbers. */
+ * those whose low byte is 1 to 4 are reject.h's. Equal arguments give equal numbers; different ones independent numbers. */
 void mdl_random(uint64_t seed, uint64_t position, uint32_t stream, uint32_t out[4]);
 /* A number in [0, 1) with 53 random bits. */
 double mdl_random_unit(uint64_t seed, uint64_t position, uint32_t stream);

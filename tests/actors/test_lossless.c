@@ -41,7 +41,7 @@ static struct shares shares_with(enum decider how, double three)
     cr_assert_eq(act_plan_init(&plan, &o, 2, 1, &t), 0);
     for (int round = 0; round < ROUNDS; round++) {
         struct act_plan_request r = {.memory = &memory, .cap = 2};
-        int32_t draft = mdl_reject_draft(q, 2, 1, round);
+        int32_t draft = mdl_reject_draft(q, 2, 1, round, 0);
         act_plan_draft(&plan, &r, 1, 0);
         r.drafted = r.draft;
         r.confidence[0] = 0.8f;

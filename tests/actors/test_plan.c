@@ -372,6 +372,40 @@ Test(plan, caps_and_rows_bound_every_mode)
         }
 }
 
+/* A step that lost an expert shard runs again from its start: one round, one block of each request. */
+Test(plan, a_round_that_is_run_again_counts_once)
+{
+    struct act_steptime t = smooth(1000, 1, 1, 0);
+    struct act_plan p = new_plan(dynamic_options(), &t);
+    struct act_plan_memory memory[2] = {{0}};
+    struct act_plan_request r[2] = {{.memory = &memory[0], .cap = BLOCK}, {.memory = &memory[1], .cap = BLOCK}};
+    int offer[2], trimmed = 0;
+    for (int round = 1; round <= 3; round++) {
+        act_plan_draft(&p, r, 2, 0);
+        for (int again = 0; again < 3; again++) {
+            for (int i = 0; i < 2; i++) {
+                r[i].drafted = r[i].draft;
+                for (int k = 0; k < BLOCK; k++)
+                    r[i].confidence[k] = i ? 0.9f : 0.001f;
+            }
+            act_plan_split(&p, r, 2);
+            for (int i = 0; i < 2; i++) {
+                cr_expect_eq(memory[i].n, round);
+                cr_expect(!again || r[i].offer == offer[i]);
+                offer[i] = r[i].offer;
+            }
+        }
+        for (int i = 0; i < 2; i++)
+            trimmed += r[i].drafted - r[i].offer;
+        act_plan_done(&p, 2, 1, 1000, true);
+    }
+    cr_expect_eq(p.counters.rounds, 3);
+    cr_expect_eq(p.blocks_seen, 6);
+    cr_expect_gt(trimmed, 0);
+    cr_expect_eq(p.counters.trimmed, (uint64_t)trimmed);
+    act_plan_free(&p);
+}
+
 Test(plan, refuses)
 {
     struct act_steptime empty, t = smooth(1, 1, 1, 1);

@@ -6,39 +6,8 @@
 
 #include "model/reject.h"
 #include "model/sampler.h"
+#include "tests/support/chi_square.h"
 #include "tests/support/model.h"
-
-/* Upper 1e-4 quantile of chi-square, Wilson and Hilferty's approximation. */
-static double chi_square_bound(int freedom)
-{
-    double k = freedom, z = 3.719, a = 1 - 2 / (9 * k) + z * sqrt(2 / (9 * k));
-    return k * a * a * a;
-}
-
-/* Against expected shares; classes with few expected events are joined. */
-static void check_counts(const int *count, const double *share, int n, int total, const char *what)
-{
-    double chi = 0, rest_expected = 0, rest_seen = 0;
-    int classes = 0;
-    for (int i = 0; i < n; i++) {
-        double expected = share[i] * total;
-        if (expected < 8) {
-            rest_expected += expected;
-            rest_seen += count[i];
-            continue;
-        }
-        chi += (count[i] - expected) * (count[i] - expected) / expected;
-        classes++;
-    }
-    if (rest_expected > 4) {
-        chi += (rest_seen - rest_expected) * (rest_seen - rest_expected) / rest_expected;
-        classes++;
-    } else {
-        cr_assert_lt(rest_seen, 8 * rest_expected + 12, "%s: tokens that should be rare are not", what);
-    }
-    cr_assert_gt(classes, 1, "%s", what);
-    cr_assert_lt(chi, chi_square_bound(classes - 1), "%s: chi-square %.1f of %d classes", what, chi, classes);
-}
 
 enum { TOY = 8, DRAWS = 60000 };
 
@@ -78,16 +47,16 @@ Test(reject, keeps_the_distribution)
         for (int i = 0; i < TOY; i++)
             overlap += ps[i] < qs[i] ? ps[i] : qs[i];
         for (int i = 0; i < DRAWS; i++) {
-            int32_t draft = mdl_reject_draft(q, TOY, seed, i), id = mdl_reject_choose(p, q, draft, TOY, seed, i);
+            int32_t draft = mdl_reject_draft(q, TOY, seed, i, 0), id = mdl_reject_choose(p, q, draft, TOY, seed, i);
             cr_assert(id >= 0 && id < TOY && p[id] > 0 && q[draft] > 0);
             drafts[draft]++;
             count[id]++;
             kept += id == draft;
         }
         snprintf(what, sizeof what, "drafts of pair %d", (int)seed);
-        check_counts(drafts, qs, TOY, DRAWS, what);
+        ts_chi_square_check(drafts, qs, TOY, DRAWS, what);
         snprintf(what, sizeof what, "pair %d", (int)seed);
-        check_counts(count, ps, TOY, DRAWS, what);
+        ts_chi_square_check(count, ps, TOY, DRAWS, what);
         /* As often as any method can: the overlap of the two. */
         cr_assert_float_eq((double)kept / DRAWS, overlap, 0.01, "pair %d keeps %.4f of %.4f", (int)seed,
                            (double)kept / DRAWS, overlap);
@@ -103,7 +72,7 @@ Test(reject, draws_from_the_target_where_nothing_was_offered)
     shares_of(p, ps);
     for (int i = 0; i < DRAWS; i++)
         count[mdl_reject_choose(p, NULL, 0, TOY, 9, i)]++;
-    check_counts(count, ps, TOY, DRAWS, "no draft");
+    ts_chi_square_check(count, ps, TOY, DRAWS, "no draft");
 }
 
 /* A draft that the target cannot say is never kept, one that is certain always. */
@@ -150,7 +119,7 @@ Test(reject, weights_are_those_of_the_sampler)
             count[id]++;
         }
         if (kind)
-            check_counts(count, share, VOCAB, N, "sampler");
+            ts_chi_square_check(count, share, VOCAB, N, "sampler");
     }
     struct mdl_sampling s;
     mdl_sampling_init(&s);
@@ -183,7 +152,7 @@ static int32_t pick(void *ctx, int pos, float *logits, bool draft)
     float *to = draft ? w->q + (size_t)place * (size_t)vocab : w->p;
     cr_assert_eq(mdl_sampler_distribution(w->sampler, &w->recipe, logits, vocab, NULL, 0, 0, to, &err), 0);
     if (draft)
-        return mdl_reject_draft(to, vocab, w->recipe.seed, pos);
+        return mdl_reject_draft(to, vocab, w->recipe.seed, pos, place);
     bool offered = place < w->stream.offer;
     return mdl_reject_choose(w->p, offered ? w->q + (size_t)place * (size_t)vocab : NULL,
                              offered ? w->stream.guess.ids[place] : 0, vocab, w->recipe.seed, pos);
@@ -261,9 +230,9 @@ Test(reject, through_the_decoder)
                 share[i] = (double)w.p[i] / sum;
             snprintf(what, sizeof what, "%d drafts offered, token %d", offer, place + 1);
             if (!place)
-                check_counts(first, share, vocab, ROUNDS, what);
+                ts_chi_square_check(first, share, vocab, ROUNDS, what);
             else if (offer > 1 && pairs > 200)
-                check_counts(second, share, vocab, pairs, what);
+                ts_chi_square_check(second, share, vocab, pairs, what);
         }
         cr_assert(offer ? kept > 10 : kept == 0, "%d drafts kept of %d offered", kept, offer * ROUNDS);
     }
