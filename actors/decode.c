@@ -7,6 +7,7 @@
 #include "actors/decode_impl.h"
 #include "actors/figures.h"
 #include "actors/handoff.h"
+#include "actors/placement.h"
 #include "actors/router.h"
 #include "actors/runtime/log.h"
 
@@ -72,6 +73,14 @@ static void cancel_attempts(struct decode *d, uint64_t request, int attempt)
         if (s->state != DEC_FREE && s->request == request && s->attempt <= attempt)
             cancel_stream(d, s);
     }
+}
+
+static bool has_place(const struct decode *d, uint64_t request, uint16_t attempt)
+{
+    bool yes = false;
+    for (int i = 0; i < d->e->limits.streams; i++)
+        yes |= d->stream[i].state != DEC_FREE && d->stream[i].request == request && d->stream[i].attempt == attempt;
+    return yes;
 }
 
 /* ---- messages ---- */
@@ -282,6 +291,10 @@ static void take_messages(struct decode *d, struct act_msg *m, int count)
             break;
         case ACT_LINK_FENCE:
             break; /* the ends of the writes say more */
+        case ACT_PLACE_CHECK:
+            if (!has_place(d, m[i].request, m[i].attempt))
+                act_place_unknown(d->self, &m[i]);
+            break;
         case ACT_LOAD:
             note_busy(d, act_p_load(&m[i])->who, act_b_load(&m[i])->running > 0);
             break;

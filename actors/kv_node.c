@@ -11,7 +11,12 @@
 
 _Static_assert(sizeof(struct act_key) == sizeof(struct kv_key), "keys travel as they are");
 
-enum { TICK_NS = 100000000, QUEUE_MAX = 1024, FINDS_MAX = 4096 };
+enum {
+    TICK_NS = 100000000,
+    QUEUE_MAX = 1024,
+    FINDS_MAX = 4096,
+    FENCE_PATIENCES = 10 /* puts that have not ended by then take their connection with them */
+};
 
 /* A question that is with the store. */
 struct finding {
@@ -39,6 +44,7 @@ struct reading {
     bool read;  /* the store is done with the pool */
     int status; /* why not all blocks come; of the store, or of the reader */
     bool given_up;
+    int64_t fence_at; /* ns: puts of a read that was given up have not ended by then */
     int place[ACT_REMOTE_READ_MAX];
     struct kv_key key[ACT_REMOTE_READ_MAX];
 };
@@ -196,6 +202,7 @@ static void give_up(struct node *k, struct reading *x, int status)
 {
     k->given_up += !x->given_up;
     x->given_up = true;
+    x->fence_at = act_now(k->self) + FENCE_PATIENCES * k->arg->patience;
     if (x->status != -EREMOTEIO) /* the reader must know of that */
         x->status = status;
     end_if_over(k, x);
@@ -616,6 +623,17 @@ static void report(struct node *k)
     act_figures_send(k->self, *k->arg->observer, ACT_FIGURES_KV_NODE, v, ACT_KV_NODE_FIGURES);
 }
 
+/* A put whose end never comes: the connection that it goes over is ended, which ends it too. */
+static void fence(struct node *k, struct reading *x)
+{
+    struct act_msg m = act_msg_make(ACT_LINK_FENCE, *k->arg->link);
+    *act_p_link_fence(&m) =
+        (struct act_p_link_fence){.peer = x->reader.peer, .class = TP_CLASS_KV, .generation = x->generation};
+    x->fence_at = act_now(k->self) + FENCE_PATIENCES * k->arg->patience;
+    if (act_request(k->self, &m))
+        act_msg_drop(&m); /* once more then */
+}
+
 /* A reader that takes nothing for so long is given up, and so is a read that found no room. What is at the reader
  * counts as taken: the buffers were copied. */
 static void on_tick(struct node *k)
@@ -635,11 +653,14 @@ static void on_tick(struct node *k)
                     free(p);
                     x->under_way--;
                 }
-                x->since = INT64_MAX; /* puts end by themselves */
+                x->since = INT64_MAX; /* puts end by themselves, or with their connection */
                 give_up(k, x, -ETIMEDOUT);
                 again = true;
             }
     }
+    for (struct reading *x = k->readings; x; x = x->next)
+        if (x->under_way && x->since == INT64_MAX && x->fence_at <= act_now(k->self))
+            fence(k, x);
     while (k->waiting && k->waiting->since < limit)
         refuse_reading(k, waiting_pop(k), -EAGAIN);
     act_timer_after(k->self, &k->tick, TICK_NS, 0);

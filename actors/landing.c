@@ -7,6 +7,7 @@
 #include "actors/figures.h"
 #include "actors/handoff.h"
 #include "actors/link.h"
+#include "actors/placement.h"
 #include "actors/runtime/log.h"
 
 enum { SPARE = 16, TAG_LEASE = 1, TAG_LOAD = 3 };
@@ -474,6 +475,23 @@ static void tell_unplaced(struct landing *l, uint64_t request, uint16_t attempt)
         }
 }
 
+/* Does the request have its place here still? What Decode has got only Decode knows. */
+static void take_check(struct landing *l, struct act_msg *m)
+{
+    struct act_addr requester;
+    const struct land_slot *s = land_find_slot(l, m->request, m->attempt);
+    const struct land_decoder *d = who_got(l, m->request, m->attempt, &requester);
+    struct act_msg on = *m;
+    if (s && (s->ticket.state == ACT_TICKET_GRANTING || takes_rows(s)))
+        return;
+    on.flags = 0;
+    on.dst = d ? d->addr : ACT_NOBODY;
+    if (act_addr_is_nobody(on.dst))
+        act_place_unknown(l->self, m);
+    else if (act_forward(l->self, &on))
+        act_msg_drop(&on); /* it is asked again */
+}
+
 /* Of the group's leader, for all Decode actors; they answer to it, so it stays the source. */
 static void pass_budget(struct landing *l, const struct act_msg *m)
 {
@@ -683,6 +701,9 @@ static int landing_receive(struct act_self *self, void *state, struct act_msg *m
             break;
         case ACT_GROUP_BUDGET:
             pass_budget(l, &m[i]);
+            break;
+        case ACT_PLACE_CHECK:
+            take_check(l, &m[i]);
             break;
         case ACT_DOWN:
             take_down(l, &m[i]);

@@ -122,7 +122,7 @@ static void take_given(struct landing *l, struct land_slot *s, int status)
     }
     s->link = l->link[s->writer.peer];
     if (s->writer.peer && !s->link) { /* it may have no connection for its rows yet */
-        land_step(l, s, ACT_TICKET_ON_REFUSE, -EAGAIN);
+        land_step(l, s, ACT_TICKET_ON_REFUSE, -ENOTCONN);
         return;
     }
     land_step(l, s, make_sequence(l, s) ? ACT_TICKET_ON_REFUSE : ACT_TICKET_ON_GRANT, -EAGAIN);

@@ -8,6 +8,12 @@ enum { TRIES_MAX = 7, SPARED_MAX = 20, WAIT_NS = 200000000, MOVE_PAUSE_NS = 1000
 /* How long a request that had a place waits for another one before it is given up. */
 static const int64_t patience_ns = INT64_C(10000000000);
 
+/* A place that has said nothing for so long is asked. */
+static const int64_t check_ns = INT64_C(10000000000);
+
+/* A move of which nothing was heard for so long may be asked for again. */
+static const int64_t move_ns = INT64_C(60000000000);
+
 void act_place_init(struct act_place *p, struct act_self *self, struct act_addr router, uint64_t request)
 {
     *p = (struct act_place){.self = self, .router = router, .request = request};
@@ -44,6 +50,16 @@ void act_place_cancel(struct act_place *p, int reason)
         act_cancel(p->self, p->to, p->request, p->to_attempt, reason);
 }
 
+static int send(struct act_place *p, struct act_msg *m)
+{
+    m->request = p->request;
+    m->attempt = p->attempt;
+    int r = act_send(p->self, m);
+    if (r)
+        act_msg_drop(m);
+    return r;
+}
+
 static enum act_place_event fail(struct act_place *p, int status)
 {
     p->status = status;
@@ -56,6 +72,7 @@ static enum act_place_event again(struct act_place *p, int reason, bool is_blame
 {
     act_place_cancel(p, reason);
     p->placed = p->computed = p->moving = false;
+    p->move_after = 0;
     p->prefill = p->decode = ACT_NOBODY;
     p->reason = reason;
     p->give_up_at = act_now(p->self) + patience_ns;
@@ -90,7 +107,21 @@ static enum act_place_event take_routed(struct act_place *p, struct act_msg *m)
     p->prefill = b->prefill;
     p->decode = b->decode;
     p->placed = true;
+    p->heard = act_now(p->self);
+    act_timer_after(p->self, &p->check, check_ns, ACT_PLACE_CHECK_TAG);
     return ACT_PLACE_GO;
+}
+
+/* Nothing is heard: does it still have the attempt? Its answer, if it has, is to go on. */
+void act_place_look(struct act_place *p)
+{
+    if (!p->placed || act_timer_pending(&p->check))
+        return;
+    if (act_now(p->self) - p->heard >= check_ns) {
+        struct act_msg m = act_msg_make(ACT_PLACE_CHECK, p->computed ? p->decode : p->prefill);
+        send(p, &m);
+    }
+    act_timer_after(p->self, &p->check, check_ns, ACT_PLACE_CHECK_TAG);
 }
 
 /* Ends that another place can make good. */
@@ -101,24 +132,16 @@ static bool is_loss(int status)
 
 /* ---- planned moves ---- */
 
-static void send(struct act_place *p, struct act_msg *m)
-{
-    m->request = p->request;
-    m->attempt = p->attempt;
-    if (act_send(p->self, m))
-        act_msg_drop(m);
-}
-
 static void ask_to_move(struct act_place *p, struct act_addr to)
 {
-    if (!p->placed || !p->computed || p->moving || act_now(p->self) < p->move_after || act_addr_equal(to, p->decode))
+    if (!p->placed || !p->computed || act_now(p->self) < p->move_after || act_addr_equal(to, p->decode))
         return;
     struct act_msg m = act_msg_make(ACT_MOVE, p->decode);
-    p->moving = true;
     p->to = to;
     p->to_attempt = ++p->last;
     *act_p_move(&m) = (struct act_p_move){.to = to, .attempt = p->to_attempt};
-    send(p, &m);
+    p->moving = send(p, &m) == 0;
+    p->move_after = act_now(p->self) + (p->moving ? move_ns : MOVE_PAUSE_NS);
 }
 
 /* The place that the sequence has left says where it is; there it goes on when told so. */
@@ -152,11 +175,16 @@ static enum act_place_event take_moved(struct act_place *p, struct act_msg *m)
 
 enum act_place_event act_place_message(struct act_place *p, struct act_msg *m)
 {
+    if (m->type == ACT_TIMER && act_p_timer(m)->tag == ACT_PLACE_CHECK_TAG) {
+        act_place_look(p);
+        return ACT_PLACE_STALE;
+    }
     if (m->type == ACT_TIMER)
         return act_p_timer(m)->tag != ACT_PLACE_TAG ? ACT_PLACE_NONE : ACT_PLACE_ASK;
     int status;
     enum act_type back = m->type == ACT_UNDELIVERABLE ? act_msg_returned_type(m) : ACT_NONE;
-    if (back && back != ACT_ROUTE && back != ACT_PREFILL && back != ACT_MOVE && back != ACT_MOVE_GO)
+    if (back && back != ACT_ROUTE && back != ACT_PREFILL && back != ACT_MOVE && back != ACT_MOVE_GO &&
+        back != ACT_PLACE_CHECK)
         return ACT_PLACE_STALE;
     if (m->request != p->request)
         return ACT_PLACE_NONE;
@@ -164,6 +192,7 @@ enum act_place_event act_place_message(struct act_place *p, struct act_msg *m)
         return take_moved(p, m);
     if (m->attempt != p->attempt)
         return ACT_PLACE_STALE;
+    p->heard = act_now(p->self);
     switch (m->type) {
     case ACT_ROUTED:
         return p->asked ? take_routed(p, m) : ACT_PLACE_STALE;
@@ -177,6 +206,7 @@ enum act_place_event act_place_message(struct act_place *p, struct act_msg *m)
     case ACT_UNDELIVERABLE:
         if (back == ACT_MOVE || back == ACT_MOVE_GO) {
             p->moving = false;
+            p->move_after = act_now(p->self) + MOVE_PAUSE_NS;
             return p->placed && back == ACT_MOVE_GO ? again(p, -EHOSTDOWN, false) : ACT_PLACE_STALE;
         }
         p->asked = false;
@@ -213,5 +243,19 @@ void act_place_end(struct act_place *p)
 {
     if (p->placed || p->asked || p->replaced)
         tell_done(p, true);
+    if (p->self)
+        act_timer_cancel(p->self, &p->check);
     p->placed = p->asked = false;
+}
+
+/* ---- the places' side ---- */
+
+void act_place_unknown(struct act_self *self, const struct act_msg *m)
+{
+    struct act_msg no = act_msg_make(ACT_FAILED, m->src);
+    no.request = m->request;
+    no.attempt = m->attempt;
+    act_p_failed(&no)->status = -EHOSTDOWN;
+    if (act_send(self, &no))
+        act_msg_drop(&no); /* it asks again */
 }

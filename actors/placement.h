@@ -5,6 +5,9 @@
  * or Decode of the present place is gone, the older attempt is cancelled and the owner is told to ask again, with all
  * tokens it has: the request goes on from there. Messages of older attempts are worth nothing any more.
  *
+ * A place from which nothing is heard for a while is asked whether it still has the attempt (PLACE_CHECK); who has not
+ * says so with FAILED, and who is no more does not get it. So no request waits for a word that was lost.
+ *
  * A planned move (decode_move.c) is asked for by the Router and done by Decode; the owner has no part in it. It ends
  * with MOVED behind the last tokens of the old place; only then is the new one told to go on. */
 #ifndef WEFT_ACTORS_PLACEMENT_H
@@ -22,7 +25,10 @@ enum act_place_event {
 };
 
 /* The tag of the timer message that belongs to act_place_message. */
-enum { ACT_PLACE_TAG = 0x706c };
+enum {
+    ACT_PLACE_TAG = 0x706c,
+    ACT_PLACE_CHECK_TAG = 0x7063, /* likewise; an owner of many places calls act_place_look for each of them */
+};
 
 struct act_place {
     struct act_self *self;
@@ -39,11 +45,12 @@ struct act_place {
     bool moving;   /* Decode was asked to move the sequence to `to`, as attempt to_attempt */
     struct act_addr to;
     uint16_t to_attempt;
-    int64_t move_after; /* ns: not before then is it asked again */
+    int64_t move_after; /* ns: not before then is it asked again; while moving, when it is taken for unheard */
     int moved;          /* planned moves */
     int64_t give_up_at; /* ns: no place until then fails the request */
-    struct act_timer wait;
-    int status; /* why it failed: -EAGAIN too busy, -ESHUTDOWN draining, -EHOSTDOWN nobody there */
+    struct act_timer wait, check;
+    int64_t heard; /* ns: the last word about this attempt */
+    int status;    /* why it failed: -EAGAIN too busy, -ESHUTDOWN draining, -EHOSTDOWN nobody there */
     uint32_t retry_ms;
     int reason; /* of the last end of a place, negative errno */
 };
@@ -54,11 +61,15 @@ void act_place_init(struct act_place *p, struct act_self *self, struct act_addr 
 int act_place_ask(struct act_place *p, int ids, int max_tokens, const struct act_key *chain, int n_chain);
 /* Looks at a message of the owner's batch. */
 enum act_place_event act_place_message(struct act_place *p, struct act_msg *m);
+/* Asks a place of which nothing was heard for long, when that is due. */
+void act_place_look(struct act_place *p);
 /* The prompt was computed, or tokens came. Attempts count from anew with tokens only: a prompt that is computed again
  * and again, and lost behind that each time, is none. */
 void act_place_progress(struct act_place *p, bool tokens);
 /* Cancels what runs at the present place, as far as this attempt. */
 void act_place_cancel(struct act_place *p, int reason);
+/* For Prefill, Decode and Landing: the answer to a PLACE_CHECK about what they do not have. */
+void act_place_unknown(struct act_self *self, const struct act_msg *m);
 /* The request has ended, in whatever way: the Router forgets it. Nothing is cancelled. */
 void act_place_end(struct act_place *p);
 

@@ -7,6 +7,7 @@
 
 #include "actors/figures.h"
 #include "actors/history.h"
+#include "actors/placement.h"
 #include "actors/router.h"
 
 int pre_blocks(const struct prefill *p, int tokens)
@@ -263,15 +264,24 @@ static void retry_later(struct prefill *p)
         act_timer_after(p->self, &p->retry, RETRY_NS, TAG_RETRY);
 }
 
+/* The decoder has no connection for rows from here, which comes back soon where a fence has ended it; not for ever. */
+static bool is_connecting(const struct prefill *p, struct job *j, int status)
+{
+    int64_t now = act_now(p->self), lease = p->e->tickets.lease ? p->e->tickets.lease : INT64_C(30000000000);
+    bool began = j->no_connection_since != 0;
+    j->no_connection_since = status != -ENOTCONN ? 0 : began ? j->no_connection_since : now;
+    return status == -ENOTCONN && now - j->no_connection_since < lease;
+}
+
 static void take_reserved(struct prefill *p, struct job *j, struct act_msg *m)
 {
     const struct act_p_reserved *in = act_p_reserved(m);
     act_sending_reserved(&j->sending, m);
-    if (in->status == -EAGAIN) {
+    if (is_connecting(p, j, in->status) || in->status == -EAGAIN) {
         j->asked = j->later = true;
         retry_later(p);
     } else if (in->status) {
-        pre_job_fail(p, j, in->status, "the decoder refused the request");
+        pre_job_fail(p, j, in->status == -ENOTCONN ? -EHOSTDOWN : in->status, "the decoder refused the request");
     } else {
         j->ticket = in->ticket;
         j->n_blocks = pre_blocks(p, j->max_tokens);
@@ -329,11 +339,40 @@ static void report_prefilling(struct prefill *p, struct job *j)
         act_msg_drop(&m);
 }
 
+/* While it waits for pages it holds none, or two prompts with hits would wait for each other's for ever. */
+static void let_go_of_hit(struct prefill *p, struct job *j)
+{
+    if (!j->n_pages)
+        return;
+    pre_pages_return(p, j);
+    act_buf_free(j->snapshot);
+    j->snapshot = NULL;
+    j->hit = 0;
+    j->load.n = 0;
+    j->state = JOB_LOOKUP;
+}
+
+/* Those that wait with a hit look it up again one after the other, by chance, or they would take the pages from each
+ * other each time. */
+static void ask_again(struct prefill *p)
+{
+    bool some = false;
+    for (struct job *j = p->first; j; j = j->next) {
+        bool now = j->later && (j->state != JOB_LOOKUP || act_random(p->self) % 4 == 0);
+        some |= j->later && !now;
+        if (now)
+            j->asked = j->later = false;
+    }
+    if (some)
+        retry_later(p);
+}
+
 static void take_given(struct prefill *p, struct job *j, struct act_msg *m)
 {
     size_t bytes;
     const uint32_t *page = act_msg_tail(m, &bytes);
     if (act_p_pages_given(m)->status) {
+        let_go_of_hit(p, j);
         j->asked = j->later = true;
         retry_later(p);
         return;
@@ -734,9 +773,7 @@ static void take_messages(struct prefill *p, struct act_msg *m, int count)
                 p->waiting &= !act_exchange_message(&p->exchange, &m[i]);
                 break;
             }
-            for (struct job *j = p->first; j && act_p_timer(&m[i])->tag == TAG_RETRY; j = j->next)
-                if (j->later)
-                    j->asked = j->later = false;
+            ask_again(p);
             break;
         case ACT_LOAD_WANTED:
             act_routers_message(&p->routers, &m[i]);
@@ -758,6 +795,10 @@ static void take_messages(struct prefill *p, struct act_msg *m, int count)
             break; /* the ends of the writes say more */
         case ACT_REPLAY:
             pre_take_replay(p, &m[i]);
+            break;
+        case ACT_PLACE_CHECK:
+            if (!pre_job_find(p, m[i].request, m[i].attempt))
+                act_place_unknown(p->self, &m[i]);
             break;
         case ACT_KV_ROWS:
             take_rows(p, &m[i]);

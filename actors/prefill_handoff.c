@@ -124,7 +124,7 @@ void pre_look_at_tickets(struct prefill *p)
     }
     int64_t left = act_left_deadlines(&p->left, now);
     first = left < first ? left : first;
-    if (first != INT64_MAX && !act_timer_pending(&p->tickets))
+    if (first != INT64_MAX)
         act_timer_at(p->self, &p->tickets, first <= now ? now + RETRY_NS : first, TAG_TICKETS);
 }
 

@@ -35,12 +35,13 @@ struct job {
     bool asked; /* an answer of this state is outstanding */
     bool later; /* or the timer lets it ask again */
     bool cancelled;
-    bool replay;      /* came from another process; its requester has heard of its prompt */
-    bool again;       /* it begins anew with another ticket, as soon as nothing holds it */
-    int taken_back;   /* tickets, for what runs at the decoder */
-    uint16_t lookups; /* KV_LOOKUPs so far; what an earlier one still brings is not for its pages */
-    uint32_t history; /* of RESERVE */
-    int broken;       /* the hand-off failed while the job was in a step: why */
+    bool replay;                 /* came from another process; its requester has heard of its prompt */
+    bool again;                  /* it begins anew with another ticket, as soon as nothing holds it */
+    int taken_back;              /* tickets, for what runs at the decoder */
+    int64_t no_connection_since; /* ns: the decoder has none for its rows; 0: not known */
+    uint16_t lookups;            /* KV_LOOKUPs so far; what an earlier one still brings is not for its pages */
+    uint32_t history;            /* of RESERVE */
+    int broken;                  /* the hand-off failed while the job was in a step: why */
     uint64_t request;
     uint16_t attempt;
     struct act_addr requester, decode;

@@ -68,6 +68,14 @@ static bool has_common_tier(const struct cfg_config *c)
     return common;
 }
 
+/* A part of another node whose worker makes no progress for so long is as good as lost; reports come every
+ * ACT_LOAD_REPORT_NS, so a short limits.stuck, which is for the health page, does not mean them. */
+static int64_t silence(const struct cfg_config *c)
+{
+    const int64_t stuck = c->limits.stuck_us * 1000, least = 50 * (int64_t)ACT_LOAD_REPORT_NS;
+    return stuck > least ? stuck : least;
+}
+
 static int spawn_router(struct act_server *s, struct cfg_error *err)
 {
     const struct cfg_config *c = s->config;
@@ -77,6 +85,7 @@ static int spawn_router(struct act_server *s, struct cfg_error *err)
                                         .common = has_common_tier(c),
                                         .link = s->engine.link,
                                         .block_tokens = c->kv.block_tokens,
+                                        .silent_ns = silence(c),
                                         .log = s->log,
                                         .lacking = on_lacking,
                                         .ctx = s};

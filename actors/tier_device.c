@@ -10,7 +10,7 @@
 
 _Static_assert(sizeof(struct act_key) == sizeof(struct kv_key), "keys travel as they are");
 
-enum { REPORT_NS = 500000000, TAG_REPORT = 1 };
+enum { REPORT_NS = 500000000, TAG_REPORT = 1, TAG_LATE = 2 };
 
 /* Where a snapshot that the device may still have belongs. */
 struct place {
@@ -31,7 +31,7 @@ struct question {
     const int32_t *ids;
     struct act_p_kv_lookup in;
     uint64_t token_ns;
-    int64_t since; /* ns, when it began to wait for pages; 0: it has not */
+    int64_t since; /* ns, when it came: for the tiers below, and for pages, it waits until read_timeout_ns later */
     int want;      /* pages that it waits for */
     uint32_t found;
     struct act_tier_block block[]; /* [in.blocks + 1] */
@@ -54,7 +54,7 @@ struct tier {
     struct question *questions;             /* that wait for the tiers below */
     struct question *short_of, **short_end; /* that wait for pages, oldest first; they hold nothing */
     uint32_t next_question;
-    struct act_timer report;
+    struct act_timer report, late;
     struct place *place; /* [PLACES], the newest replaces the oldest */
     int n_places, next_place;
 };
@@ -277,14 +277,13 @@ static void question_free(struct question *q)
 }
 
 /* A hit is not cut short because pages are: the prompt needs them anyway. It waits, and is looked up anew. */
-static bool wait_for_pages(struct act_self *self, struct tier *t, struct question *q, const struct plan *p)
+static bool wait_for_pages(struct tier *t, struct question *q, const struct plan *p)
 {
     if (p->load || (int)p->n <= kv_device_available(t->device))
         return false;
     release_blocks(t, q->block, 0, q->found);
     q->want = (int)(q->found + p->n);
     q->found = 0;
-    q->since = q->since ? q->since : act_now(self);
     q->next = NULL;
     *t->short_end = q;
     t->short_end = &q->next;
@@ -298,7 +297,7 @@ static void answer(struct act_self *self, struct tier *t, struct question *q, st
     struct act_msg r;
     size_t bytes;
     plan_snapshot(t, q, p);
-    if (wait_for_pages(self, t, q, p))
+    if (wait_for_pages(t, q, p))
         return;
     plan_pages(t, q, p);
     uint32_t total = q->found + p->n;
@@ -439,6 +438,7 @@ static void look_up(struct act_self *self, struct tier *t, struct act_msg *m)
                            .chain = chain,
                            .ids = (const int32_t *)(const void *)(chain + in->blocks + 1),
                            .in = *in,
+                           .since = act_now(self),
                            .token_ns = act_b_kv_lookup(m)->token_ns};
     q->buf = act_msg_take(m);
     begin_question(self, t, q);
@@ -459,6 +459,27 @@ static void retry_short(struct act_self *self, struct tier *t)
             q->in.blocks = 0;
         begin_question(self, t, q);
     }
+}
+
+/* The tiers below are silent: what is here has to do. What they say later finds no question. */
+static void answer_late(struct act_self *self, struct tier *t)
+{
+    int64_t now = act_now(self), first = INT64_MAX;
+    for (struct question **at = &t->questions, *q; (q = *at);) {
+        if (now - q->since <= t->e->read_timeout_ns) {
+            first = q->since < first ? q->since : first;
+            at = &q->next;
+            continue;
+        }
+        struct plan p = {0};
+        *at = q->next;
+        drop_useless(t, q, &p);
+        answer(self, t, q, &p);
+    }
+    for (const struct question *q = t->short_of; q; q = q->next)
+        first = q->since < first ? q->since : first;
+    if (first != INT64_MAX)
+        act_timer_at(self, &t->late, first + t->e->read_timeout_ns + 1, TAG_LATE);
 }
 
 static void keep_snapshot(struct tier *t, struct act_msg *m)
@@ -606,7 +627,8 @@ static int tier_receive(struct act_self *self, void *state, struct act_msg *m, i
             answer_report(self, t, &m[i]);
             break;
         case ACT_TIMER:
-            send_report(self, t);
+            if (act_p_timer(&m[i])->tag == TAG_REPORT) /* every turn looks after the late ones */
+                send_report(self, t);
             break;
         case ACT_UNDELIVERABLE:
             take_returned(self, t, &m[i]);
@@ -624,6 +646,7 @@ static int tier_receive(struct act_self *self, void *state, struct act_msg *m, i
         }
     }
     retry_short(self, t);
+    answer_late(self, t);
     below_pump(&t->below);
     return 0;
 }

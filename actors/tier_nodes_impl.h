@@ -39,6 +39,7 @@ struct remote_lease {
     uint16_t peer;
     uint32_t generation;
     uint64_t fence; /* the request to the link that ends it; 0: none */
+    int64_t until;  /* ns: then the connection is ended for it */
     int slot[ACT_REMOTE_SLOTS];
 };
 

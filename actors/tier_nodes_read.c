@@ -6,6 +6,10 @@
 #include "actors/link.h"
 #include "actors/tier_nodes_impl.h"
 
+/* A node gives slots back when it has given up the read, of which it hears after quiet_ns at most. One that is silent
+ * for so many of these has its connection ended for them. */
+enum { LEASE_QUIETS = 10 };
+
 /* An extent has its end. The last one ends op. */
 static void settle(struct remote_tier *t, struct kv_tier_op *op, int block, int source, int status)
 {
@@ -95,16 +99,23 @@ static void take_back(struct remote_tier *t, struct remote_lease *l)
     free(l);
 }
 
-/* Nothing that went over this connection lands any more once the link has answered. Where it cannot be asked, the slots
- * stay lent. */
+/* Nothing that went over this connection lands any more once the link has answered. Where it cannot be asked, it is
+ * asked when the lease is over. */
 static void fence(struct remote_tier *t, struct remote_lease *l)
 {
     struct act_msg m = act_msg_make(ACT_LINK_FENCE, *t->arg.link);
     *act_p_link_fence(&m) =
         (struct act_p_link_fence){.peer = l->peer, .class = TP_CLASS_KV, .generation = l->generation};
     m.request = l->fence = ++t->ids;
-    if (act_request(t->self, &m))
+    if (act_request(t->self, &m)) {
         act_msg_drop(&m);
+        l->fence = 0;
+    }
+}
+
+static int64_t lease_end(const struct remote_tier *t)
+{
+    return act_now(t->self) + LEASE_QUIETS * t->arg.quiet_ns;
 }
 
 void remote_lease_end(struct remote_tier *t, uint64_t id, int status)
@@ -172,6 +183,8 @@ static int fetch_start(struct remote_tier *t, struct kv_tier_op *op, int node, c
     f->node = node;
     f->n = n;
     f->deadline = act_now(t->self) + t->arg.quiet_ns;
+    if (f->lease)
+        f->lease->until = lease_end(t);
     f->next = t->fetches;
     t->fetches = f;
     return 0;
@@ -288,6 +301,8 @@ void remote_take_rows(struct remote_tier *t, struct act_msg *m)
     int r = -ECANCELED, node = f ? f->node : 0;
     if (f) {
         f->deadline = act_now(t->self) + t->arg.quiet_ns;
+        if (f->lease)
+            f->lease->until = lease_end(t);
         r = take_piece(t, f, &p, tail, bytes);
         if (r)
             fetch_fail(t, f, r);
@@ -331,4 +346,7 @@ void remote_read_tick(struct remote_tier *t, int64_t now)
             remote_take_done(t, f->id, -ETIMEDOUT, "late_read");
         }
     } while (f);
+    for (struct remote_lease *l = t->leases; l; l = l->next)
+        if (!l->fence && l->until <= now)
+            fence(t, l);
 }

@@ -417,6 +417,9 @@ static void take_timer(struct load *l, uint64_t tag)
         for (int i = 0; i < l->n; i++)
             if (l->request[i]->place.self && !l->request[i]->place.placed && !l->request[i]->place.asked)
                 ask(l, l->request[i]);
+    } else if (tag == ACT_PLACE_CHECK_TAG) {
+        for (int i = 0; i < l->n; i++)
+            act_place_look(&l->request[i]->place);
     }
 }
 

@@ -517,8 +517,12 @@ static int64_t dial_peer(struct tp_net *net, int index, int64_t now)
 static int64_t watch_conn(struct net_conn *c, int64_t now)
 {
     const struct tp_net_config *g = &c->net->config;
+    if (c->step == NET_ENDING && c->leaving && now >= c->deadline) {
+        c->leaving = false;
+        c->channel->ops->abort(c->channel);
+    }
     if (c->step == NET_ENDING)
-        return TP_NEVER;
+        return c->leaving ? c->deadline : TP_NEVER;
     if (c->step == NET_HELD)
         net_decide(c);
     if (c->step != NET_UP) {

@@ -82,6 +82,15 @@ static int send_frame(struct net_conn *c, const void *bytes, size_t size)
     return c->channel->ops->send(c->channel, &v, 1);
 }
 
+/* The other side has so long to say its own end; then it is cut off. */
+static void leave(struct net_conn *c)
+{
+    c->leaving = true;
+    c->deadline = net_now(c->net) + c->net->config.handshake_ns;
+    c->channel->ops->finish(c->channel);
+    net_wake(c->net);
+}
+
 void net_conn_refuse(struct net_conn *c, enum tp_refusal code, const char *fmt, ...)
 {
     uint8_t frame[TP_HANDSHAKE_MAX];
@@ -97,7 +106,7 @@ void net_conn_refuse(struct net_conn *c, enum tp_refusal code, const char *fmt, 
     if (send_frame(c, frame, n))
         c->channel->ops->abort(c->channel);
     else
-        c->channel->ops->finish(c->channel);
+        leave(c);
 }
 
 /* ---- the handshake ------------------------------------------------------------------------------- */
@@ -259,7 +268,7 @@ static void take_refuse(struct net_conn *c, const uint8_t *frame, size_t size)
     c->hopeless = code != TP_REFUSED_BUSY;
     tp_copy_text(c->why, sizeof c->why, reason);
     c->step = NET_ENDING;
-    c->channel->ops->finish(c->channel);
+    leave(c);
 }
 
 static void handshake(struct net_conn *c, const uint8_t *frame, size_t size)

@@ -33,13 +33,14 @@ struct net_conn {
     uint32_t generation;
     uint64_t epoch;                /* of the other side, once known */
     uint64_t tool;                 /* a tool's number; 0: a node */
-    int64_t deadline;              /* of the handshake */
+    int64_t deadline;              /* of the handshake; of the end, when `leaving` */
     int64_t heard, spoken, pinged; /* times; pinged 0: no answer is awaited */
     struct tp_hello other;
     uint8_t said[3 * TP_HANDSHAKE_MAX];
     size_t said_size;
     struct tp_window windows[TP_WINDOWS_MAX]; /* of the other side, until it is up */
     int n_windows;
+    bool leaving;             /* NET_ENDING: it was told the end and has to say its own */
     bool retry_soon;          /* its end is no fault of the peer */
     bool hopeless;            /* refused for a reason that time alone does not mend */
     char why[TP_REASON_TEXT]; /* why it ends, when this side knows better than the provider */

@@ -240,11 +240,30 @@ static void want_reports(struct act_self *self, struct ts_world *w)
     }
 }
 
+/* The inverse of act_addr_number. */
+static struct act_addr addr_of(uint64_t number)
+{
+    return (struct act_addr){.generation = (uint32_t)(number >> 32),
+                             .peer = number >> 20 & (ACT_PEERS_MAX - 1),
+                             .index = number & (ACT_INDEX_MAX - 1)};
+}
+
+static bool is_lost(struct ts_world *w, struct act_msg *m)
+{
+    if (!w->client_loses || m->type != w->client_loses || (m->type == ACT_TOKENS && !act_p_tokens(m)->finish))
+        return false;
+    w->client_loses = ACT_NONE;
+    return true;
+}
+
 static int client_receive(struct act_self *self, void *state, struct act_msg *m, int count)
 {
     struct ts_world *w = ((struct client *)state)->w;
-    for (int i = 0; i < count; i++) {
-        if (m[i].type == ACT_TIMER && act_p_timer(&m[i])->tag != ACT_PLACE_TAG)
+    for (int i = 0; i < count && !w->client_silent; i++) {
+        if (m[i].type == ACT_TIMER && act_p_timer(&m[i])->tag == ACT_PLACE_CHECK_TAG) {
+            for (int k = 0; k < w->n; k++)
+                act_place_look(&w->got[k].place);
+        } else if (m[i].type == ACT_TIMER && act_p_timer(&m[i])->tag != ACT_PLACE_TAG)
             take_timer(self, w, (int)act_p_timer(&m[i])->tag);
         else if (m[i].type == ACT_TIMER) { /* one of the waiting requests; asking too often does no harm */
             for (int k = 0; k < w->n; k++)
@@ -253,11 +272,15 @@ static int client_receive(struct act_self *self, void *state, struct act_msg *m,
                     ask(w, k);
         } else if (m[i].type == ACT_LOAD || m[i].type == ACT_DECODE_STATS)
             take_report(self, w, &m[i]);
+        else if (m[i].type == ACT_PING && act_p_ping(&m[i])->a == 2)
+            take_timer(self, w, TS_WORLD_REQUESTS + (int)act_p_ping(&m[i])->b);
+        else if (m[i].type == ACT_PING && act_p_ping(&m[i])->a == 3)
+            act_exit(self, addr_of(act_p_ping(&m[i])->b), -EIO);
         else if (m[i].type == ACT_PING && act_p_ping(&m[i])->a)
             end_all(self, w);
         else if (m[i].type == ACT_PING)
             want_reports(self, w);
-        else if (m[i].request)
+        else if (m[i].request && !is_lost(w, &m[i]))
             take_message(self, w, &m[i]);
     }
     return 0;

@@ -40,6 +40,7 @@ static int outer_start(struct act_self *self, void *state, const void *arg)
 {
     struct outer *o = state;
     o->in = arg;
+    ((struct ts_inner *)(uintptr_t)arg)->state = o->state;
     return o->in->behaviour->start(self, o->state, o->in->arg);
 }
 
@@ -58,6 +59,8 @@ static int outer_receive(struct act_self *self, void *state, struct act_msg *m, 
     struct outer *o = state;
     struct ts_world *w = o->in->w;
     int fail = 0;
+    if (o->in->silent)
+        return 0;
     for (int i = 0; w->before && i < count && !fail; i++)
         if (w->before(w, o->in, self, &m[i], &fail))
             m[i].type = ACT_NONE;
@@ -72,6 +75,7 @@ static void outer_stop(struct act_self *self, void *state, int reason)
 {
     struct outer *o = state;
     o->in->behaviour->stop(self, o->state, reason);
+    ((struct ts_inner *)(uintptr_t)o->in)->state = NULL;
 }
 
 static void spawn(struct ts_world *w, enum ts_part part, int index, const void *arg, struct act_addr *out)
@@ -286,6 +290,13 @@ void ts_world_reports(struct ts_world *w)
     cr_assert_eq(act_runtime_post(w->rt, &m), 0);
     w->n_reports = 0;
     act_sim_run(w->sim, act_sim_now(w->sim) + INT64_C(600000000), 1000000);
+}
+
+void ts_world_cancel(struct ts_world *w, int i)
+{
+    struct act_msg m = act_msg_make(ACT_PING, w->client);
+    *act_p_ping(&m) = (struct act_p_ping){.a = 2, .b = (uint64_t)i};
+    cr_assert_eq(act_runtime_post(w->rt, &m), 0);
 }
 
 void ts_world_end_all(struct ts_world *w)

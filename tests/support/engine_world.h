@@ -100,6 +100,8 @@ struct ts_inner {
     int index;
     const struct act_behaviour *behaviour;
     const void *arg;
+    void *state; /* the actor's own, while it lives: for tests that look into it between two steps */
+    bool silent; /* it hears nothing and does nothing, but is not gone */
 };
 
 struct ts_world {
@@ -123,8 +125,10 @@ struct ts_world {
     bool restart;          /* one that failed begins again */
     struct ts_kill kill[TS_WORLD_KILLS];
     int n_kills;
-    bool deaf;  /* the client ends when its first tokens come */
-    bool watch; /* Decode reports to the client; for ts_world_reports */
+    bool deaf;                  /* the client ends when its first tokens come */
+    bool client_silent;         /* it hears nothing and does nothing */
+    enum act_type client_loses; /* the first of these to it is lost; of TOKENS, the first with an end */
+    bool watch;                 /* Decode reports to the client; for ts_world_reports */
     struct ts_report report[TS_WORLD_REPORTS];
     int n_reports;
     int lost_late; /* requests that were told of a lost place after their end: the Router had not forgotten them */
@@ -173,6 +177,8 @@ uint64_t ts_world_run(struct ts_world *w, uint64_t seed);
 void ts_world_check_baseline(struct ts_world *w);
 /* Has every Prefill, Decode and the Landing say what it holds: w->report. Takes 0.6 s of virtual time. */
 void ts_world_reports(struct ts_world *w);
+/* The client cancels request i. */
+void ts_world_cancel(struct ts_world *w, int i);
 /* Ends every Prefill, Decode and Landing, as if each had failed; runs until that is known everywhere. */
 void ts_world_end_all(struct ts_world *w);
 void ts_world_close(struct ts_world *w);

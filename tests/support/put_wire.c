@@ -59,6 +59,15 @@ bool ts_wire_writes_to(const struct ts_wire *w, const struct kv_device *device, 
     return false;
 }
 
+void ts_wire_hang(struct ts_wire *w, int64_t ns)
+{
+    for (int e = 0; e < TS_WIRE_ENDS; e++) {
+        for (struct ts_put *p = w->end[e].first; p; p = p->next)
+            p->due += ns;
+        w->end[e].last_due += ns;
+    }
+}
+
 static struct ts_put *pop(struct ts_wire_end *e)
 {
     struct ts_put *p = e->first;
@@ -99,7 +108,8 @@ static void end(struct act_self *self, struct ts_wire *w, struct ts_wire_end *e)
     while (e->first) {
         struct ts_put *p = pop(e);
         w->lost++;
-        answer(self, &p->promise, -ECONNRESET, e->generation);
+        if (!w->forgets)
+            answer(self, &p->promise, -ECONNRESET, e->generation);
         free(p);
     }
     tell(self, e, false);
@@ -181,7 +191,7 @@ static int wire_receive(struct act_self *self, void *state, struct act_msg *m, i
     for (int i = 0; i < count; i++) {
         if (m[i].type == ACT_LINK_PUT)
             take_put(self, w, &m[i]);
-        else if (m[i].type == ACT_LINK_FENCE)
+        else if (m[i].type == ACT_LINK_FENCE && !w->deaf)
             take_fence(self, w, &m[i]);
         for (int k = 1; k < TS_WIRE_ENDS && m[i].type == ACT_NODES_WATCH; k++)
             if (w->end[k].landing && w->end[k].landing->index == m[i].src.index)

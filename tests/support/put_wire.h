@@ -30,6 +30,8 @@ struct ts_wire {
     int64_t hold_ns;
     int fail_at;  /* this put cannot be made, and the connection stays; 0: none */
     bool half;    /* of what is under way at an end, what was next lands, without a word to anybody */
+    bool deaf;    /* it is asked for fences in vain */
+    bool forgets; /* a put that a connection's end has cut off never has an end */
     size_t bytes; /* of all puts that came */
     int puts, landed, lost, refused, fences, ends;
     size_t page_bytes;
@@ -39,6 +41,9 @@ struct ts_wire {
 
 /* Whether something is under way to this page of a process. */
 bool ts_wire_writes_to(const struct ts_wire *w, const struct kv_device *device, uint32_t page);
+
+/* What is under way takes so much longer. */
+void ts_wire_hang(struct ts_wire *w, int64_t ns);
 
 extern const struct act_behaviour ts_wire_behaviour; /* arg: struct ts_wire * */
 
