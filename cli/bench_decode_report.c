@@ -500,7 +500,7 @@ static void plot_data(const struct bd_results *r, struct cli_plot *p, const int 
             /* With a conversion, what is drawn is the converted rate, and the axis says so. */
             if (!isnan(r->convert) &&
                 !cli_spec_convert(modes[m] == BD_DYNAMIC, modes[m] > 0 ? modes[m] : 0, r->convert, &tokens, &err))
-                scale = tokens * (double)c.sum.steps / (double)c.sum.emitted;
+                scale = tokens * (double)c.sum.steps / c.seconds / c.mean;
             cli_plot_printf(p, "%.9g %.9g %.9g %d\n", scale * c.mean / c.load, scale * c.mean,
                             isnan(c.half) ? 0 : scale * c.half, c.load);
         }

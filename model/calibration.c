@@ -29,8 +29,8 @@ static double confidence(const struct mdl_calibration_place *at, float logit)
 
 float mdl_calibrated(const struct mdl_calibration *c, enum mdl_choice choice, int position, float logit)
 {
-    if (!c->fitted[choice] && c->fitted[MDL_CHOICE_MATCH])
-        choice = MDL_CHOICE_MATCH;
+    if (!c->fitted[choice])
+        return (float)confidence(&(struct mdl_calibration_place){1, 0}, logit);
     return (float)confidence(&c->at[choice][position < MDL_MAX_BLOCK ? position : MDL_MAX_BLOCK - 1], logit);
 }
 

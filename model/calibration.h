@@ -42,7 +42,8 @@ struct mdl_calibration {
 
 /* The head as it is. */
 void mdl_calibration_identity(struct mdl_calibration *c, int places);
-/* 0..1; NaN gives 0. A choice without a vector of its own uses that of sample-and-match, else the head as it is. */
+/* 0..1; NaN gives 0. A choice without a vector of its own uses the head as it is: how often drafts are kept differs
+ * between choices by more than the head is wrong. */
 float mdl_calibrated(const struct mdl_calibration *c, enum mdl_choice choice, int position, float logit);
 
 /* -ENOENT: there is no file. -EINVAL: damaged, or for another model or block length; err says which and what to do. *c

@@ -152,7 +152,7 @@ static int begin_verify(struct mdl_decoder *d, struct cfg_error *err)
 /* Picks row after row while the guess of the next row turns out to be the pick. */
 static void accept(struct mdl_decoder *d, struct mdl_stream *s, int segment)
 {
-    int start = s->seq->len, vocab = d->m->cfg->vocab_size;
+    int start = s->seq->len, vocab = d->m->cfg->vocab_size, accepted = 0;
     s->n_emitted = s->status = 0;
     for (int i = 0; i <= s->offer; i++) {
         memcpy(d->logits, mdl_step_logits(d->verify, segment, i), (size_t)vocab * sizeof(float));
@@ -163,12 +163,13 @@ static void accept(struct mdl_decoder *d, struct mdl_stream *s, int segment)
             return;
         }
         s->emitted[s->n_emitted++] = id;
-        if (s->finished || i == s->offer || id != s->guess.ids[i])
+        bool kept = i < s->offer && id == s->guess.ids[i];
+        accepted += kept;
+        if (s->finished || !kept)
             break;
     }
-    int accepted = s->n_emitted - 1;
     mdl_step_commit(d->verify, segment, s->n_emitted);
-    s->next = s->emitted[accepted];
+    s->next = s->emitted[s->n_emitted - 1];
     s->counters.steps++;
     s->counters.drafted += s->guess.n;
     s->counters.offered += s->offer;

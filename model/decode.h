@@ -18,7 +18,9 @@ struct mdl_counters {
     int64_t drafted;  /* tokens that the drafter produced */
     int64_t offered;  /* of these, rows given to verification */
     int64_t accepted; /* of these, tokens kept */
-    int64_t emitted;  /* tokens that came out of rounds: accepted ones and one of the target's own per step */
+    /* Tokens that came out of rounds: accepted ones and, behind them, one of the target's own. A step whose last token
+     * is an accepted one that ends the text has none of the target's own. */
+    int64_t emitted;
     int64_t offered_at[MDL_MAX_BLOCK], accepted_at[MDL_MAX_BLOCK]; /* by draft position, 0 = first */
 };
 

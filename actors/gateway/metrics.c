@@ -110,15 +110,16 @@ static void per_place(struct gw_bytes *b, const char *name, const char *help, co
 
 static void draft_metrics(const struct gw_decode_figures *d, struct gw_bytes *b)
 {
-    single(b, "spec_decode_num_drafts_total", "counter", "Drafts given to verification: of one request in one step.",
+    single(b, "spec_decode_num_offered_blocks_total", "counter", "Drafts given to verification: of one request in one step.",
            d->places ? (double)d->offered_at[0] : 0);
-    single(b, "spec_decode_num_draft_tokens_total", "counter", "Draft tokens given to verification.",
+    single(b, "spec_decode_num_offered_tokens_total", "counter", "Draft tokens given to verification.",
            (double)d->offered);
     single(b, "spec_decode_num_accepted_tokens_total", "counter", "Draft tokens kept.", (double)d->accepted);
     single(b, "spec_decode_num_drafted_tokens_total", "counter", "Draft tokens made, verified or not.",
            (double)d->drafted);
     single(b, "spec_decode_emitted_tokens_total", "counter",
-           "Tokens that came out of decode steps: drafts kept, and one of the target's own per request and step.",
+           "Tokens that came out of decode steps: drafts kept, and one of the target's own per request and step, "
+           "except where a draft that was kept ends the text.",
            (double)d->emitted);
     single(b, "spec_decode_request_steps_total", "counter",
            "Requests in decode steps; emitted tokens divided by it are the tokens per step.", (double)d->request_steps);
@@ -133,7 +134,7 @@ static void draft_metrics(const struct gw_decode_figures *d, struct gw_bytes *b)
            1e-9 * (double)d->planned_took_ns);
     if (!d->places) /* no drafter, or speculation is off */
         return;
-    per_place(b, "spec_decode_num_draft_tokens_per_pos_total", "Draft tokens given to verification, by place.",
+    per_place(b, "spec_decode_num_offered_tokens_per_pos_total", "Draft tokens given to verification, by place.",
               d->offered_at, d->places);
     per_place(b, "spec_decode_num_accepted_tokens_per_pos_total", "Draft tokens kept, by place.", d->accepted_at,
               d->places);

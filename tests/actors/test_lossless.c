@@ -417,3 +417,51 @@ Test(lossless, rejection_beside_greedy)
     ts_world_check_baseline(&w);
     ts_world_close(&w);
 }
+
+/* ---- no drafts ---- */
+
+/* What the shards are asked. */
+static bool count_dispatches(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m,
+                             int *fail)
+{
+    (void)who, (void)self, (void)fail;
+    *(int *)w->before_ctx += m->type == ACT_EXPERT_DISPATCH;
+    return false;
+}
+
+/* A depth of 0 costs what a plain step costs: the drafter does not run, the shards are asked for nothing on its behalf,
+ * and the whole course of the world, message by message, is that without speculation. */
+Test(lossless, a_plan_without_drafts_is_a_plain_step)
+{
+    enum { OFF, PLANNED, FIXED, KINDS };
+    uint64_t trace[KINDS];
+    int asked[KINDS] = {0};
+    for (int kind = 0; kind < KINDS; kind++) {
+        struct ts_world w;
+        int drafted = 0;
+        ts_world_open(&w, 64, 2);
+        w.e.plan.mode = kind == PLANNED ? ACT_PLAN_DYNAMIC : kind == FIXED ? ACT_PLAN_FIXED : ACT_PLAN_OFF;
+        w.e.plan.length = w.e.limits.draft;
+        act_steptime_init(&w.e.steptime, w.e.limits.draft);
+        for (int n = 1; n <= 64; n *= 2) {
+            act_steptime_add(&w.e.steptime.plain, n, 1000 + n);
+            act_steptime_add(&w.e.steptime.full, n, 1000 + n);
+        }
+        act_steptime_add(&w.e.steptime.draft, 1, 1e9); /* never pays */
+        w.before = count_dispatches;
+        w.before_ctx = &asked[kind];
+        ts_world_requests(&w, 8, 3);
+        trace[kind] = ts_world_run(&w, 5);
+        for (int i = 0; i < w.n; i++) {
+            ts_world_check_same(&w, i);
+            drafted += w.got[i].drafted;
+            cr_expect(kind == FIXED || w.got[i].steps == w.got[i].n - 1);
+        }
+        cr_expect(kind == FIXED ? drafted > 0 : drafted == 0, "kind %d: %d drafts", kind, drafted);
+        ts_world_close(&w);
+    }
+    cr_expect_eq(asked[PLANNED], asked[OFF], "%d messages to the shards, %d without speculation", asked[PLANNED],
+                 asked[OFF]);
+    cr_expect_eq(trace[PLANNED], trace[OFF], "another course than without speculation");
+    cr_expect_neq(asked[FIXED], asked[OFF]);
+}

@@ -270,3 +270,35 @@ Test(bench_decode, plots_of_recorded_counters)
     ts_remove_dir(dir);
     free(dir);
 }
+
+/* With a conversion the plot shows what the table prints, steps x converted tokens: what was expected of the drafts, or
+ * came of them, has no part in it. */
+Test(bench_decode, a_converted_plot_shows_what_is_printed)
+{
+    static const char *const expected[] = {"", "\"expected\":9,", "\"expected\":2.5,"};
+    if (!has_gnuplot())
+        cr_skip_test("needs gnuplot");
+    char *dir = ts_temp_dir(), text[1024], svg[3][4200], *plot[3];
+    for (int i = 0; i < 3; i++) {
+        snprintf(text, sizeof text,
+                 "{\"format\":1,\"conditions\":{\"model\":\"x\"},\"convert_rate\":0.75,\"points\":[{\"drafts\":\"fixed "
+                 "3\",\"sequences\":1,\"repeat\":0,\"seconds\":0.5,\"rounds\":2,%s\"steps\":2,\"drafted\":6,"
+                 "\"offered\":6,\"accepted\":1,\"emitted\":3,\"offered_by_position\":[2,2,2],"
+                 "\"accepted_by_position\":[1,0,0]}]}",
+                 expected[i]);
+        char *path = ts_write_file(dir, "in.json", text);
+        snprintf(svg[i], sizeof svg[i], "%s/out%d.svg", dir, i);
+        struct ts_result r = ts_run(ts_weft(), "bench", "decode", "--from", path, "--plot", svg[i]);
+        cr_assert_eq(r.status, 0, "%s", r.err);
+        cr_expect_not_null(strstr(r.out, "13.0"), "2 steps of 3.25 tokens in 0.5 s: %s", r.out);
+        ts_result_free(&r);
+        free(path);
+        plot[i] = ts_read_file(svg[i], NULL);
+        cr_assert_not_null(plot[i]);
+        cr_expect_str_eq(plot[i], plot[0], "%s", expected[i]);
+    }
+    for (int i = 0; i < 3; i++)
+        free(plot[i]);
+    ts_remove_dir(dir);
+    free(dir);
+}

@@ -111,12 +111,15 @@ Test(calibration, confidences_stay_between_0_and_1)
         cr_expect(v >= 0 && v <= 1);
     }
     cr_expect_eq(mdl_calibrated(&c, MDL_CHOICE_GREEDY, 0, NAN), 0);
-    /* What has no vector of its own uses that of sample-and-match. */
-    c.fitted[MDL_CHOICE_MATCH] = true;
-    c.at[MDL_CHOICE_MATCH][1].shift = 2;
-    cr_expect_gt(mdl_calibrated(&c, MDL_CHOICE_GREEDY, 1, 0), 0.8f);
-    c.fitted[MDL_CHOICE_GREEDY] = true;
-    cr_expect_float_eq(mdl_calibrated(&c, MDL_CHOICE_GREEDY, 1, 0), 0.5, 1e-6);
+    /* What has no vector of its own uses the head as it is, never that of another choice. */
+    for (int fitted = 0; fitted < MDL_CHOICES; fitted++) {
+        mdl_calibration_identity(&c, PLACES);
+        c.fitted[fitted] = true;
+        c.at[fitted][1].shift = 2;
+        for (int m = 0; m < MDL_CHOICES; m++)
+            cr_expect_float_eq(mdl_calibrated(&c, (enum mdl_choice)m, 1, 0), m == fitted ? 0.8808 : 0.5, 1e-4,
+                               "%s, fitted for %s", mdl_choice_names[m], mdl_choice_names[fitted]);
+    }
 }
 
 /* ---- the file ---- */

@@ -2,6 +2,7 @@
  * tokens, log-probabilities; with a token boundary, or the end of a step of several tokens, at every place. */
 #include "tests/harness.h"
 
+#include <jansson.h>
 #include <unistd.h>
 
 #include "model/chat.h"
@@ -189,6 +190,43 @@ Test(script, reasoning_text_and_calls_of_a_chat)
     cr_expect_gt(ts_metric(&server, "weft_request_success_total{finished_reason=\"tool_calls\"}"), 20.0);
     ts_until_metric(&server, "weft_num_requests_running", 0);
     ts_until_metric(&server, "weft_kv_pages_held", 8);
+}
+
+/* An end of text that the drafter guessed is a draft that was kept, and the step has nothing of the target's behind it;
+ * one that it did not guess is the target's own. Here every guess is right but the one that is said to be wrong. */
+Test(script, an_end_that_was_drafted_was_accepted)
+{
+    enum { N = 9, DRAFTS = 3, END = 1 /* eos_token_id of the model */ };
+    int32_t ids[IDS_MAX];
+    start(DRAFTS);
+    double all[2] = {0};
+    for (int n = 1; n <= N; n++)
+        for (int wrong = 0; wrong < 2; wrong++) {
+            cr_assert_gt(tokens_of("a b c d e ", 0, 1, ids), N);
+            ids[n] = END;
+            write_script(ids, n + 1, wrong ? n : -1);
+            struct ts_reply r =
+                ts_post(&server, "/v1/completions", "{\"prompt\":\"Go\",\"max_tokens\":40,\"temperature\":0}");
+            cr_assert_eq(r.status, 200, "%s", r.body);
+            json_t *j = json_loads(r.body, 0, NULL), *usage = json_object_get(j, "usage"),
+                   *own = json_object_get(usage, "speculation");
+            int steps = (int)json_integer_value(json_object_get(own, "steps")),
+                accepted = (int)json_integer_value(json_object_get(own, "accepted")),
+                tokens = (int)json_integer_value(json_object_get(usage, "completion_tokens"));
+            /* n tokens and the end: the first one from the prompt, the others in steps of up to 4. */
+            int full = (n - 1) / (DRAFTS + 1), rest = n - full * (DRAFTS + 1); /* of the last step */
+            bool drafted = rest <= DRAFTS && !wrong;
+            cr_expect_eq(steps, full + 1, "%d tokens: %d steps", n, steps);
+            cr_expect_eq(accepted, full * DRAFTS + rest - !drafted, "%d tokens%s: %d accepted", n,
+                         wrong ? ", end not guessed" : "", accepted);
+            cr_expect_eq(steps + accepted - drafted, tokens - 1, "%d tokens", tokens);
+            all[0] += steps;
+            all[1] += accepted;
+            json_decref(j);
+            ts_reply_free(&r);
+        }
+    ts_until_metric(&server, "weft_spec_decode_request_steps_total", all[0]);
+    cr_expect_eq(ts_metric(&server, "weft_spec_decode_num_accepted_tokens_total"), all[1]);
 }
 
 Test(script, reasoning_text_and_calls_of_the_other_protocols)

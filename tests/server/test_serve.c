@@ -306,7 +306,7 @@ Test(serve, logprobs_with_and_without_speculation)
         free(got);
         ts_answer_free(&a);
         if (drafts[i])
-            cr_expect_gt(ts_metric(&server, "weft_spec_decode_num_draft_tokens_total"), 0.0);
+            cr_expect_gt(ts_metric(&server, "weft_spec_decode_num_offered_tokens_total"), 0.0);
         ts_server_free(&server);
     }
     free(want);
@@ -516,7 +516,7 @@ Test(serve, every_series_is_there_from_the_start)
         "weft_kv_cache_usage_perc",
         "weft_prefix_cache_queries_total",
         "weft_prefix_cache_hits_total",
-        "weft_spec_decode_num_draft_tokens_total",
+        "weft_spec_decode_num_offered_tokens_total",
         "weft_spec_decode_num_accepted_tokens_total",
         "weft_num_preemptions_total",
         "weft_time_to_first_token_seconds_count",

@@ -97,7 +97,7 @@ Test(speculation, counters_agree_wherever_they_are_shown)
     }
     ts_until_metric(&server, "weft_spec_decode_request_steps_total", (double)steps);
     cr_expect_eq(ts_metric(&server, "weft_spec_decode_num_drafted_tokens_total"), (double)drafted);
-    cr_expect_eq(ts_metric(&server, "weft_spec_decode_num_draft_tokens_total"), (double)offered);
+    cr_expect_eq(ts_metric(&server, "weft_spec_decode_num_offered_tokens_total"), (double)offered);
     cr_expect_eq(ts_metric(&server, "weft_spec_decode_num_accepted_tokens_total"), (double)accepted);
     cr_expect_eq(ts_metric(&server, "weft_spec_decode_emitted_tokens_total"), (double)emitted);
     char *log = ts_server_log(&server), line[128];

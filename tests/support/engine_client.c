@@ -105,6 +105,10 @@ static void take_tokens(struct act_self *self, struct ts_outcome *o, struct act_
     take_logprobs(o, p, (const uint8_t *)(ids + p->count), bytes - (size_t)p->count * sizeof *ids);
     o->drafted = o->drafted_before + (int)p->drafted;
     o->accepted = o->accepted_before + (int)p->accepted;
+    if (p->count) {
+        o->steps = (int)act_b_tokens(m)->steps;
+        o->offered = (int)act_b_tokens(m)->offered;
+    }
     for (int i = 0; i < p->count; i++)
         o->ids[o->n++] = ids[i];
     if (p->first && act_now(self) - o->last > o->gap)

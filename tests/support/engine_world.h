@@ -49,6 +49,7 @@ struct ts_outcome {
     int n, terminal; /* terminal events seen */
     float logprob[256];
     int drafted, accepted, drafted_before, accepted_before; /* as TOKENS say; of earlier attempts */
+    int steps, offered;                                     /* likewise, of the last attempt */
     int finish, cached, status;
     int parked;        /* how often it was set aside */
     bool cancelled;    /* by the client, before any end; what comes afterwards is not looked at */
