@@ -397,7 +397,9 @@ static void end_round(struct decode *d, int status)
             continue;
         }
         if (status || s->run.status)
-            dec_stream_fail(d, s, status ? status : s->run.status, status ? d->err.msg : "no token could be chosen");
+            dec_stream_fail(d, s, status ? status : s->run.status,
+                            status ? act_exchange_reason(&d->exchange, status, d->err.msg)
+                                   : "no token could be chosen");
         dec_tokens_send(d, s);
         if (s->finish != ACT_FINISH_NONE || s->cancelled)
             dec_stream_end(d, s);

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,38 +34,42 @@ static int wave_rows(struct act_exchange *e, int shard, int rows)
     return limit > least ? limit : least;
 }
 
-/* Whether no expert of the row before this one is at the same shard. */
-static bool is_first(const int16_t *shard, int k)
+/* Experts of the pair's row at the pair's shard, if it is the first of them; else 0. */
+static int pairs_from(const struct act_exchange *e, int pair, int k)
 {
-    for (int j = 0; j < k; j++)
-        if (shard[j] == shard[k])
-            return false;
-    return true;
+    int begin = pair / k * k, n = 0;
+    for (int j = begin; j < begin + k; j++) {
+        bool same = e->shard[j] == e->shard[pair];
+        if (same && j < pair)
+            return 0;
+        n += same;
+    }
+    return n;
 }
 
-/* Gives every pair its wave: of the rows that a shard gets, as many as it has room for, the next, .. */
+/* Gives every pair its wave: of the rows that a shard gets, as many as it has room for, the next, .. Until a pair's
+ * wave is known its place has what pairs_from says. */
 static void cut_waves(struct act_exchange *e, const struct mdl_exchange *x)
 {
     struct {
         int rows, pairs, wave;
     } at[ACT_SHARDS_MAX] = {0};
     int rows[ACT_SHARDS_MAX] = {0}, most[ACT_SHARDS_MAX], pairs[ACT_SHARDS_MAX];
-    for (int i = 0; i < x->rows * x->k; i++)
-        rows[e->shard[i]] += is_first(e->shard + i / x->k * x->k, i % x->k);
+    for (int i = 0; i < x->rows * x->k; i++) {
+        e->wave[i] = (uint8_t)pairs_from(e, i, x->k);
+        rows[e->shard[i]] += e->wave[i] > 0;
+    }
     for (int s = 0; s < e->experts->n; s++) {
         most[s] = wave_rows(e, s, rows[s]);
         pairs[s] = act_exchange_slot_rows(e, s, rows[s]) ? (int)e->experts->slots->shape.pairs : INT_MAX;
     }
     for (int i = 0; i < x->rows * x->k; i++) {
-        int s = e->shard[i], n = 0;
-        bool first = is_first(e->shard + i / x->k * x->k, i % x->k);
-        for (int j = i; first && j < (i / x->k + 1) * x->k; j++)
-            n += e->shard[j] == s;
-        if (first && (at[s].rows == most[s] || at[s].pairs + n > pairs[s])) {
+        int s = e->shard[i], n = e->wave[i];
+        if (n && (at[s].rows == most[s] || at[s].pairs + n > pairs[s])) {
             at[s].wave++;
             at[s].rows = at[s].pairs = 0;
         }
-        at[s].rows += first;
+        at[s].rows += n > 0;
         at[s].pairs += n;
         e->wave[i] = (uint8_t)at[s].wave;
     }
@@ -191,13 +196,39 @@ static void out_of_service(struct act_exchange *e, int shard, int64_t least, con
     act_shard_add(&e->out, shard);
 }
 
+/* One that refused some exchanges and answers others stays what it is until a whole step has ended (settle). */
 static void back_in_service(struct act_exchange *e, int shard)
 {
     struct act_exchange_peer *p = &e->peer[shard];
+    if (p->refuses)
+        return;
     if (p->fails && e->experts->log)
         act_log_write(e->experts->log, ACT_LOG_INFO, "experts", 0, "stream %u: shard %d of %d answers again", e->stream,
                       shard, e->experts->n);
     p->fails = 0;
+}
+
+/* A step has ended. A shard that refused is believed again when it has answered and has refused nothing. */
+static void settle(struct act_exchange *e)
+{
+    for (int s = 0; s < e->experts->n; s++) {
+        struct act_exchange_peer *p = &e->peer[s];
+        if (p->refuses && p->answers && !p->refusals) {
+            p->refuses = false;
+            back_in_service(e, s);
+        }
+        p->refusals = 0;
+        p->answers = false;
+    }
+}
+
+/* A shard that is there under another address, or over another connection: what was known of it does not count. */
+static void begin_anew(struct act_exchange_peer *p, struct act_addr addr, uint32_t link)
+{
+    p->addr = addr;
+    p->link = link;
+    p->refuses = false;
+    p->refusals = 0;
 }
 
 /* A shard that was restarted lives on under its next generation; one whose time is over is tried again. */
@@ -208,7 +239,7 @@ static void look_at_peers(struct act_exchange *e)
         struct act_exchange_peer *p = &e->peer[s];
         struct act_addr present = act_current(act_self_runtime(e->self), p->addr);
         if (!act_addr_is_nobody(present) && !act_addr_equal(present, p->addr)) {
-            p->addr = present;
+            begin_anew(p, present, p->link);
             act_shard_remove(&e->out, s);
         }
         if (act_addr_is_nobody(p->addr))
@@ -235,6 +266,38 @@ static void lose(struct act_exchange *e)
     e->lost = true;
 }
 
+/* A shard that is alive does not compute what it was asked: no memory, or it sees nonsense. The step is run again, with
+ * the shard as long as that may have been bad luck, then without it. */
+static void refused(struct act_exchange *e, int shard)
+{
+    struct act_exchange_peer *p = &e->peer[shard];
+    e->counters.refused++;
+    if (++p->refusals >= ACT_EXCHANGE_REFUSALS && !act_shard_in(&e->out, shard)) {
+        p->refuses = true;
+        out_of_service(e, shard, OUT_NS, "refuses what it is asked");
+    }
+    lose(e);
+}
+
+/* The step fails: says so once, with what is known of the cause. */
+static int give_up(struct act_exchange *e, const char *why)
+{
+    int out = 0;
+    for (int s = 0; s < e->experts->n; s++)
+        out += act_shard_in(&e->out, s);
+    snprintf(e->reason, sizeof e->reason, "%s; %d of %d expert shards are left out", why, out, e->experts->n);
+    if (e->experts->log)
+        act_log_write(e->experts->log, ACT_LOG_ERROR, "experts", 0,
+                      "stream %u, step of sequence %u fails: %s; the lines before say which and why", e->stream,
+                      e->sequence, e->reason);
+    return -EHOSTDOWN;
+}
+
+const char *act_exchange_reason(const struct act_exchange *e, int status, const char *other)
+{
+    return status == -EHOSTDOWN && e->reason[0] ? e->reason : other;
+}
+
 /* ---- an exchange ---- */
 
 static int grow(struct act_exchange *e, int pairs)
@@ -254,15 +317,14 @@ static void set_timer(struct act_exchange *e, int64_t ns)
     act_timer_after(e->self, &e->timer, ns, ACT_EXCHANGE_TAG | e->stream);
 }
 
-/* Nobody can compute some of the experts: the step waits and looks again, up to a limit. */
+/* Nobody can compute some of the experts: the step waits and looks again, up to a limit for all its waits. */
 static int stall(struct act_exchange *e)
 {
-    int64_t now = act_now(e->self), most = e->experts->limits.patience_ns;
-    if (!e->stalled_since)
-        e->stalled_since = now;
-    if (now - e->stalled_since > (most ? most : INT64_C(30000) * MS))
-        return -EHOSTDOWN;
+    int64_t most = e->experts->limits.patience_ns;
+    if (e->waited > (most ? most : INT64_C(30000) * MS))
+        return give_up(e, "nobody computes some experts, experts.patience is over");
     e->stalled = true;
+    e->stalled_at = act_now(e->self);
     e->counters.stalled++;
     set_timer(e, STALL_NS);
     return 0;
@@ -288,7 +350,7 @@ static int dispatch(void *ctx, struct mdl_step *step, struct mdl_exchange *x)
                                    x->layer < e->m->cfg->n_layers ? e->m->cfg->n_experts : e->m->cfg->draft_experts);
     act_exchange_abandon(e);
     if (e->losses > ACT_EXCHANGE_LOSSES)
-        return -EHOSTDOWN;
+        return give_up(e, "a step lost its exchange with the experts too often");
     int r = grow(e, x->rows * x->k);
     if (r)
         return r;
@@ -299,7 +361,6 @@ static int dispatch(void *ctx, struct mdl_step *step, struct mdl_exchange *x)
     uint32_t turn = e->sequence + (uint32_t)act_addr_number(act_self_addr(e->self)) * 7u + e->stream;
     if (act_map_choose(e->map, x->layer, x->expert, x->rows, x->k, &e->out, !l->no_takeover, turn, e->shard))
         return stall(e);
-    e->stalled_since = 0;
     cut_waves(e, x);
     count_pairs(e, x);
     set_timer(e, act_exchange_deadline(e));
@@ -314,6 +375,8 @@ static int ask_engram(void *ctx, struct mdl_step *step, struct mdl_engram_fetch 
 
 void act_exchange_abandon(struct act_exchange *e)
 {
+    if (e->stalled)
+        e->waited += act_now(e->self) - e->stalled_at;
     e->current = NULL;
     e->lost = e->stalled = false;
     e->sequence++;
@@ -416,6 +479,7 @@ void act_exchange_begin(struct act_exchange *e)
     apply_switch(e);
     e->in_step = true;
     e->others_told = false;
+    e->reason[0] = 0;
 }
 
 void act_exchange_end(struct act_exchange *e)
@@ -425,7 +489,8 @@ void act_exchange_end(struct act_exchange *e)
     e->in_step = false;
     e->other_rows = e->others_told ? e->other_rows : 0;
     e->losses = 0;
-    e->stalled_since = 0;
+    e->waited = 0;
+    settle(e);
     apply_switch(e);
     if (e->counts && act_now(e->self) - e->reported >= e->experts->report_ns)
         report(e);
@@ -439,7 +504,7 @@ static void note_others(struct act_exchange *e, int shard, int others)
     const struct mdl_exchange *x = e->current;
     int own = 0;
     for (int i = 0; others && i < x->rows * x->k; i++)
-        own += e->shard[i] == shard && is_first(e->shard + i / x->k * x->k, i % x->k);
+        own += e->shard[i] == shard && pairs_from(e, i, x->k) > 0;
     others = own ? (int)((int64_t)others * x->rows / own) : 0;
     e->other_rows = e->other_rows_of == e->sequence && e->other_rows > others ? e->other_rows : others;
     e->other_rows_of = e->sequence;
@@ -452,24 +517,26 @@ static bool take_rows(struct act_exchange *e, int s, const struct act_p_expert_r
 {
     struct mdl_exchange *x = e->current;
     struct act_exchange_peer *peer = &e->peer[s];
-    if (act_shard_in(&e->out, s)) { /* slow, but alive */
+    bool empty = bytes == 0;                                     /* a refusal */
+    if (act_shard_in(&e->out, s) && !empty && !peer->refusals) { /* slow, but alive */
         peer->out_until = act_now(e->self);
         back_in_service(e, s);
     }
-    if (!x || p->sequence != e->sequence || p->layer != x->layer || p->wave >= peer->sent ||
-        peer->have[p->wave / 64] >> (p->wave % 64) & 1) {
+    if (!x || p->sequence != e->sequence || p->map != e->map->version || p->layer != x->layer ||
+        p->wave >= peer->sent || peer->have[p->wave / 64] >> (p->wave % 64) & 1) {
         e->counters.late++;
         return false;
     }
     size_t hidden = (size_t)e->m->cfg->hidden, row = hidden * sizeof(uint16_t), want = 0;
     for (int i = 0; i < x->rows * x->k; i++)
         want += in_wave(e, i, s, p->wave) ? row : 0;
-    if (bytes < want) {
-        lose(e); /* a short answer is no answer */
+    if (bytes != want) { /* an answer of another size is no answer */
+        refused(e, s);
         return true;
     }
     e->counters.results++;
     e->losses = 0;
+    peer->answers = true;
     back_in_service(e, s);
     note_others(e, s, p->rows);
     peer->have[p->wave / 64] |= UINT64_C(1) << (p->wave % 64);
@@ -513,15 +580,21 @@ static bool take_put(struct act_exchange *e, struct act_msg *m)
     return take_rows(e, r.shard, &r.head, r.rows, r.bytes);
 }
 
-/* A dispatch that did not get there is run again; what waited for its slot goes now. */
+/* A dispatch that did not get there is run again; what waited for its slot goes now. A connection that takes no puts
+ * any more ends, which the finder may say later: until then, and for a while, its shard is left out. */
 static bool take_put_done(struct act_exchange *e, struct act_msg *m)
 {
-    if (act_exchange_slot_put_done(e, m) >= 0 || (e->current && !e->lost && !e->stalled && push(e)))
+    int status, s = act_exchange_slot_put_done(e, m, &status);
+    if (s >= 0 && (status == -ENOTCONN || status == -ESTALE) && !act_shard_in(&e->out, s))
+        out_of_service(e, s, OUT_NS, "is not reached any more");
+    if (s >= 0 && status == -ENOMEM)
+        refused(e, s);
+    if (s >= 0 || (e->current && !e->lost && !e->stalled && push(e)))
         lose(e);
     return e->lost;
 }
 
-/* An actor of this process that refuses is alive: the step is run again, as after its restart. */
+/* One of this process that refuses is alive. A dispatch of which nothing came back was lost with it, or is late. */
 static bool take_returned(struct act_exchange *e, struct act_msg *m)
 {
     int s = peer_of(e, m->src);
@@ -529,8 +602,11 @@ static bool take_returned(struct act_exchange *e, struct act_msg *m)
     e->counters.returned++;
     if (s < 0 || (told && act_p_expert_dispatch(m)->sequence != e->sequence))
         return false;
-    if (act_addr_is_nobody(act_current(act_self_runtime(e->self), e->peer[s].addr)))
+    struct act_addr present = act_current(act_self_runtime(e->self), e->peer[s].addr);
+    if (act_addr_is_nobody(present))
         out_of_service(e, s, OUT_NS, "is gone");
+    else if (e->current && act_addr_equal(present, e->peer[s].addr))
+        refused(e, s);
     if (e->current)
         lose(e);
     return e->lost;
@@ -548,8 +624,8 @@ static bool take_shard(struct act_exchange *e, const struct act_p_expert_shard *
     struct act_exchange_peer *peer = &e->peer[p->index];
     bool same = act_addr_equal(peer->addr, p->shard) && peer->link == p->link;
     bool owes = e->current && peer->answered < peer->waves;
-    peer->addr = p->shard;
-    peer->link = p->link;
+    if (!same)
+        begin_anew(peer, p->shard, p->link);
     peer->fails = 0;
     peer->out_until = 0;
     if (owes && !same)
@@ -588,7 +664,7 @@ bool act_exchange_message(struct act_exchange *e, struct act_msg *m)
         tell_map(e, m);
         return false;
     case ACT_EXPERT_SHARD:
-        return take_shard(e, act_p_expert_shard(m));
+        return m->src.peer == 0 && take_shard(e, act_p_expert_shard(m));
     case ACT_ROOM:
         if (e->current && !e->lost && !e->stalled && push(e))
             lose(e);

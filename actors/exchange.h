@@ -11,9 +11,10 @@
  *
  * A shard waits for nobody, and a source waits for a shard no longer than the deadline: then, or when a dispatch comes
  * back, the exchange is lost and the actor runs its step again from the start (nothing was committed, so the bits are
- * the same). A shard that could not be reached, or was too slow, is out of service for a while; its experts are
- * computed by their other owners, or taken over by a shard that reads them from its mapped checkpoint, or, where the
- * configuration forbids that, waited for. Answers to an exchange that is over are late: counted and dropped.
+ * the same). A shard that could not be reached, was too slow, or refuses again and again what it is asked, is out of
+ * service for a while, longer each time; its experts are computed by their other owners, or taken over by a shard that
+ * reads them from its mapped checkpoint, or, where the configuration forbids that, waited for. Answers to an exchange
+ * that is over are late: counted and dropped.
  *
  * The map of experts changes between steps only (act_exchange_begin), when the balancer sends another one.
  *
@@ -28,9 +29,10 @@
 #include "model/step.h"
 
 enum {
-    ACT_EXCHANGE_LOSSES = 64, /* in a row; more fail the step */
-    ACT_EXCHANGE_WAVES = 2,   /* under way to one shard */
-    ACT_EXCHANGE_ROWS = 512,  /* of a wave, where the limits do not say */
+    ACT_EXCHANGE_LOSSES = 64,  /* in a row, without an answer of anybody; more fail the step */
+    ACT_EXCHANGE_REFUSALS = 3, /* of one step by a shard that is alive; then it is left out */
+    ACT_EXCHANGE_WAVES = 2,    /* under way to one shard */
+    ACT_EXCHANGE_ROWS = 512,   /* of a wave, where the limits do not say */
 };
 
 /* Streams of a source. The bit tells a shard that the step is a prompt's and gives way to running streams. */
@@ -78,6 +80,7 @@ struct act_exchange_counters {
     uint64_t exchanges, dispatched, results;
     uint64_t late;              /* results of exchanges that were over */
     uint64_t returned;          /* dispatches that came back */
+    uint64_t refused;           /* dispatches that a living shard did not compute */
     uint64_t expired;           /* deadlines that passed */
     uint64_t stalled;           /* times that experts had to be waited for */
     uint64_t pairs, taken_over; /* (row, expert); of these, computed by a shard that does not own the expert */
@@ -93,6 +96,9 @@ struct act_exchange_peer {
     int waves, sent, answered; /* of the current exchange */
     uint64_t have[4];          /* waves answered, a bit each */
     int fails;                 /* in a row */
+    int refusals;              /* in this step */
+    bool refuses;              /* it is, or was, left out for that; a step in which it refuses nothing ends this */
+    bool answers;              /* it has computed something in this step */
     int64_t out_until;         /* out of service: tried again then */
     uint32_t link;             /* the connection to its node, for puts into slots there; 0: messages */
     uint32_t fenced;           /* the last connection that was ended because of slots in use, */
@@ -125,7 +131,8 @@ struct act_exchange {
     uint32_t other_rows_of; /* the exchange of other_rows */
     bool others_told;       /* in the present step */
     bool stalled;
-    int64_t stalled_since;
+    int64_t stalled_at, waited; /* since when; how long the step has stalled before that */
+    char reason[128];           /* of the last step that was given up */
     struct act_timer timer;
     struct act_addr balancer;
     uint32_t *counts; /* [layers][experts] pairs since the last report; NULL without a balancer */
@@ -144,6 +151,8 @@ void act_exchange_begin(struct act_exchange *e);
 void act_exchange_end(struct act_exchange *e);
 /* Forgets the current exchange; results still on the way are late from now on. */
 void act_exchange_abandon(struct act_exchange *e);
+/* What a step that failed with this status is to be told as: why it was given up here, else `other`. */
+const char *act_exchange_reason(const struct act_exchange *e, int status, const char *other);
 /* Whether a LINK_PUT_DONE, or a LINK_PUT that came back, is of a dispatch. */
 bool act_exchange_is_put(const struct act_msg *m);
 /* Takes EXPERT_RESULT, UNDELIVERABLE of a dispatch, EXPERT_SWITCH, EXPERT_SHARD, LINK_IMMEDIATE and LINK_PUT_DONE of a

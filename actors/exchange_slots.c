@@ -29,13 +29,21 @@ static struct act_slot_left *left_of(const struct act_exchange *e)
     return e->experts->slots->left + (size_t)e->place * ACT_SLOT_SETS * (size_t)e->experts->n;
 }
 
-/* Slots that the source before this one could not finish with. */
+/* Slots that the source before this one could not finish with: they are free when its answers come, like its own. */
 static void take_over(struct act_exchange *e)
 {
     const struct act_slot_left *left = left_of(e);
     for (int i = 0; i < ACT_SLOT_SETS * e->experts->n; i++)
-        e->slot[i] = (struct act_exchange_slot){
-            .owed = left[i].link != 0, .peer = left[i].peer, .link = left[i].link, .since = act_now(e->self)};
+        e->slot[i] = (struct act_exchange_slot){.owed = left[i].link != 0,
+                                                .left = left[i].link != 0,
+                                                .wave = left[i].wave,
+                                                .peer = left[i].peer,
+                                                .link = left[i].link,
+                                                .epoch = left[i].epoch,
+                                                .generation = left[i].generation,
+                                                .sequence = left[i].sequence,
+                                                .map = left[i].map,
+                                                .since = act_now(e->self)};
 }
 
 /* The list of sources is complete when the runtime runs. A source that was restarted has the index that it had. */
@@ -59,9 +67,18 @@ void act_exchange_slots_free(struct act_exchange *e)
 {
     if (e->slot && e->place >= 0) {
         struct act_slot_left *left = left_of(e);
+        /* What is answered has been read, whether or not its put has its end here. */
         for (int i = 0; i < ACT_SLOT_SETS * e->experts->n; i++) {
-            bool used = e->slot[i].owed || e->slot[i].putting;
-            left[i] = used ? (struct act_slot_left){e->slot[i].peer, e->slot[i].link} : (struct act_slot_left){0};
+            const struct act_exchange_slot *s = &e->slot[i];
+            left[i] = (struct act_slot_left){0};
+            if (s->owed)
+                left[i] = (struct act_slot_left){.peer = s->peer,
+                                                 .wave = s->wave,
+                                                 .link = s->link,
+                                                 .epoch = s->epoch,
+                                                 .generation = s->generation,
+                                                 .sequence = s->sequence,
+                                                 .map = s->map};
         }
     }
     free(e->slot);
@@ -108,7 +125,7 @@ static int look_at_slot(struct act_exchange *e, struct act_exchange_peer *p, str
         fence(e, p, slot);
         return 0;
     }
-    bool soon = !slot->owed || slot->sequence == e->sequence;
+    bool soon = !slot->owed || (!slot->left && slot->sequence == e->sequence);
     return soon ? -EINPROGRESS : 0;
 }
 
@@ -181,6 +198,7 @@ int act_exchange_slot_send(struct act_exchange *e, int shard, int wave)
                                        .peer = p->addr.peer,
                                        .link = p->link,
                                        .epoch = epoch,
+                                       .generation = act_self_addr(e->self).generation,
                                        .sequence = e->sequence,
                                        .map = e->map->version,
                                        .since = act_now(e->self)};
@@ -191,7 +209,8 @@ int act_exchange_slot_send(struct act_exchange *e, int shard, int wave)
     return r ? r : 1;
 }
 
-/* Whether the head belongs to what was asked for in this slot. */
+/* Whether the head belongs to what was asked for in this slot. Of its fields `layer` is compared with the exchange
+ * (exchange.c), and `rows` is the shard's to say. */
 static bool is_answer(const struct act_exchange *e, const struct act_exchange_slot *slot, const struct act_slot_head *h,
                       const struct act_slot_word *w)
 {
@@ -199,7 +218,8 @@ static bool is_answer(const struct act_exchange *e, const struct act_exchange_sl
     return h->magic == ACT_SLOT_MAGIC && h->epoch == slot->epoch && h->link == slot->link &&
            h->sequence == slot->sequence && (h->sequence & ACT_SLOT_SEQUENCE) == w->sequence && h->map == slot->map &&
            h->wave == slot->wave && h->set == w->set && h->shard == w->other && h->place == e->place &&
-           h->stream == e->stream && h->source_index == self.index && h->source_generation == self.generation &&
+           h->stream == e->stream && h->source_index == self.index && h->source_generation == slot->generation &&
+           !(h->zero[0] | h->zero[1] | h->zero[2] | h->zero[3]) &&
            h->bytes <= e->experts->slots->result_bytes - sizeof *h;
 }
 
@@ -208,7 +228,8 @@ bool act_exchange_slot_result(struct act_exchange *e, struct act_msg *m, struct 
     const struct act_p_link_immediate *p = act_p_link_immediate(m);
     struct act_slot_word w = act_slot_word_of(p->immediate);
     const struct act_slots *s = e->experts->slots;
-    if (!has_place(e) || w.other >= (unsigned)e->experts->n)
+    if (!has_place(e) || p->class != TP_CLASS_EXPERT || w.member != (unsigned)e->place ||
+        w.other >= (unsigned)e->experts->n)
         return false;
     struct act_exchange_slot *slot = slot_of(e, (int)w.set, (int)w.other);
     if (!slot->owed || slot->peer != p->peer || slot->link != p->generation)
@@ -219,6 +240,8 @@ bool act_exchange_slot_result(struct act_exchange *e, struct act_msg *m, struct 
     if (!is_answer(e, slot, &h, &w))
         return false;
     slot->owed = false;
+    if (slot->left)
+        return false;
     *out = (struct act_slot_result){
         .shard = (int)w.other,
         .head = {h.sequence, h.map, h.stream, h.layer, h.rows, h.set, h.wave},
@@ -232,13 +255,14 @@ void act_exchange_slot_answered(struct act_exchange *e, int shard, uint32_t sequ
 {
     for (int set = 0; e->slot && set < ACT_SLOT_SETS; set++) {
         struct act_exchange_slot *slot = slot_of(e, set, shard);
-        if (slot->owed && slot->sequence == sequence && slot->wave == wave && slot->epoch)
+        if (slot->owed && slot->sequence == sequence && slot->wave == wave && !slot->left)
             slot->owed = false;
     }
 }
 
-int act_exchange_slot_put_done(struct act_exchange *e, struct act_msg *m)
+int act_exchange_slot_put_done(struct act_exchange *e, struct act_msg *m, int *why)
 {
+    *why = 0;
     uint64_t at = m->request & ~ACT_EXCHANGE_TAG;
     if (!e->slot || at >= (uint64_t)(ACT_SLOT_SETS * e->experts->n))
         return -1;
@@ -254,6 +278,8 @@ int act_exchange_slot_put_done(struct act_exchange *e, struct act_msg *m)
         slot->owed = false;
     if (status == -EINVAL)
         e->peer[shard].link = 0; /* their window is another */
+    bool present = slot->link == e->peer[shard].link && slot->peer == e->peer[shard].addr.peer;
+    *why = (present && (status == -ENOTCONN || status == -ESTALE)) || status == -ENOMEM ? status : 0;
     return mine ? shard : -1;
 }
 

@@ -13,10 +13,12 @@
 struct act_exchange_slot {
     bool owed;    /* the shard may still read it, and write its result */
     bool putting; /* LINK_PUT_DONE is to come */
+    bool left;    /* by the source that had this place before: its answer frees the slot and is of no use */
     uint8_t wave;
     uint16_t peer; /* the connection: the node's number in addresses, and the generation */
     uint32_t link;
-    uint64_t epoch; /* of that node */
+    uint64_t epoch;      /* of that node */
+    uint32_t generation; /* of the source */
     uint32_t sequence, map;
     int64_t since;
 };
@@ -43,8 +45,9 @@ bool act_exchange_slot_result(struct act_exchange *e, struct act_msg *m, struct 
 /* The shard has answered by a message. */
 void act_exchange_slot_answered(struct act_exchange *e, int shard, uint32_t sequence, int wave);
 /* LINK_PUT_DONE, or a LINK_PUT that came back. Returns the shard whose dispatch did not get there although this
- * exchange waits for it; -1: none. */
-int act_exchange_slot_put_done(struct act_exchange *e, struct act_msg *m);
+ * exchange waits for it, and why: -ENOTCONN, -ESTALE for a connection that is still the one to its node as far as is
+ * known here; -ENOMEM; 0 for other reasons, of which its end is on its way or known. -1: none. */
+int act_exchange_slot_put_done(struct act_exchange *e, struct act_msg *m, int *why);
 
 /* exchange.c: what of the current exchange goes to a shard in a wave, and its bytes. */
 struct act_dispatch_size act_exchange_size(const struct act_exchange *e, int shard, int wave);

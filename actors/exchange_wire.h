@@ -26,10 +26,9 @@ static inline size_t act_dispatch_bytes(const struct act_dispatch_size *s)
            (size_t)s->pairs * sizeof(struct act_dispatch_pair);
 }
 
-/* Writes the sizes to the tail and says where its parts begin. */
-static inline void act_dispatch_place(const struct act_dispatch_size *s, void *tail, struct act_dispatch *out)
+/* Where the parts of a tail of these sizes begin; nothing is written. */
+static inline void act_dispatch_parts(const struct act_dispatch_size *s, void *tail, struct act_dispatch *out)
 {
-    *(struct act_dispatch_size *)tail = *s;
     uint8_t *p = (uint8_t *)tail + sizeof *s;
     out->pairs = (uint32_t *)(void *)p;
     p += (size_t)s->rows * sizeof(uint32_t);
@@ -37,6 +36,13 @@ static inline void act_dispatch_place(const struct act_dispatch_size *s, void *t
     p += (size_t)s->pairs * sizeof(struct act_dispatch_pair);
     out->codes = p;
     out->scales = p + (size_t)s->rows * s->hidden;
+}
+
+/* The same for a tail that is being made: writes the sizes, too. */
+static inline void act_dispatch_place(const struct act_dispatch_size *s, void *tail, struct act_dispatch *out)
+{
+    *(struct act_dispatch_size *)tail = *s;
+    act_dispatch_parts(s, tail, out);
 }
 
 #endif

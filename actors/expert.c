@@ -56,7 +56,7 @@ static int shard_start(struct act_self *self, void *state, const void *arg)
     s->map = s->arg->map;
     for (int q = 0; q < QUEUES; q++)
         s->queue[q].last = &s->queue[q].first;
-    return act_expert_slots_init(&s->slots, self, s->arg->slots, s->arg->link, s->arg->local);
+    return act_expert_slots_init(&s->slots, self, s->arg->slots, s->arg->link, s->arg->local, s->arg->index);
 }
 
 static struct work *drop_work(struct work *w)
@@ -115,16 +115,17 @@ static const char *check(const struct shard *s, const struct act_p_expert_dispat
     return NULL;
 }
 
-static bool place(const struct shard *s, void *tail, size_t bytes, struct act_dispatch_size *size,
+/* Where the parts are, if the sizes are possible, those that the message or the head has, and all of the bytes. */
+static bool place(const struct shard *s, void *tail, size_t bytes, int rows, struct act_dispatch_size *size,
                   struct act_dispatch *d)
 {
     if (bytes < sizeof *size)
         return false;
     memcpy(size, tail, sizeof *size);
-    if (size->hidden != (uint32_t)s->arg->m->cfg->hidden || !size->rows || size->rows > UINT16_MAX ||
-        size->pairs > size->rows * MDL_MAX_TOPK || act_dispatch_bytes(size) > bytes)
+    if (size->hidden != (uint32_t)s->arg->m->cfg->hidden || !size->rows || size->rows != (uint32_t)rows ||
+        size->pairs > size->rows * MDL_MAX_TOPK || size->zero || act_dispatch_bytes(size) != bytes)
         return false;
-    act_dispatch_place(size, tail, d);
+    act_dispatch_parts(size, tail, d);
     return true;
 }
 
@@ -140,7 +141,26 @@ static void enqueue(struct act_self *self, struct shard *s, struct work *w)
     q->last = &w->next;
 }
 
-/* A dispatch that cannot be worked on goes back as undeliverable: its source runs the step again or gives up. */
+/* A result without rows: what was asked for is not computed. Its source runs the step again, or without this shard. */
+static int refuse(const struct act_p_expert_dispatch *h, struct act_addr to, struct act_msg *out)
+{
+    int r = act_msg_new(ACT_EXPERT_RESULT, to, 0, out);
+    if (!r)
+        *act_p_expert_result(out) =
+            (struct act_p_expert_result){h->sequence, h->map, h->stream, h->layer, h->rows, h->set, h->wave};
+    return r;
+}
+
+static void refuse_message(struct act_self *self, struct act_msg *m)
+{
+    struct act_promise p = act_promise_of(m);
+    struct act_msg r;
+    if (refuse(act_p_expert_dispatch(m), ACT_NOBODY, &r))
+        act_return(self, m); /* there is no memory for more */
+    else if (act_reply(self, &p, &r))
+        act_msg_drop(&r); /* nobody waits */
+}
+
 static void take_dispatch(struct act_self *self, struct shard *s, struct act_msg *m)
 {
     size_t bytes;
@@ -148,11 +168,12 @@ static void take_dispatch(struct act_self *self, struct shard *s, struct act_msg
     struct act_dispatch_size size;
     struct act_dispatch d;
     struct work *w = NULL;
-    if (place(s, tail, bytes, &size, &d) && !check(s, act_p_expert_dispatch(m), &size, &d))
+    if (place(s, tail, bytes, act_p_expert_dispatch(m)->rows, &size, &d) &&
+        !check(s, act_p_expert_dispatch(m), &size, &d))
         w = malloc(sizeof *w);
     if (!w) {
         s->figures[ACT_SHARD_REFUSED]++;
-        act_return(self, m);
+        refuse_message(self, m);
         return;
     }
     *w = (struct work){.promise = act_promise_of(m),
@@ -164,16 +185,16 @@ static void take_dispatch(struct act_self *self, struct shard *s, struct act_msg
     enqueue(self, s, w);
 }
 
-/* A result without rows: the step has to be run again. */
+static struct act_p_expert_dispatch dispatch_of(const struct act_slot_head *h)
+{
+    return (struct act_p_expert_dispatch){h->sequence, h->map, h->stream, h->layer, h->rows, h->set, h->wave};
+}
+
 static void refuse_slot(struct act_self *self, const struct act_slot_work *slot)
 {
-    const struct act_slot_head *h = &slot->head;
+    const struct act_p_expert_dispatch head = dispatch_of(&slot->head);
     struct act_msg r;
-    if (act_msg_new(ACT_EXPERT_RESULT, slot->source, 0, &r))
-        return;
-    *act_p_expert_result(&r) =
-        (struct act_p_expert_result){h->sequence, h->map, h->stream, h->layer, h->rows, h->set, h->wave};
-    if (act_send(self, &r))
+    if (refuse(&head, slot->source, &r) == 0 && act_send(self, &r))
         act_msg_drop(&r); /* its deadline ends it */
 }
 
@@ -183,13 +204,13 @@ static struct work *copy_slot(const struct shard *s, const struct act_slot_work 
     struct act_dispatch_size size;
     struct act_dispatch in;
     const struct act_slot_head *h = &slot->head;
-    if (!place(s, slot->tail, h->bytes, &size, &in))
+    if (!place(s, slot->tail, h->bytes, h->rows, &size, &in))
         return NULL;
     size_t counts = size.rows * sizeof *in.pairs, pairs = size.pairs * sizeof *in.pair;
     struct work *w = malloc(sizeof *w + counts + pairs);
     if (!w)
         return NULL;
-    *w = (struct work){.head = {h->sequence, h->map, h->stream, h->layer, h->rows, h->set, h->wave},
+    *w = (struct work){.head = dispatch_of(h),
                        .slot = *slot,
                        .d = {.codes = in.codes, .scales = in.scales},
                        .rows = (int)size.rows,

@@ -13,9 +13,9 @@ static size_t count(const struct act_slots *s)
 }
 
 int act_expert_slots_init(struct act_expert_slots *s, struct act_self *self, struct act_slots *slots,
-                          struct act_addr link, int local)
+                          struct act_addr link, int local, int index)
 {
-    *s = (struct act_expert_slots){.self = self, .link = link, .local = local};
+    *s = (struct act_expert_slots){.self = self, .link = link, .local = local, .index = index};
     if (!slots || !slots->dispatches)
         return 0;
     s->slots = slots;
@@ -40,14 +40,16 @@ static size_t number(const struct act_slots *s, int rank, int place, int set)
     return ((size_t)rank * s->shape.places + (size_t)place) * ACT_SLOT_SETS + (size_t)set;
 }
 
-/* Whether the head belongs to the put that told of it. */
-static bool fits(const struct act_slots *s, const struct act_slot_head *h, const struct act_slot_word *w, uint32_t link,
-                 uint64_t epoch)
+/* Whether the head belongs to the put that told of it. Of its other fields `layer` and `rows` are compared with the
+ * dispatch (expert.c); `map`, `stream` and `wave` are the source's, which gets them back. */
+static bool fits(const struct act_expert_slots *s, const struct act_slot_head *h, const struct act_slot_word *w,
+                 uint32_t link, uint64_t epoch)
 {
     return h->magic == ACT_SLOT_MAGIC && h->epoch == epoch && h->link == link &&
            (h->sequence & ACT_SLOT_SEQUENCE) == w->sequence && h->place == w->other && h->set == w->set &&
-           h->shard % s->shape.each == w->member && h->source_index < ACT_INDEX_MAX && h->source_generation &&
-           h->bytes <= s->dispatch_bytes - sizeof *h;
+           h->set == ((h->sequence + h->wave) & 1) && h->shard == s->index && h->source_index < ACT_INDEX_MAX &&
+           h->source_generation && !(h->zero[0] | h->zero[1] | h->zero[2] | h->zero[3]) &&
+           h->bytes <= s->slots->dispatch_bytes - sizeof *h;
 }
 
 bool act_expert_slots_take(struct act_expert_slots *s, struct act_msg *m, struct act_slot_work *out)
@@ -57,7 +59,7 @@ bool act_expert_slots_take(struct act_expert_slots *s, struct act_msg *m, struct
     uint64_t epoch;
     uint16_t node;
     s->stale++; /* taken back when it is none */
-    if (!s->slots || (int)w.member != s->local || w.other >= s->slots->shape.places ||
+    if (!s->slots || p->class != TP_CLASS_EXPERT || (int)w.member != s->local || w.other >= s->slots->shape.places ||
         act_peer_identity(act_self_runtime(s->self), p->peer, &node, &epoch) || node >= ACT_SLOT_NODES ||
         !s->slots->shape.rank[node])
         return false;
@@ -65,7 +67,7 @@ bool act_expert_slots_take(struct act_expert_slots *s, struct act_msg *m, struct
     uint8_t *at = s->slots->dispatches + act_slots_dispatch(s->slots, rank, (int)w.other, (int)w.set, s->local);
     struct act_slot_head h, *seen = &s->seen[number(s->slots, rank, (int)w.other, (int)w.set)];
     memcpy(&h, at, sizeof h);
-    if (!fits(s->slots, &h, &w, p->generation, epoch) || memcmp(&h, seen, sizeof h) == 0)
+    if (!fits(s, &h, &w, p->generation, epoch) || memcmp(&h, seen, sizeof h) == 0)
         return false;
     *seen = h;
     s->stale--;

@@ -20,7 +20,7 @@ struct act_expert_slots {
     struct act_self *self;
     struct act_slots *slots; /* NULL: none */
     struct act_addr link;
-    int local;                  /* which of its node's shards it is */
+    int local, index;           /* which of its node's shards it is, and of the map's */
     bool *putting;              /* [nodes][places][sets] an answer that is on its way */
     struct act_slot_head *seen; /* likewise: the newest dispatch */
     uint64_t stale;             /* words of what was not there */
@@ -28,7 +28,7 @@ struct act_expert_slots {
 
 /* -ENOMEM. */
 int act_expert_slots_init(struct act_expert_slots *s, struct act_self *self, struct act_slots *slots,
-                          struct act_addr link, int local);
+                          struct act_addr link, int local, int index);
 void act_expert_slots_free(struct act_expert_slots *s);
 /* LINK_IMMEDIATE. False: it is not of a fresh dispatch for this shard. */
 bool act_expert_slots_take(struct act_expert_slots *s, struct act_msg *m, struct act_slot_work *out);

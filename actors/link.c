@@ -172,44 +172,42 @@ static void send_directories(struct link *l)
             send_directory(l, i);
 }
 
-/* Own actors that have been started again: the others learn their new addresses. Until then they keep the old ones,
- * from which mail comes back. */
+/* The others learn the new address of an own actor that has been started again; until then they have the old one, from
+ * which mail comes back. While it is not there, its monitor says whether it will be (own_ended). */
 static void look_at_own(struct link *l)
 {
-    bool changed = false, absent = false;
+    bool changed = false;
     for (int i = 0; i < l->arg->n_own; i++) {
         struct act_addr *was = &l->arg->own[i].addr, now = act_current(act_self_runtime(l->self), *was);
-        absent |= act_addr_is_nobody(now);
-        if (act_addr_is_nobody(now) || act_addr_equal(now, *was))
+        if (act_addr_equal(now, *was))
             continue;
-        *was = now;
-        act_monitor(l->self, now, 0);
-        changed = true;
+        if (!act_addr_is_nobody(now)) {
+            *was = now;
+            changed = true;
+        }
+        act_monitor(l->self, *was, 0);
     }
-    if (absent)
-        act_timer_after(l->self, &l->look, LOOK_NS, TAG_LOOK);
     if (changed)
         send_directories(l);
 }
 
-/* One of this node's own actors has ended. */
+/* One of this node's own actors has ended: for good, or until its supervision has started it again. */
 static void own_ended(struct link *l, const struct act_p_down *d, bool restarts)
 {
-    if (restarts) {
+    bool changed = false;
+    if (restarts && d->reason != -ESRCH) {
         look_at_own(l);
         return;
     }
-    struct act_addr now = act_current(act_self_runtime(l->self), d->who);
-    bool changed = false;
+    if (restarts) { /* asked for while it is not there */
+        if (!act_timer_pending(&l->look))
+            act_timer_after(l->self, &l->look, LOOK_NS, TAG_LOOK);
+        return;
+    }
     for (int i = 0; i < l->arg->n_own; i++)
         if (act_addr_equal(l->arg->own[i].addr, d->who)) {
-            if (!act_addr_is_nobody(now)) {
-                l->arg->own[i].addr = now;
-                act_monitor(l->self, now, 0);
-            } else {
-                l->arg->own[i] = l->arg->own[--l->arg->n_own];
-                i--;
-            }
+            l->arg->own[i] = l->arg->own[--l->arg->n_own];
+            i--;
             changed = true;
         }
     if (changed)
@@ -351,6 +349,19 @@ static void on_immediate(void *ctx, int index, enum tp_class class, uint32_t imm
     if (act_addr_is_nobody(m.dst) || !l->peer[index].number || act_send(l->self, &m))
         l->dropped_immediates++;
     act_yield(l->self);
+}
+
+/* It came to an actor that was just ending. In the expert exchange its next incarnation has use for it: slots are freed
+ * by their answers (exchange_slots.h). */
+static void immediate_came_back(struct link *l, struct act_msg *m)
+{
+    struct act_addr who = m->src, now = act_current(act_self_runtime(l->self), who);
+    struct act_msg again = act_msg_make(ACT_LINK_IMMEDIATE, now);
+    *act_p_link_immediate(&again) = *act_p_link_immediate(m);
+    bool use =
+        act_p_link_immediate(m)->class == TP_CLASS_EXPERT && !act_addr_is_nobody(now) && !act_addr_equal(now, who);
+    if (!use || act_send(l->self, &again))
+        l->dropped_immediates++;
 }
 
 static void on_put_done(void *ctx, int index, enum tp_class class, uint64_t cookie, int status)
@@ -623,6 +634,10 @@ static void take_own(struct link *l, struct act_msg *m)
     case ACT_TIMER:
         if (act_p_timer(m)->tag == TAG_LOOK)
             look_at_own(l);
+        break;
+    case ACT_UNDELIVERABLE:
+        if (act_msg_returned_type(m) == ACT_LINK_IMMEDIATE)
+            immediate_came_back(l, m);
         break;
     default:
         break;

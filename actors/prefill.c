@@ -674,7 +674,8 @@ static void end_step(struct prefill *p, int status)
         }
         if (status || j->broken) {
             pre_job_fail(p, j, status ? status : j->broken,
-                         status ? "the prefill step failed" : "the hand-off to the decoder failed");
+                         status ? act_exchange_reason(&p->exchange, status, "the prefill step failed")
+                                : "the hand-off to the decoder failed");
             continue;
         }
         struct mdl_segment more;

@@ -51,15 +51,36 @@ static int map(size_t bytes, uint8_t **out)
     return *out ? 0 : -ENOMEM;
 }
 
+/* A head counts bytes in 32 bits. */
+static int check_size(const struct act_slots_shape *p, struct cfg_error *err)
+{
+    size_t head = sizeof(struct act_slot_head), most = UINT32_MAX, result = result_bytes(p),
+           dispatch = dispatch_bytes(p);
+    size_t larger = result > dispatch ? result : dispatch, each = (larger - head) / p->rows + 1;
+    if (result <= most && dispatch <= most)
+        return 0;
+    return cfg_error_set(err, EINVAL,
+                         "experts.slot_rows = %u makes slots of %zu bytes with this model, more than 4 GiB; set it to "
+                         "%zu or less",
+                         p->rows, larger, (most - 2 * head) / each);
+}
+
+int act_slots_check(const struct act_slots_shape *p, struct cfg_error *err)
+{
+    if (!p->rows || p->pairs < p->rows || !p->hidden || p->hidden % 32 || !p->shards || p->shards > ACT_SHARDS_MAX ||
+        !p->each || p->each > ACT_SHARDS_MAX || !p->places || p->places > ACT_SLOT_PLACES)
+        return cfg_error_set(err, EINVAL, "slots of the expert exchange: %u rows, %u pairs, %u shards, %u sources",
+                             p->rows, p->pairs, p->shards, p->places);
+    return check_size(p, err);
+}
+
 int act_slots_new(const struct act_slots_shape *shape, bool sources, bool shards, struct act_slots **out,
                   struct cfg_error *err)
 {
     *out = NULL;
-    if (!shape->rows || shape->pairs < shape->rows || !shape->hidden || shape->hidden % 32 || !shape->shards ||
-        shape->shards > ACT_SHARDS_MAX || !shape->each || shape->each > ACT_SHARDS_MAX || !shape->places ||
-        shape->places > ACT_SLOT_PLACES)
-        return cfg_error_set(err, EINVAL, "slots of the expert exchange: %u rows, %u pairs, %u shards, %u sources",
-                             shape->rows, shape->pairs, shape->shards, shape->places);
+    int r = act_slots_check(shape, err);
+    if (r)
+        return r;
     struct act_slots *s = calloc(1, sizeof *s);
     if (!s)
         return cfg_error_set(err, ENOMEM, "slots of the expert exchange: out of memory");
@@ -70,7 +91,7 @@ int act_slots_new(const struct act_slots_shape *shape, bool sources, bool shards
     s->results_bytes = sources ? act_slots_results_bytes(shape) : 0;
     s->dispatches_bytes = shards ? act_slots_dispatches_bytes(shape) : 0;
     s->left = calloc(outgoing_slots(shape), sizeof *s->left);
-    int r = s->left ? 0 : -ENOMEM;
+    r = s->left ? 0 : -ENOMEM;
     if (!r && s->results_bytes)
         r = map(s->results_bytes, &s->results);
     if (!r && s->dispatches_bytes)

@@ -41,10 +41,14 @@ struct act_slots_shape {
     uint8_t rank[ACT_SLOT_NODES]; /* by number: 1 + which of these nodes it is; 0: none */
 };
 
-/* A slot that a source could not finish with before it ended: to be taken for in use until that connection is gone. */
+/* A slot that a source could not finish with before it ended: in use until its answer has come or that connection is
+ * gone. All that tells its answer (struct act_exchange_slot). */
 struct act_slot_left {
     uint16_t peer;
+    uint8_t wave;
     uint32_t link; /* 0: free */
+    uint64_t epoch;
+    uint32_t generation, sequence, map;
 };
 
 struct act_slots {
@@ -86,11 +90,12 @@ struct act_slot_word {
 
 enum { ACT_SLOT_SEQUENCE = (1 << 11) - 1 };
 
-/* Windows for the parts that the node has, zeroed, as nothing was written yet. -EINVAL: a row and its experts do not
- * fit; -ENOMEM. */
+/* Windows for the parts that the node has, zeroed, as nothing was written yet. -EINVAL: act_slots_check; -ENOMEM. */
 int act_slots_new(const struct act_slots_shape *shape, bool sources, bool shards, struct act_slots **out,
                   struct cfg_error *err);
 void act_slots_free(struct act_slots *s);
+/* -EINVAL: a row and its experts do not fit; numbers that an immediate has no room for; a slot larger than 4 GiB. */
+int act_slots_check(const struct act_slots_shape *shape, struct cfg_error *err);
 /* Bytes that act_slots_new takes for a part. */
 size_t act_slots_results_bytes(const struct act_slots_shape *shape);
 size_t act_slots_dispatches_bytes(const struct act_slots_shape *shape);

@@ -26,6 +26,7 @@ struct channel {
     struct event *head, **tail;
     struct event *withheld; /* PUT_DONE for the end */
     bool killed, aborted, room, announced;
+    int64_t ends_at; /* killed, and the end is to come; 0: it is under way, or the channel lives */
 };
 
 struct faulty {
@@ -85,19 +86,25 @@ static bool ends_channel(const struct tp_fault_rule *r)
     return r && (r->what == TP_FAULT_KILL || r->what == TP_FAULT_CRASH);
 }
 
-static void kill_channel(struct channel *c)
+static void kill_channel(struct faulty *ep, struct channel *c, int64_t delay_ns)
 {
+    const struct tp_host *h = &ep->base.host;
     if (c->killed)
         return;
     c->killed = true;
-    c->below->ops->abort(c->below);
+    if (!delay_ns) {
+        c->below->ops->abort(c->below);
+        return;
+    }
+    c->ends_at = h->now(h->ctx) + delay_ns;
+    h->wake(h->ctx);
 }
 
 static void apply_end(struct faulty *ep, struct channel *c, const struct tp_fault_rule *r)
 {
-    kill_channel(c);
+    kill_channel(ep, c, r->delay_ns);
     for (c = r->what == TP_FAULT_CRASH ? ep->channels : NULL; c; c = c->next)
-        kill_channel(c);
+        kill_channel(ep, c, r->delay_ns);
 }
 
 /* ---- events ------------------------------------------------------------------------------------ */
@@ -466,6 +473,7 @@ static void faulty_abort(struct tp_channel *base)
 {
     struct channel *c = (struct channel *)base;
     c->aborted = true;
+    c->ends_at = 0;
     c->below->ops->abort(c->below);
 }
 
@@ -473,6 +481,11 @@ static int64_t faulty_poll(struct tp_endpoint *base)
 {
     struct faulty *ep = (struct faulty *)base;
     const struct tp_host *h = &base->host;
+    for (struct channel *c = ep->channels; c; c = c->next)
+        if (c->ends_at && c->ends_at <= h->now(h->ctx)) {
+            c->ends_at = 0;
+            c->below->ops->abort(c->below);
+        }
     int64_t next = ep->below->ops->poll(ep->below), now = h->now(h->ctx);
     /* Channels end in the poll below only. */
     for (struct channel *c = ep->channels; c; c = c->next) {
@@ -487,6 +500,8 @@ static int64_t faulty_poll(struct tp_endpoint *base)
         }
         if (c->head && !c->killed && !c->aborted && c->head->due < next)
             next = c->head->due;
+        if (c->ends_at && c->ends_at < next)
+            next = c->ends_at;
     }
     return next;
 }

@@ -10,7 +10,8 @@
  *   DOUBLE  FRAME, IMMEDIATE, PUT_DONE: seen twice
  *   REFUSE  CONNECT, REGISTER: an error. SEND, PUT: -EAGAIN, and ROOM at the next poll
  *   KILL    the channel ends here with -ECONNRESET, as if the other side had died; SEND and PUT do not cross any more,
- *           what else it was is not seen
+ *           what else it was is not seen. With delay_ns its end comes so much later, as with an adapter that drains its
+ *           queues: until then it takes nothing (-ENOTCONN) and says nothing
  *   CRASH   all channels of the endpoint do
  *
  * Thread: as the endpoint below it. */

@@ -42,6 +42,17 @@ struct act_self *actor_find(struct act_worker *w, struct act_addr addr)
     return a->state == ACTOR_ALIVE && a->generation == addr.generation ? a : NULL;
 }
 
+bool actor_lives_on(const struct act_worker *w, struct act_addr addr)
+{
+    uint32_t i = addr.index - w->first_index;
+    if (addr.peer || addr.index < w->first_index || i >= (uint32_t)w->actor_count)
+        return false;
+    const struct act_self *a = &w->actors[i];
+    /* Relaxed: this thread has written it. Differences, because generations wrap around. */
+    uint32_t first = atomic_load_explicit(&a->first, memory_order_relaxed);
+    return a->state != ACTOR_FREE && addr.generation - first < a->generation - first;
+}
+
 /* ---- promises -------------------------------------------------------------------------------- */
 
 uint16_t actor_owe(struct act_self *a, const struct act_msg *m, int worker)
@@ -161,6 +172,8 @@ int actor_spawn(struct act_worker *w, const struct act_spawn *spec, struct act_a
     if (!w->free_head)
         w->free_tail = NULL;
     a->spec = *spec;
+    /* Relaxed: seen with the next `live`, which show() releases. Partner: act_current. */
+    atomic_store_explicit(&a->first, a->generation, memory_order_relaxed);
     a->spec.worker = w->index;
     a->spec.batch = spec->batch ? spec->batch : BATCH_DEFAULT;
     a->spec.restarts = spec->restarts ? spec->restarts : RESTARTS_DEFAULT;
@@ -319,9 +332,14 @@ struct act_addr act_current(const struct act_runtime *rt, struct act_addr who)
     if (act_addr_is_nobody(who) || who.peer || who.index >= rt->indices)
         return ACT_NOBODY;
     struct act_worker *w = &rt->worker[rt->worker_of[who.index]];
-    /* Acquire: partner is show(). */
-    uint32_t live = atomic_load_explicit(&w->actors[who.index - w->first_index].live, memory_order_acquire);
-    return live ? (struct act_addr){.generation = live, .peer = 0, .index = who.index} : ACT_NOBODY;
+    struct act_self *a = &w->actors[who.index - w->first_index];
+    /* Acquire: partner is show(). Relaxed: partner is actor_spawn; a newer one than belongs to `live` says the same as
+     * the end that came between them. */
+    uint32_t live = atomic_load_explicit(&a->live, memory_order_acquire);
+    uint32_t first = atomic_load_explicit(&a->first, memory_order_relaxed);
+    return live && who.generation - first <= live - first
+               ? (struct act_addr){.generation = live, .peer = 0, .index = who.index}
+               : ACT_NOBODY;
 }
 
 struct act_addr act_self_addr(const struct act_self *self)

@@ -137,6 +137,8 @@ struct act_self {
     struct act_runtime *rt;
     struct act_worker *worker;
     uint32_t index, generation;
+    /* Generation with which it was spawned: those from then on are the same actor, restarted. Written by the worker. */
+    _Atomic uint32_t first;
     enum act_state state;
     struct act_spawn spec;
     void *memory;
@@ -296,6 +298,8 @@ void worker_end_actors(struct act_worker *w, int reason);
 
 /* actor.c */
 struct act_self *actor_find(struct act_worker *w, struct act_addr addr);
+/* Whether the actor of this address, which is dead, was or will be started again by its policy. On its worker. */
+bool actor_lives_on(const struct act_worker *w, struct act_addr addr);
 struct act_addr actor_addr(const struct act_self *a);
 /* The worker whose thread may touch dst's actor: its own, or the one of the route to dst's peer; -1: none. */
 int actor_worker(const struct act_runtime *rt, struct act_addr dst);

@@ -160,8 +160,8 @@ int act_exit(struct act_self *self, struct act_addr who, int reason);
 /* The receive function is called (again), after the others that wait and after timers, cancels and messages have been
  * looked at: the way to do long work in pieces, and the way for an event callback to get the actor going. */
 void act_yield(struct act_self *self);
-/* The present address of the actor in who's slot, after restarts; nobody when it is dead. Of this process only. A
- * restart may happen at any time, so this is good for reconnecting, not for tests of liveness. Any thread. */
+/* The present address of who, after restarts; nobody when it is dead. Of this process only. A restart may happen at any
+ * time, so this is good for reconnecting, not for tests of liveness. Any thread. */
 struct act_addr act_current(const struct act_runtime *rt, struct act_addr who);
 
 struct act_addr act_self_addr(const struct act_self *self);
@@ -283,8 +283,9 @@ bool act_timer_pending(const struct act_timer *t);
 
 /* ---- supervision ----------------------------------------------------------------------------- */
 
-/* DOWN{who, reason, tag} once, when who ends; at once (-ESRCH) when it is not alive. -ENOMEM; -ENOTSUP for an actor of
- * another process, whose end the transport reports. */
+/* DOWN{who, reason, tag} once, when who ends; at once (-ESRCH) when it is not alive. ACT_MSG_RESTARTS in its flags: its
+ * policy has started the actor again, or will. -ENOMEM; -ENOTSUP for an actor of another process, whose end the
+ * transport reports. */
 int act_monitor(struct act_self *self, struct act_addr who, uint32_t tag);
 /* No DOWN with this tag for who comes any more, except one that is in the batch right now. */
 void act_demonitor(struct act_self *self, struct act_addr who, uint32_t tag);

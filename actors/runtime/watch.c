@@ -82,7 +82,7 @@ void watch_arrived(struct act_worker *w, struct act_watch *x)
     if (target)
         link_watch(target, x);
     else
-        send_back(w, x, -ESRCH, false);
+        send_back(w, x, -ESRCH, actor_lives_on(w, x->target));
 }
 
 /* self does not want own any more. */

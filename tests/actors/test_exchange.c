@@ -350,6 +350,103 @@ Test(exchange, a_silent_shard_is_left_out_after_the_deadline_and_used_again_when
     }
 }
 
+/* A shard that lives and does not compute what it is asked for one layer, from some moment on. */
+struct refuser {
+    int shard, layer;  /* layer -1: all */
+    bool as_returned;  /* the dispatch comes back; else: a result without rows */
+    int64_t until;     /* 0: for ever */
+    int refused, kept; /* dispatches */
+};
+
+static bool refuse(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m, int *fail)
+{
+    struct refuser *d = w->before_ctx;
+    if (who->part != TS_PART_EXPERT || (d->shard >= 0 && who->index != d->shard) || m->type != ACT_EXPERT_DISPATCH)
+        return false;
+    const struct act_p_expert_dispatch *p = act_p_expert_dispatch(m);
+    if ((d->layer >= 0 && p->layer != d->layer) || (d->until && act_now(self) > d->until)) {
+        d->kept++;
+        return false;
+    }
+    struct act_promise promise = act_promise_of(m);
+    struct act_msg r;
+    d->refused++;
+    if (d->as_returned) {
+        act_return(self, m);
+        return true;
+    }
+    cr_assert_eq(act_msg_new(ACT_EXPERT_RESULT, ACT_NOBODY, 0, &r), 0);
+    *act_p_expert_result(&r) =
+        (struct act_p_expert_result){p->sequence, p->map, p->stream, p->layer, p->rows, p->set, p->wave};
+    cr_assert_eq(act_reply(self, &promise, &r), 0);
+    return true;
+}
+
+/* The others take its experts over; it is asked again ever less often, also when it answers for other layers. */
+Test(exchange, a_shard_that_refuses_again_and_again_is_left_out)
+{
+    for (int k = 0; k < 8; k++) {
+        struct ts_world w;
+        struct refuser d = {.shard = k % 3, .layer = k & 2 ? 2 : -1, .as_returned = k & 1};
+        open_apart(&w, 3, (uint64_t)k + 1);
+        w.apart = k < 4; /* else on the worker of those who ask */
+        for (int i = 0; i < w.n; i++)
+            w.wanted[i].start += i * 300 * (int64_t)MS;
+        w.before = refuse;
+        w.before_ctx = &d;
+        ts_world_run(&w, (uint64_t)k + 1);
+        check_all(&w, (uint64_t)k);
+        cr_assert_ge(d.refused, ACT_EXCHANGE_REFUSALS, "case %d", k);
+        cr_assert_lt(d.refused, 60, "case %d: a shard that refuses was asked %d times", k, d.refused);
+        ts_world_close(&w);
+    }
+}
+
+/* Where nobody may or can take over, requests wait, then fail and say why. */
+Test(exchange, when_nobody_else_may_compute_what_a_shard_refuses_requests_fail_in_time)
+{
+    for (int k = 0; k < 4; k++) {
+        struct ts_world w;
+        struct refuser d = {.shard = k < 2 ? 1 : -1, .layer = k & 1 ? 2 : -1, .as_returned = k == 3};
+        open_apart(&w, 3, 1);
+        act_map_free(w.map);
+        cr_assert_eq(act_map_even(1, w.m->cfg->n_layers, w.m->cfg->n_experts, 3, &w.map), 0);
+        w.e.experts.map = w.map;
+        w.e.experts.limits = (struct act_exchange_limits){.no_takeover = k < 2, .patience_ns = 500 * MS};
+        w.before = refuse;
+        w.before_ctx = &d;
+        ts_world_run(&w, 1);
+        int64_t first = INT64_MAX;
+        for (int i = 0; i < w.n; i++) {
+            cr_assert_eq(w.got[i].terminal, 1, "case %d, request %d", k, i);
+            cr_assert(w.got[i].status == -EHOSTDOWN || w.got[i].finish == ACT_FINISH_ERROR, "case %d, request %d", k,
+                      i);
+            first = w.got[i].ended < first ? w.got[i].ended : first;
+        }
+        cr_assert_lt(first, 20000 * (int64_t)MS, "case %d: after %d ms", k, (int)(first / MS));
+        cr_assert_lt(d.refused, 200, "case %d: it was asked %d times", k, d.refused);
+        ts_world_check_baseline(&w);
+        ts_world_close(&w);
+    }
+}
+
+/* One that has recovered is used again. */
+Test(exchange, a_shard_that_refuses_no_more_is_used_again)
+{
+    struct ts_world w;
+    struct refuser d = {.shard = 1, .layer = -1, .until = 400 * (int64_t)MS};
+    open_apart(&w, 3, 5);
+    for (int i = 0; i < w.n; i++)
+        w.wanted[i].start += i * 300 * (int64_t)MS;
+    w.before = refuse;
+    w.before_ctx = &d;
+    ts_world_run(&w, 5);
+    check_all(&w, 5);
+    cr_assert_gt(d.refused, 0);
+    cr_assert_gt(d.kept, 20);
+    ts_world_close(&w);
+}
+
 /* ---- shards that are found, and go away ---- */
 
 /* In the place of the link: node i + 1 has shard i. */
@@ -440,7 +537,7 @@ Test(exchange, shards_of_other_nodes_are_found_lost_and_found_again)
 struct asker {
     struct ts_world *w;
     struct act_msg out[8];
-    int n, answers, order[8], rows[8], returned;
+    int n, answers, order[8], rows[8], refused;
 };
 
 static int asker_start(struct act_self *self, void *state, const void *arg)
@@ -456,11 +553,14 @@ static int asker_receive(struct act_self *self, void *state, struct act_msg *m, 
     struct asker *a = *(struct asker **)state;
     (void)self;
     for (int i = 0; i < count; i++) {
-        if (m[i].type == ACT_EXPERT_RESULT) {
+        size_t bytes;
+        cr_assert_eq(m[i].type, ACT_EXPERT_RESULT);
+        act_msg_tail(&m[i], &bytes);
+        a->refused += !bytes;
+        if (bytes) {
             a->rows[a->answers] = act_p_expert_result(&m[i])->rows;
             a->order[a->answers++] = (int)act_p_expert_result(&m[i])->sequence;
         }
-        a->returned += m[i].type == ACT_UNDELIVERABLE;
     }
     return 0;
 }
@@ -612,10 +712,10 @@ Test(exchange, rows_of_others_at_the_shards_reach_the_plan_until_they_are_gone)
     cr_expect(soon_alone < busy / 2, "%d of %d", soon_alone, busy);
 }
 
-/* Whatever a foreign process sends is answered or returned, and harms nobody. */
-Test(exchange, a_dispatch_that_makes_no_sense_is_returned)
+/* Whatever a foreign process sends is answered or refused, and harms nobody. */
+Test(exchange, a_dispatch_that_makes_no_sense_is_refused)
 {
-    for (int k = 0; k < 9; k++) {
+    for (int k = 0; k < 12; k++) {
         struct ts_world w;
         struct asker a;
         struct act_dispatch d;
@@ -630,10 +730,13 @@ Test(exchange, a_dispatch_that_makes_no_sense_is_returned)
         size->hidden = k == 5 ? 0 : size->hidden;
         d.pairs[0] = k == 6 ? 0 : d.pairs[0];
         d.pair[0].expert = k == 7 ? 100000 : k == 8 ? d.pair[1].expert : d.pair[0].expert;
+        act_p_expert_dispatch(m)->rows += k == 9;
+        size->zero = k == 10;
+        m->buf->size -= k == 11;
         a.out[a.n] = make_dispatch(&a, shard, 0, 0, 2, 2, &d);
         a.n++;
         ask_alone(&a, &w);
-        cr_assert_eq(a.returned, 1, "case %d", k);
+        cr_assert_eq(a.refused, 1, "case %d", k);
         cr_assert_eq(a.answers, 1, "case %d", k);
         ts_world_close(&w);
     }

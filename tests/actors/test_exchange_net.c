@@ -5,6 +5,7 @@
 
 #include <errno.h>
 
+#include "actors/runtime/stats.h"
 #include "tests/support/expert_net.h"
 #include "tests/support/less.h"
 
@@ -160,6 +161,28 @@ Test(exchange_net, a_shard_that_is_cut_off_at_any_write_is_used_again)
     cut(2, "shard cut off");
 }
 
+/* A connection that takes nothing any more while its end is still to come, as with an adapter that drains its queues:
+ * the shards behind it are left out meanwhile, and no step fails. */
+Test(exchange_net, a_connection_that_ends_slowly_is_not_tried_again_and_again)
+{
+    for (uint64_t k = 1; k <= 4; k++) {
+        int node = k % 2 ? 0 : 2;
+        ts_net_open(&net, k < 3 ? 2 : 1, 4, 6, 16);
+        net.fault[node % (net.shards + 1)].rule[0] = (struct tp_fault_rule){.on = TP_FAULT_PUT,
+                                                                            .classes = 1 << TP_CLASS_EXPERT,
+                                                                            .what = TP_FAULT_KILL,
+                                                                            .at = 20 * k,
+                                                                            .every = 150,
+                                                                            .delay_ns = 250 * MS};
+        net.fault[node % (net.shards + 1)].rules = 1;
+        ts_net_start(&net, 16);
+        ts_net_run(&net);
+        ts_net_check(&net, "a slow end");
+        cr_assert_gt(net.fault[node % (net.shards + 1)].rule[0].done, 0u);
+        ts_net_close(&net);
+    }
+}
+
 /* Nothing arrives at a node for a time, with no word to anybody: shorter than the connection lives, and longer. */
 static void mend(void *ctx)
 {
@@ -214,6 +237,91 @@ Test(exchange_net, a_shard_that_was_restarted_in_its_process_is_found_again)
     }
 }
 
+static int64_t timers_of(int node)
+{
+    struct act_stats_worker s;
+    cr_assert_eq(act_stats_worker(net.rt[node], 0, &s), 0);
+    return (int64_t)s.timers;
+}
+
+/* One that cannot be started again is gone although its node lives: its node says so, the others take its experts over,
+ * and nobody goes on looking for it. */
+Test(exchange_net, a_shard_that_has_ended_for_good_is_taken_over_and_looked_for_no_more)
+{
+    static const int64_t delay[] = {0, 5 * MS, 300 * MS};
+    for (int k = 0; k < 3; k++) {
+        ts_net_open(&net, 3, 4, 6, 13);
+        net.restart_delay_ns = delay[k];
+        net.shard[2].die_at = 40;
+        net.shard[2].stillborn = true;
+        net.w.wanted[4].start = 6000 * MS;
+        net.w.wanted[5].start = 6500 * MS;
+        ts_net_start(&net, 13);
+        act_sim_run(net.w.sim, 4000 * MS, 10000000);
+        cr_assert_gt(net.shard[2].starts, 1, "the shard did not die");
+        cr_assert(!ts_net_has_shard(&net, 2), "case %d: its node still says that it is there", k);
+        cr_assert(ts_net_has_shard(&net, 1) && ts_net_has_shard(&net, 3));
+        int64_t before = timers_of(2), other = timers_of(1);
+        act_sim_run(net.w.sim, 5000 * MS, 10000000);
+        before = timers_of(2) - before;
+        other = timers_of(1) - other;
+        cr_assert_leq(before, other + 20, "case %d: %d timers in a second, elsewhere %d", k, (int)before, (int)other);
+        int asked = net.shard[2].puts + net.shard[2].messages;
+        ts_net_run(&net);
+        ts_net_check(&net, "ended for good");
+        cr_assert_eq(net.shard[2].puts + net.shard[2].messages, asked);
+        cr_assert_eq(ts_net_connections(&net, 0, 2, TP_CLASS_CONTROL), 1u, "its node was given up");
+        ts_net_close(&net);
+    }
+}
+
+/* Each refusal goes as a message, the slot is free again. */
+Test(exchange_net, a_shard_that_understands_nothing_any_more_is_left_out)
+{
+    ts_net_open(&net, 3, 4, 8, 14);
+    net.shard[2].garbled_from = 30;
+    for (int i = 0; i < net.w.n; i++)
+        net.w.wanted[i].start = 500 * MS + i * 300 * MS;
+    ts_net_start(&net, 14);
+    ts_net_run(&net);
+    ts_net_check(&net, "garbled");
+    int more = net.shard[2].puts - net.shard[2].garbled_from;
+    cr_assert_gt(more, 0);
+    cr_assert_lt(more, 100, "it was asked %d times more", more);
+    for (int i = 1; i <= 3; i++)
+        cr_assert_eq(ts_net_connections(&net, 0, i, TP_CLASS_EXPERT), 1u, "node %d was fenced", i);
+    ts_net_close(&net);
+}
+
+/* ---- sources that fail ---- */
+
+/* Prefill or Decode begins again in the middle of a step, with dispatches of the one before still under way: their
+ * answers free the slots, and no connection to a healthy node is ended for them. */
+Test(exchange_net, a_source_that_was_restarted_costs_no_connection)
+{
+    int killed = 0;
+    for (int k = 0; k < 8; k += TS_LESS) {
+        ts_net_open(&net, 3, 4, 8, 15);
+        net.restart_sources = true;
+        for (int i = 0; i < 3; i++)
+            net.w.kill[net.w.n_kills++] = (struct ts_kill){.at = 505 * MS + i * 20 * MS + k * 700000,
+                                                           .role = k % 2 ? CFG_ROLE_DECODE : CFG_ROLE_PREFILL};
+        ts_net_start(&net, 15 + (uint64_t)k);
+        ts_net_run(&net);
+        struct act_stats_worker s;
+        cr_assert_eq(act_stats_worker(net.rt[0], 1, &s), 0);
+        killed += (int)s.restarts;
+        for (int i = 0; i < net.w.n; i++)
+            cr_assert_eq(net.w.got[i].terminal, 1, "case %d, request %d", k, i);
+        for (int i = 1; i <= 3; i++) {
+            cr_assert_eq(ts_net_connections(&net, 0, i, TP_CLASS_EXPERT), 1u, "case %d: node %d was fenced", k, i);
+            cr_assert_gt(net.shard[i].puts, 20);
+        }
+        ts_net_close(&net);
+    }
+    cr_assert_gt(killed, 0, "nobody was restarted");
+}
+
 /* A shard that forgets: its slots are in use until the connection is ended for their sake, then it serves again. */
 Test(exchange_net, slots_that_are_not_given_back_are_fenced)
 {
@@ -227,6 +335,12 @@ Test(exchange_net, slots_that_are_not_given_back_are_fenced)
     ts_net_run(&net);
     ts_net_check(&net, "deaf");
     cr_assert_gt(net.shard[1].puts, before + 20);
+    cr_assert_gt(ts_net_connections(&net, 0, 1, TP_CLASS_EXPERT), 1u, "nothing was fenced");
+    cr_assert_eq(ts_net_connections(&net, 0, 2, TP_CLASS_EXPERT), 1u, "the other node was fenced");
+    for (int i = 1; i <= 2; i++) {
+        cr_assert_eq(ts_net_connections(&net, 0, i, TP_CLASS_CONTROL), 1u, "node %d was given up", i);
+        cr_assert_eq(ts_net_connections(&net, 0, i, TP_CLASS_KV), 1u);
+    }
     ts_net_close(&net);
 }
 

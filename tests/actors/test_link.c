@@ -18,6 +18,8 @@ enum { MS = 1000000, WINDOW = 1 << 16, WINDOW_ID = 5 };
 
 /* ---- a server: answers PING with PONG and the same buffer; keeps some; ends on DRAIN -------------------------- */
 
+enum { FIND_UNANSWERABLE = 77 }; /* request id */
+
 struct server {
     int kept, cancelled;
 };
@@ -35,6 +37,11 @@ static int server_receive(struct act_self *self, void *state, struct act_msg *m,
             r.request = m[i].request;
             if (act_send(self, &r))
                 act_msg_drop(&r);
+        }
+        if (m[i].type == ACT_REMOTE_STORE && m[i].request == FIND_UNANSWERABLE) {
+            struct act_msg r = act_msg_make(ACT_PAGES_GIVEN, ACT_NOBODY); /* a defect: it may not leave the node */
+            act_reply(self, &p, &r);
+            continue;
         }
         if (m[i].type != ACT_PING || m[i].request >= A_REQUEST_KEEPS) {
             s->kept++;
@@ -58,7 +65,7 @@ struct client {
     struct act_addr link, server;
     uint16_t peer;
     int ups, node_downs, downs, down_reason, replies, wrong, returned, abandoned, payloads, cancelled, immediates, puts,
-        fences, put_status;
+        fences, put_status, finds_abandoned, kv_downs;
     uint32_t kv_generation, put_generation;
     bool kv_up;
     uint32_t immediate;
@@ -68,6 +75,7 @@ struct client {
 
 static void take_returned(struct client *c, struct act_msg *m)
 {
+    c->finds_abandoned += act_msg_returned_type(m) == ACT_REMOTE_STORE && m->flags & ACT_MSG_ABANDONED;
     if (m->flags & ACT_MSG_ABANDONED)
         c->abandoned++;
     else
@@ -105,6 +113,7 @@ static int client_receive(struct act_self *self, void *state, struct act_msg *m,
             if (act_p_node_class(&m[i])->class == TP_CLASS_KV) {
                 c->kv_generation = act_p_node_class(&m[i])->generation;
                 c->kv_up = act_p_node_class(&m[i])->up;
+                c->kv_downs += !c->kv_up;
             }
             break;
         case ACT_DOWN:
@@ -151,6 +160,14 @@ static int client_receive(struct act_self *self, void *state, struct act_msg *m,
                     c->wrong++;
                 }
             }
+            break;
+        }
+        case ACT_REMOTE_STORED: { /* from the test: one over class kv */
+            struct act_msg q;
+            cr_assert_eq(act_msg_new(ACT_REMOTE_STORE, c->server, 32, &q), 0);
+            memset(act_msg_tail(&q, &bytes), 0, 32);
+            q.request = m[i].request;
+            c->wrong += act_request(self, &q) != 0;
             break;
         }
         case ACT_DRAINED: { /* from the test: watch the server */
@@ -458,6 +475,51 @@ Test(link, puts_land_and_tell_their_port)
     cr_expect_eq(c->puts, 4);
     cr_expect_eq(c->put_status, -EINVAL);
     cr_expect(c->kv_up && c->kv_generation == second);
+    pair_free(p);
+}
+
+/* What was asked over a class has its end with it; the node, and what was asked over the others, live on. */
+Test(link, the_end_of_a_class_gives_back_what_was_asked_over_it_and_nothing_else)
+{
+    struct pair *p = pair_new(false, 5);
+    struct client *c = &p->client;
+    tell(p, ACT_RELOAD, 0, 0, 0);
+    run(p, 500);
+    tell(p, ACT_PING, A_REQUEST_KEEPS, 10, 100);
+    for (uint64_t i = 0; i < 4; i++)
+        tell(p, ACT_REMOTE_STORED, A_REQUEST_KEEPS + i, 0, 0);
+    run(p, 100);
+    cr_assert_eq(c->abandoned, 0);
+    tell(p, ACT_KV_UNPARK, 0, 0, 0);
+    run(p, 500);
+    cr_expect_eq(c->fences, 1);
+    cr_expect_eq(c->finds_abandoned, 4);
+    cr_expect_eq(c->abandoned, 4, "%d requests were given back, 4 were asked over that class", c->abandoned);
+    cr_expect_eq(c->node_downs, 0);
+    cr_expect_eq(c->ups, 1);
+    cr_expect(c->kv_up, "it is connected again");
+    tell(p, ACT_PING, 1, 5, 0);
+    run(p, 100);
+    cr_expect_eq(c->replies, 5);
+    cr_expect_eq(c->wrong, 0);
+    pair_free(p);
+}
+
+/* A reply that cannot leave ends the class that it would have gone over, so that its request has an end. */
+Test(link, a_reply_that_cannot_leave_costs_its_class_and_not_the_node)
+{
+    struct pair *p = pair_new(false, 6);
+    struct client *c = &p->client;
+    tell(p, ACT_RELOAD, 0, 0, 0);
+    run(p, 500);
+    tell(p, ACT_PING, A_REQUEST_KEEPS, 3, 100);
+    tell(p, ACT_REMOTE_STORED, FIND_UNANSWERABLE, 0, 0);
+    run(p, 500);
+    cr_expect_eq(c->kv_downs, 1);
+    cr_expect_eq(c->finds_abandoned, 1, "the request has no end");
+    cr_expect_eq(c->abandoned, 1);
+    cr_expect_eq(c->node_downs, 0);
+    cr_expect(c->kv_up);
     pair_free(p);
 }
 

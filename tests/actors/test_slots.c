@@ -14,7 +14,7 @@
 
 #define MS INT64_C(1000000)
 
-enum { HIDDEN = 128, SHARDS = 3, ROWS = 4, K = 2, NODE = 7, EPOCH = 1000, LINK = 9 };
+enum { HIDDEN = 128, SHARDS = 3, ROWS = 4, K = 2, ASKED = 10, NODE = 7, EPOCH = 1000, LINK = 9 };
 
 static const struct act_slots_shape small = {.hidden = HIDDEN,
                                              .rows = ROWS,
@@ -25,13 +25,18 @@ static const struct act_slots_shape small = {.hidden = HIDDEN,
                                              .nodes = 2,
                                              .rank = {[1] = 1, [NODE] = 2}};
 
-static struct act_slots *open_slots(void)
+static struct act_slots *open_shape(const struct act_slots_shape *shape)
 {
     struct act_slots *s;
     struct cfg_error err;
-    cr_assert_eq(act_slots_new(&small, true, true, &s, &err), 0, "%s", err.msg);
+    cr_assert_eq(act_slots_new(shape, true, true, &s, &err), 0, "%s", err.msg);
     s->epoch = 77;
     return s;
+}
+
+static struct act_slots *open_slots(void)
+{
+    return open_shape(&small);
 }
 
 /* ---- addresses ---- */
@@ -95,6 +100,26 @@ Test(slots, other_sizes_have_another_fingerprint)
     act_slots_free(s);
 }
 
+/* A head counts bytes in 32 bits: what passes that is refused, with the most that is possible. */
+Test(slots, a_slot_of_more_than_4_gib_is_refused)
+{
+    struct cfg_error err;
+    struct act_slots_shape p = small;
+    p.hidden = 5120;
+    p.rows = 65535;
+    p.pairs = p.rows * 8;
+    cr_assert_eq(act_slots_check(&p, &err), -EINVAL);
+    const char *at = strstr(err.msg, "experts.slot_rows = 65535"), *most = strstr(err.msg, "set it to ");
+    cr_assert(at && most && strstr(err.msg, "4 GiB"), "%s", err.msg);
+    p.rows = (uint32_t)atoi(most + strlen("set it to "));
+    cr_assert(p.rows > 50000 && p.rows < 52429, "%u", p.rows);
+    p.pairs = p.rows * 8;
+    cr_assert_eq(act_slots_check(&p, &err), 0, "%s", err.msg);
+    struct act_slots *s;
+    p.rows = p.pairs = UINT32_MAX;
+    cr_assert_eq(act_slots_new(&p, false, false, &s, &err), -EINVAL);
+}
+
 /* ---- two actors: one that plays a side, and the link ---- */
 
 struct rig {
@@ -109,7 +134,8 @@ struct rig {
     int puts, messages, fences;
     struct act_p_link_put put; /* the last one */
     struct act_promise promise;
-    bool hold; /* puts are not answered by themselves */
+    bool hold;  /* puts are not answered by themselves */
+    int status; /* that they are answered with */
     /* The source: */
     struct mdl_config config;
     struct mdl_model model;
@@ -117,15 +143,19 @@ struct rig {
     struct act_experts experts;
     struct act_exchange e;
     struct mdl_exchange x;
-    int32_t expert[ROWS * K];
-    float weight[ROWS * K];
-    uint8_t codes[ROWS * HIDDEN], scales[ROWS * HIDDEN / 32], have[ROWS * K];
-    uint16_t result[ROWS * K * HIDDEN];
+    int32_t expert[ASKED * K];
+    float weight[ASKED * K];
+    uint8_t codes[ASKED * HIDDEN], scales[ASKED * HIDDEN / 32], have[ASKED * K];
+    uint16_t result[ASKED * K * HIDDEN];
+    bool again; /* a step that is lost is run again, as the actors do */
+    int reruns;
     /* The shard: */
     struct act_expert_slots shard;
 };
 
 static struct rig rig;
+
+static void ask(struct rig *r);
 
 static void end_put(struct act_self *self, int status)
 {
@@ -143,11 +173,15 @@ static int link_receive(struct act_self *self, void *state, struct act_msg *m, i
             rig.put = *act_p_link_put(&m[i]);
             rig.promise = act_promise_of(&m[i]);
             if (!rig.hold)
-                end_put(self, 0);
+                end_put(self, rig.status);
         }
-        if (m[i].type == ACT_PING)
-            end_put(self, 0);
+        if (m[i].type == ACT_PING) {
+            end_put(self, rig.status);
+            rig.status = 0;
+        }
         rig.messages += m[i].type == ACT_EXPERT_DISPATCH;
+        if (m[i].type == ACT_EXPERT_DISPATCH && rig.status)
+            act_return(self, &m[i]); /* like puts */
         rig.fences += m[i].type == ACT_LINK_FENCE;
     }
     return 0;
@@ -173,6 +207,10 @@ static int side_receive(struct act_self *self, void *state, struct act_msg *m, i
                 act_timer_after(self, &rig.timer, 3 * MS, 1);
         } else if (rig.e.self) {
             act_exchange_message(&rig.e, &m[i]);
+            if (rig.again && rig.e.lost) {
+                rig.reruns++;
+                ask(&rig);
+            }
         } else if (m[i].type == ACT_LINK_PUT_DONE) {
             act_expert_slots_put_done(&rig.shard, &m[i]);
         }
@@ -190,7 +228,7 @@ static void side_stop(struct act_self *self, void *state, int reason)
     act_expert_slots_free(&rig.shard);
 }
 
-static void run(void (*const *step)(struct rig *r), int n)
+static void run_in(const struct act_slots_shape *shape, void (*const *step)(struct rig *r), int n)
 {
     static const struct act_behaviour link = {.name = "link", .receive = link_receive}, side = {.name = "side",
                                                                                                 .start = side_start,
@@ -202,7 +240,7 @@ static void run(void (*const *step)(struct rig *r), int n)
     struct cfg_error err;
     struct act_config c = {.node = 1, .epoch = 1, .workers = 1};
     c.worker[0] = (struct act_worker_config){.name = "w", .kind = ACT_WORKER_ENGINE, .cpu = -1};
-    rig = (struct rig){.slots = open_slots()};
+    rig = (struct rig){.slots = open_shape(shape)};
     memcpy(rig.step, step, (size_t)n * sizeof *step);
     cr_assert_eq(act_sim_new(&(struct act_sim_config){.seed = 1}, &sim, &err), 0);
     cr_assert_eq(act_sim_add(sim, &c, &rt, &err), 0);
@@ -219,6 +257,11 @@ static void run(void (*const *step)(struct rig *r), int n)
     act_sim_free(sim);
     act_slots_free(rig.slots);
     act_map_free(rig.map);
+}
+
+static void run(void (*const *step)(struct rig *r), int n)
+{
+    run_in(&small, step, n);
 }
 
 static struct act_msg word(unsigned port, const struct act_slot_word *w, uint16_t peer, uint32_t generation)
@@ -275,6 +318,12 @@ static struct act_slot_head forged(struct act_slot_head h, int field)
     case 13:
         h.wave++;
         break;
+    case 14: /* another shard that has the same number in its node */
+        h.shard += 2;
+        break;
+    case 15:
+        h.zero[3] = 1;
+        break;
     default:
         break;
     }
@@ -300,7 +349,7 @@ static void shard_steps(struct rig *r)
                                        .bytes = 100,
                                        .epoch = EPOCH,
                                        .link = LINK,
-                                       .sequence = 5000,
+                                       .sequence = 5001,
                                        .map = 3,
                                        .source_generation = 4,
                                        .source_index = 10,
@@ -308,10 +357,10 @@ static void shard_steps(struct rig *r)
                                        .place = PLACE,
                                        .shard = 1,
                                        .set = SET};
-    const struct act_slot_word w = {.member = LOCAL, .other = PLACE, .set = SET, .sequence = 5000 & ACT_SLOT_SEQUENCE};
+    const struct act_slot_word w = {.member = LOCAL, .other = PLACE, .set = SET, .sequence = 5001 & ACT_SLOT_SEQUENCE};
     /* What the shard can know: not which exchange a source is in, nor its map. */
-    static const int known[] = {0, 1, 2, 3, 4, 10, 11, 12};
-    cr_assert_eq(act_expert_slots_init(&r->shard, r->self, r->slots, r->link, LOCAL), 0);
+    static const int known[] = {0, 1, 2, 3, 4, 10, 11, 12, 13, 14, 15};
+    cr_assert_eq(act_expert_slots_init(&r->shard, r->self, r->slots, r->link, LOCAL, 1), 0);
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         cr_assert(!take(r, forged(good, known[i]), &w, LINK, r->peer), "field %d", known[i]);
     struct act_slot_word other = w;
@@ -322,7 +371,12 @@ static void shard_steps(struct rig *r)
     cr_assert(!take(r, good, &other, LINK, r->peer), "another shard's");
     cr_assert(!take(r, good, &w, LINK + 1, r->peer), "another connection");
     cr_assert(!take(r, good, &w, LINK, (uint16_t)(r->peer + 1)), "nobody known");
-    cr_assert_eq(r->shard.stale, 12u);
+    struct act_slot_work work;
+    struct act_msg m = word(ACT_PORT_SHARDS, &w, r->peer, LINK);
+    memcpy(r->slots->dispatches + act_slots_dispatch(r->slots, 1, PLACE, SET, LOCAL), &good, sizeof good);
+    act_p_link_immediate(&m)->class = TP_CLASS_KV;
+    cr_assert(!act_expert_slots_take(&r->shard, &m, &work), "another class");
+    cr_assert_eq(r->shard.stale, 16u);
     cr_assert(take(r, good, &w, LINK, r->peer), "a fresh one");
     cr_assert(!take(r, good, &w, LINK, r->peer), "the same again");
     cr_assert(take(r, forged(good, 5), &w, LINK, r->peer), "the next one");
@@ -413,13 +467,21 @@ static void hear(struct rig *r)
     uint32_t q = r->e.sequence;
     cr_assert_eq(r->puts, 1);
     cr_assert_eq(r->messages, 0);
-    for (int field = 0; field < 14; field++) {
+    for (int field = 0; field < 16; field++) {
         cr_assert(!tell(r, forged(answer_to(r, q), field), q, LINK, r->peer), "field %d", field);
         cr_assert_eq(r->x.pending, K, "field %d", field);
     }
     cr_assert(!tell(r, answer_to(r, q), q, LINK + 1, r->peer) && r->x.pending == K, "another connection");
     cr_assert(!tell(r, answer_to(r, q), q, LINK, (uint16_t)(r->peer + 1)) && r->x.pending == K, "another node");
     cr_assert(!tell(r, answer_to(r, q), q + 1, LINK, r->peer) && r->x.pending == K, "another set");
+    const struct act_slot_word w = {.member = 2, .other = 1, .set = q & 1, .sequence = q & ACT_SLOT_SEQUENCE};
+    struct act_msg m = word(ACT_PORT_SOURCES, &w, r->peer, LINK);
+    struct act_slot_head h = answer_to(r, q);
+    memcpy(r->slots->results + act_slots_result(r->slots, 1, q & 1, 1), &h, sizeof h);
+    cr_assert(!act_exchange_message(&r->e, &m) && r->x.pending == K, "another source");
+    m = word(ACT_PORT_SOURCES, &(struct act_slot_word){1, 1, q & 1, q & ACT_SLOT_SEQUENCE}, r->peer, LINK);
+    act_p_link_immediate(&m)->class = TP_CLASS_KV;
+    cr_assert(!act_exchange_message(&r->e, &m) && r->x.pending == K, "another class");
     cr_assert(tell(r, answer_to(r, q), q, LINK, r->peer), "the answer");
     cr_assert_eq(r->x.pending, 0);
     cr_assert_eq(r->result[0], 0x3f3f);
@@ -505,14 +567,53 @@ static void begin_anew(struct rig *r)
     cr_assert_eq(r->e.slot[(first_sequence & 1) * SHARDS + 1].owed, true);
 }
 
+/* What the one before was to get comes to the one that has the place now: it frees the slot and is no answer. */
 static void was_no_put(struct rig *r)
 {
     cr_assert_ge(r->messages, 1, "the slot of the one before was used");
+    r->messages = r->puts = 0;
+    cr_assert(!tell(r, answer_to(r, first_sequence), first_sequence, LINK, r->peer));
+    cr_assert_eq(r->x.pending, K, "the answer to the one before was taken");
+    cr_assert_eq(r->e.slot[(first_sequence & 1) * SHARDS + 1].owed, false);
+    ask_with_the_same_set(r);
 }
 
-Test(slots, who_has_the_place_next_does_not_use_what_the_one_before_left)
+static void was_not_fenced(struct rig *r)
 {
-    void (*const steps[])(struct rig *) = {note_first, begin_anew, was_no_put};
+    was_a_put(r);
+    cr_assert_eq(r->fences, 0);
+}
+
+Test(slots, who_has_the_place_next_uses_what_the_one_before_left_when_it_is_answered)
+{
+    void (*const steps[])(struct rig *) = {note_first, begin_anew, was_no_put, was_not_fenced};
+    run(steps, 4);
+}
+
+/* The sequences of the two meet: the slot is still the other's. */
+static void begin_anew_at_the_same_sequence(struct rig *r)
+{
+    act_exchange_free(&r->e);
+    act_map_free(r->map);
+    source_open(r);
+    r->puts = r->messages = 0;
+    r->e.sequence = first_sequence - 2; /* two are counted from here */
+    ask(r);
+    cr_assert_eq(r->e.sequence, first_sequence);
+    cr_assert_eq(r->puts + r->messages, 0);
+}
+
+static void is_not_the_others_answer(struct rig *r)
+{
+    cr_assert_eq(r->messages, 1);
+    cr_assert_eq(r->puts, 0);
+    cr_assert(!tell(r, answer_to(r, first_sequence), first_sequence, LINK, r->peer));
+    cr_assert_eq(r->x.pending, K);
+}
+
+Test(slots, an_answer_to_the_one_before_is_not_taken_for_one_of_the_same_sequence)
+{
+    void (*const steps[])(struct rig *) = {note_first, begin_anew_at_the_same_sequence, is_not_the_others_answer};
     run(steps, 3);
 }
 
@@ -548,4 +649,148 @@ Test(slots, a_slot_is_not_written_while_it_is_put)
 {
     void (*const steps[])(struct rig *) = {hold_puts, hear_before_the_end, waits_for_the_end, goes_then};
     run(steps, 4);
+}
+
+/* ---- a connection that takes no puts any more, before anybody has said so ---- */
+
+static void tell_shards(struct rig *r, uint32_t link)
+{
+    for (int s = 0; s < SHARDS; s++) {
+        struct act_msg m = act_msg_make(ACT_EXPERT_SHARD, ACT_NOBODY);
+        *act_p_expert_shard(&m) =
+            (struct act_p_expert_shard){.shard = {.generation = 1, .peer = r->peer, .index = (uint32_t)(20 + s)},
+                                        .index = (uint32_t)s,
+                                        .link = link};
+        act_exchange_message(&r->e, &m);
+        if (r->e.lost)
+            ask(r);
+    }
+}
+
+static void ask_over_an_ending_connection(struct rig *r)
+{
+    r->status = r->reruns % 2 ? -ESTALE : -ENOTCONN;
+    r->again = true;
+    ask_first(r);
+}
+
+/* Each shard was tried once, and is tried again after a while only. */
+static void was_not_tried_again_at_once(struct rig *r)
+{
+    cr_assert_eq(r->puts, SHARDS);
+    cr_assert_leq(r->messages, 1);
+    cr_assert(r->reruns > 0 && r->reruns <= SHARDS, "%d", r->reruns);
+    cr_assert(r->e.stalled);
+    r->status = r->messages = 0;
+    tell_shards(r, LINK + 1);
+}
+
+static void goes_over_the_next_one(struct rig *r)
+{
+    cr_assert_eq(r->puts, SHARDS + 1);
+    cr_assert_eq(r->messages, 0);
+    cr_assert(!r->e.stalled && !r->e.lost);
+}
+
+Test(slots, a_connection_that_takes_no_puts_is_not_tried_again_at_once)
+{
+    void (*const steps[])(struct rig *) = {ask_over_an_ending_connection, was_not_tried_again_at_once,
+                                           goes_over_the_next_one};
+    run(steps, 3);
+}
+
+/* The end of a put over the connection before says nothing of the one that is there now. */
+static void hear_of_the_next_one_first(struct rig *r)
+{
+    r->hold = r->again = true;
+    ask_first(r);
+    r->experts.limits.deadline_ns = 50 * MS;
+    tell_shards(r, LINK + 1); /* the step is lost and run again, with a slot that is still being put */
+}
+
+static void end_the_old_put(struct rig *r)
+{
+    struct act_msg m = act_msg_make(ACT_PING, r->link);
+    cr_assert_eq(r->puts, 1, "bytes that the link may still read were changed");
+    r->hold = false;
+    r->status = -ESTALE;
+    cr_assert_eq(act_send(r->self, &m), 0);
+}
+
+static void shard_is_used(struct rig *r)
+{
+    cr_assert_eq(r->puts, 2);
+    cr_assert(!act_shard_in(&r->e.out, 1));
+    cr_assert(!r->e.stalled);
+}
+
+Test(slots, the_end_of_an_older_put_does_not_leave_its_shard_out)
+{
+    void (*const steps[])(struct rig *) = {hear_of_the_next_one_first, end_the_old_put, shard_is_used};
+    run(steps, 3);
+}
+
+/* ---- waves ---- */
+
+static const struct act_slots_shape few_pairs = {.hidden = HIDDEN,
+                                                 .rows = ROWS,
+                                                 .pairs = 5,
+                                                 .shards = SHARDS,
+                                                 .each = 2,
+                                                 .places = 3,
+                                                 .nodes = 2,
+                                                 .rank = {[1] = 1, [NODE] = 2}};
+
+/* Shard s has the experts 2s and 2s + 1; a slot has room for 4 rows and 5 pairs. */
+static const struct {
+    int32_t expert[K];
+    uint8_t wave[K];
+} cut[ASKED] = {
+    {{2, 3}, {0, 0}}, {{2, 3}, {0, 0}}, {{2, 3}, {1, 1}}, /* the third would make 6 pairs */
+    {{0, 2}, {0, 1}}, {{2, 4}, {1, 0}},                   /* each shard has waves of its own */
+    {{1, 3}, {0, 1}},                                     /* 4 rows and 5 pairs fill a slot */
+    {{3, 5}, {2, 0}}, {{0, 1}, {0, 0}},                   /* shard 0: 2, then 4 pairs */
+    {{0, 1}, {1, 1}},                                     /* 6 pairs again */
+    {{1, 4}, {1, 0}},
+};
+
+static void ask_for_waves(struct rig *r)
+{
+    source_open(r);
+    for (int i = 0; i < ASKED * K; i++)
+        r->expert[i] = cut[i / K].expert[i % K];
+    r->x = (struct mdl_exchange){.rows = ASKED,
+                                 .k = K,
+                                 .codes = r->codes,
+                                 .scales = r->scales,
+                                 .expert = r->expert,
+                                 .weight = r->weight,
+                                 .result = r->result,
+                                 .have = r->have,
+                                 .pending = ASKED * K};
+    act_exchange_begin(&r->e);
+    cr_assert_eq(r->e.providers.experts(r->e.providers.ctx, NULL, &r->x), 0);
+    for (int i = 0; i < ASKED * K; i++)
+        cr_assert_eq(r->e.wave[i], cut[i / K].wave[i % K], "row %d: wave %d", i / K, r->e.wave[i]);
+    static const int waves[SHARDS] = {2, 3, 1};
+    for (int s = 0; s < SHARDS; s++) {
+        cr_assert_eq(r->e.peer[s].waves, waves[s], "shard %d", s);
+        for (int w = 0; w < waves[s]; w++) {
+            struct act_dispatch_size size = act_exchange_size(&r->e, s, w);
+            cr_assert(size.rows > 0 && size.rows <= few_pairs.rows && size.pairs <= few_pairs.pairs);
+        }
+    }
+}
+
+/* Two of each shard are under way at most. */
+static void all_are_puts(struct rig *r)
+{
+    cr_assert_eq(r->puts, 5);
+    cr_assert_eq(r->messages, 0);
+}
+
+Test(slots, waves_are_cut_where_rows_or_pairs_of_a_slot_end)
+{
+    void (*const steps[])(struct rig *) = {ask_for_waves, all_are_puts};
+    run_in(&few_pairs, steps, 2);
 }

@@ -25,9 +25,19 @@ static int outer_start(struct act_self *self, void *state, const void *arg)
 {
     struct outer *o = state;
     o->in = (struct ts_net_shard *)(uintptr_t)arg;
-    o->in->starts++;
+    if (o->in->starts++ && o->in->stillborn)
+        return -EIO;
     o->in->puts = o->in->messages = 0;
     return act_expert_behaviour.start(self, o->state, &o->in->net->expert[o->in->node]);
+}
+
+/* As if its writer had other ideas of what a dispatch is. */
+static void garble(const struct ts_net_shard *s, struct act_msg *m)
+{
+    const struct act_slots *slots = s->net->slots[s->node];
+    struct act_slot_word w = act_slot_word_of(act_p_link_immediate(m)->immediate);
+    uint8_t *at = slots->dispatches + act_slots_dispatch(slots, 0, (int)w.other, (int)w.set, 0);
+    memset(at + sizeof(struct act_slot_head), 0xff, sizeof(uint32_t));
 }
 
 static int outer_receive(struct act_self *self, void *state, struct act_msg *m, int count)
@@ -38,6 +48,8 @@ static int outer_receive(struct act_self *self, void *state, struct act_msg *m, 
         bool put = m[i].type == ACT_LINK_IMMEDIATE, dispatch = m[i].type == ACT_EXPERT_DISPATCH;
         s->puts += put;
         s->messages += dispatch;
+        if (put && s->garbled_from && s->puts >= s->garbled_from)
+            garble(s, &m[i]);
         if ((put || dispatch) && s->deaf > 0) {
             s->deaf--;
             m[i].type = ACT_NONE;
@@ -63,12 +75,14 @@ static struct act_behaviour outer_behaviour = {
 static struct act_addr spawn(struct ts_expert_net *n, int node, int worker, const struct act_behaviour *b,
                              const void *arg)
 {
-    const struct act_spawn spec = {.behaviour = b,
-                                   .worker = worker,
-                                   .arg = arg,
-                                   .outbox = 4096,
-                                   .policy = b == &outer_behaviour ? ACT_POLICY_RESTART : ACT_POLICY_STOP,
-                                   .restart_delay_ns = b == &outer_behaviour ? n->restart_delay_ns : 0};
+    bool source = b == &act_decode_behaviour || b == &act_prefill_behaviour;
+    const struct act_spawn spec = {
+        .behaviour = b,
+        .worker = worker,
+        .arg = arg,
+        .outbox = 4096,
+        .policy = b == &outer_behaviour || (source && n->restart_sources) ? ACT_POLICY_RESTART : ACT_POLICY_STOP,
+        .restart_delay_ns = b == &outer_behaviour ? n->restart_delay_ns : 0};
     struct act_addr a;
     struct cfg_error err;
     cr_assert_eq(act_runtime_spawn(n->rt[node], &spec, &a, &err), 0, "%s", err.msg);
@@ -152,7 +166,8 @@ static void spawn_shard_node(struct ts_expert_net *n, int i)
         .n = n->shards, .map = n->w.map, .balanced = n->balance, .slots = n->slots[i], .link = n->link_addr[i]};
     n->expert[i] = (struct act_expert_arg){
         .m = n->w.m, .map = n->w.map, .index = i - 1, .slots = n->slots[i], .link = n->link_addr[i]};
-    n->shard[i] = (struct ts_net_shard){.net = n, .node = i, .die_at = n->shard[i].die_at, .deaf = n->shard[i].deaf};
+    n->shard[i].net = n;
+    n->shard[i].node = i;
     e->shard[i - 1] = spawn(n, i, ENGINE_WORKER, &outer_behaviour, &n->shard[i]);
     n->link[i].fan[TP_CLASS_EXPERT][ACT_PORT_SHARDS] = (struct act_link_fan){&e->shard[i - 1], 1};
     add_own(&n->link[i], ACT_NODE_EXPERT, e->shard[i - 1], (uint32_t)i - 1, (uint32_t)n->shards);
@@ -295,6 +310,26 @@ void ts_net_cut(struct ts_expert_net *n, int node, bool cut)
     for (int i = 0; i <= n->shards; i++)
         if (i != node)
             cr_assert_eq(tp_sim_net_cut(n->net, n->end[node].name, n->end[i].name, cut), 0);
+}
+
+uint32_t ts_net_connections(struct ts_expert_net *n, int node, int other, enum tp_class class)
+{
+    struct tp_peer_info info;
+    int calls;
+    char name[TP_NAME_TEXT];
+    snprintf(name, sizeof name, "n%d", other);
+    for (int i = 0; act_link_peer_info(n->link[node].self, i, &info, &calls); i++)
+        if (!strcmp(info.name, name))
+            return info.generation[class];
+    return 0;
+}
+
+bool ts_net_has_shard(const struct ts_expert_net *n, int node)
+{
+    for (int i = 0; i < n->link[node].n_own; i++)
+        if (n->link[node].own[i].kind == ACT_NODE_EXPERT)
+            return true;
+    return false;
 }
 
 struct tp_fault_rule *ts_net_count(struct ts_expert_net *n, int node, uint32_t on)

@@ -22,6 +22,8 @@ struct ts_net_shard {
     int starts, puts, messages; /* of the newest incarnation: dispatches in slots, and as messages */
     int die_at;                 /* it fails at this dispatch, once; 0: never */
     int deaf;                   /* dispatches that it takes and forgets */
+    int garbled_from;           /* what is in its slots makes no sense from this dispatch on; 0: never */
+    bool stillborn;             /* once dead it cannot be started again */
 };
 
 struct ts_expert_net {
@@ -41,7 +43,8 @@ struct ts_expert_net {
     struct act_expert_arg expert[TS_NET_NODES];
     struct ts_net_shard shard[TS_NET_NODES];
     int64_t restart_delay_ns;
-    bool balance; /* with balancers; they say what they did to `changed`, with balancer[i].ctx */
+    bool restart_sources; /* Prefill and Decode begin again when they have failed */
+    bool balance;         /* with balancers; they say what they did to `changed`, with balancer[i].ctx */
     struct act_balancer_arg balancer[TS_NET_NODES];
     struct act_addr balancer_addr[TS_NET_NODES];
     void (*changed)(void *ctx, const struct act_balance *b);
@@ -61,6 +64,10 @@ void ts_net_check(struct ts_expert_net *n, const char *when);
 void ts_net_close(struct ts_expert_net *n);
 /* Parts a node from all others, or mends that. */
 void ts_net_cut(struct ts_expert_net *n, int node, bool cut);
+/* How often a node's connection of a class to another one has been made, as the node counts. */
+uint32_t ts_net_connections(struct ts_expert_net *n, int node, int other, enum tp_class class);
+/* Whether the node's directory has a shard. */
+bool ts_net_has_shard(const struct ts_expert_net *n, int node);
 /* A rule that strikes never: for its count. */
 struct tp_fault_rule *ts_net_count(struct ts_expert_net *n, int node, uint32_t on);
 
