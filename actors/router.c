@@ -120,6 +120,8 @@ static void forget(struct router *r, struct placed **at)
     leave_prefill(r, p);
     if (p->decode >= 0)
         r->member[p->decode].own--;
+    if (r->arg->requests)
+        --*r->arg->requests;
     *at = p->next;
     free(p);
 }
@@ -340,6 +342,8 @@ static void take_route(struct router *r, struct act_msg *m)
         at = find_placed(r, m->request);
         p->next = *at;
         *at = p;
+        if (r->arg->requests)
+            ++*r->arg->requests;
         r->member[prefill].own += w.tokens;
         r->member[decode].own++;
         r->member[decode].own_pages += w.pages;
@@ -462,6 +466,13 @@ static void lose_members(struct router *r, uint16_t peer, const struct act_node_
     }
 }
 
+static void want_load(struct router *r, struct act_addr who)
+{
+    struct act_msg want = act_msg_make(ACT_LOAD_WANTED, who);
+    if (act_send(r->self, &want))
+        act_msg_drop(&want);
+}
+
 /* What the node has now, in place of what it had before. */
 static void take_node(struct router *r, struct act_msg *m)
 {
@@ -473,9 +484,7 @@ static void take_node(struct router *r, struct act_msg *m)
     for (uint32_t k = 0; k < n; k++) {
         if (!role_of(a[k].kind) || find_member(r, a[k].addr) >= 0 || add_member(r, a[k].addr, role_of(a[k].kind)) < 0)
             continue;
-        struct act_msg want = act_msg_make(ACT_LOAD_WANTED, a[k].addr);
-        if (act_send(r->self, &want))
-            act_msg_drop(&want);
+        want_load(r, a[k].addr);
         if (!act_addr_is_nobody(r->arg->link)) {
             struct act_msg watch = act_msg_make(ACT_LINK_WATCH, r->arg->link);
             act_p_link_watch(&watch)->who = a[k].addr;
@@ -511,13 +520,19 @@ static void take_down(struct router *r, struct act_msg *m)
     check_lacking(r);
 }
 
+/* One that came back from a full connection has taken this Router off its list: it is asked again before it counts as
+ * silent. One that stands still finds the question when it goes on. */
 static void look_for_silence(struct router *r)
 {
     int64_t now = act_now(r->self);
     for (int i = 0; i < r->members; i++) {
         struct member *m = &r->member[i];
-        if (act_addr_is_nobody(m->addr) || !m->addr.peer || now - m->heard < r->arg->silent_ns)
+        if (act_addr_is_nobody(m->addr) || !m->addr.peer || now - m->heard < r->arg->silent_ns / 2)
             continue;
+        if (now - m->heard < r->arg->silent_ns) {
+            want_load(r, m->addr);
+            continue;
+        }
         act_log_event(r->arg->log, ACT_LOG_ERROR, "router", 0, "part_silent", "part=%s peer=%d",
                       m->role == CFG_ROLE_PREFILL ? "prefill" : "decode", (int)m->addr.peer);
         lose(r, i, -ETIMEDOUT);
@@ -568,6 +583,8 @@ static int router_start(struct act_self *self, void *state, const void *arg)
     struct router *r = state;
     r->self = self;
     r->arg = arg;
+    if (r->arg->requests)
+        *r->arg->requests = 0;
     r->prefix = r->arg->prefix ? calloc(PREFIXES, sizeof *r->prefix) : NULL;
     if (r->arg->prefix && !r->prefix)
         return -ENOMEM;

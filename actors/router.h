@@ -28,6 +28,7 @@ struct act_router_arg {
     struct act_addr link; /* tells of members on other nodes (link.h); nobody: there are none */
     int64_t silent_ns;    /* a member of another node that was not heard of for so long is gone; 0: never */
     struct act_log *log;
+    int *requests; /* how many are in its books, for whoever is on its thread; NULL: nobody looks */
     /* What is not there any more, "prefill" or "decode"; NULL: both are. On every change; thread of the Router. */
     void (*lacking)(void *ctx, const char *part);
     void *ctx;

@@ -58,6 +58,7 @@ struct act_server {
     struct act_slots *slots;   /* of the expert exchange with other nodes; NULL: none */
     int first_shard, n_shards; /* of this node, in its group */
     struct act_router_arg router;
+    int placed; /* requests in the Router's books; of the io worker */
     struct act_landing_arg landing;
     struct act_engine members; /* as the Router knows this node, when a Landing stands for its Decode actors */
     struct act_store store;    /* n_tiers 0: nothing below the device */

@@ -87,6 +87,7 @@ static int spawn_router(struct act_server *s, struct cfg_error *err)
                                         .block_tokens = c->kv.block_tokens,
                                         .silent_ns = silence(c),
                                         .log = s->log,
+                                        .requests = &s->placed,
                                         .lacking = on_lacking,
                                         .ctx = s};
     const struct act_spawn spec = {

@@ -57,9 +57,9 @@ static json_t *load_json(struct act_server *s)
 {
     json_t *load = json_object();
     if (server_has(s, CFG_ROLE_GATEWAY))
-        json_object_set_new(
-            load, "gateway",
-            json_pack("{s:i, s:i}", "requests", s->gateway.requests, "limit", s->gateway.settings.max_requests));
+        json_object_set_new(load, "gateway",
+                            json_pack("{s:i, s:i, s:i}", "requests", s->gateway.requests, "limit",
+                                      s->gateway.settings.max_requests, "placed", s->placed));
     if (server_has(s, CFG_ROLE_PREFILL)) {
         struct act_b_load p = act_gauge_sum(&s->gauge, CFG_ROLE_PREFILL);
         json_object_set_new(load, "prefill",

@@ -239,6 +239,10 @@ void kv_device_hold(struct kv_device *d, int page)
 void kv_device_release(struct kv_device *d, int page)
 {
     struct page *p = &d->page[page];
+    if (!p->count) {
+        d->stats.unheld++;
+        return;
+    }
     if (--p->count)
         return;
     d->stats.held--;

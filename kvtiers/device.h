@@ -24,6 +24,7 @@ struct kv_device_stats {
     int snapshots;
     uint64_t snapshots_evicted, snapshots_expired, snapshots_stored, snapshots_found, snapshots_missed;
     uint64_t changed; /* canary: finished blocks and snapshots whose bytes were not what they had been */
+    uint64_t unheld;  /* releases of pages that nobody held: a defect of a caller, without effect */
 };
 
 /* How finished blocks fared, as histograms of seconds. */

@@ -231,10 +231,11 @@ static void show_health(struct gw_context *g, struct gw_exchange *x, bool ready)
 
 static void add_actor(void *ctx, const struct act_stats_actor *a)
 {
-    json_array_append_new(ctx, json_pack("{s:s,s:i,s:i,s:I,s:I,s:i,s:i,s:f}", "name", a->name, "index",
-                                         (int)a->addr.index, "worker", a->worker, "batches", (json_int_t)a->batches,
-                                         "messages", (json_int_t)a->messages, "waiting", a->waiting, "outbox",
-                                         a->outbox, "progress_age_seconds", 1e-9 * (double)a->progress_age_ns));
+    json_array_append_new(ctx,
+                          json_pack("{s:s,s:i,s:i,s:b,s:I,s:I,s:i,s:i,s:f}", "name", a->name, "index",
+                                    (int)a->addr.index, "worker", a->worker, "bulk", a->bulk, "batches",
+                                    (json_int_t)a->batches, "messages", (json_int_t)a->messages, "waiting", a->waiting,
+                                    "outbox", a->outbox, "progress_age_seconds", 1e-9 * (double)a->progress_age_ns));
 }
 
 /* Only where it is enabled and to this machine only; to others there is nothing here. */

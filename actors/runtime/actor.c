@@ -110,6 +110,7 @@ static void show(struct act_self *a, bool alive)
 {
     /* Relaxed: a name for statistics; the behaviour is constant. Partner: act_stats_actors. */
     atomic_store_explicit(&a->shown, alive ? a->spec.behaviour : NULL, memory_order_relaxed);
+    atomic_store_explicit(&a->shown_bulk, a->spec.run_class == ACT_CLASS_BULK, memory_order_relaxed);
     atomic_store_explicit(&a->working, false, memory_order_relaxed);
     atomic_store_explicit(&a->progress_at, a->worker->now, memory_order_relaxed);
     if (alive) {

@@ -166,6 +166,7 @@ struct act_self {
     _Atomic(const struct act_behaviour *) shown;
     _Atomic uint64_t batches, messages;
     _Atomic int shown_waiting, shown_outbox, shown_watchers;
+    _Atomic bool shown_bulk;
     _Atomic bool working;
     _Atomic int64_t progress_at;
 };

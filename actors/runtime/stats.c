@@ -68,6 +68,7 @@ void act_stats_actors(const struct act_runtime *rt, void (*fn)(void *ctx, const 
                 .addr = {.generation = live, .peer = 0, .index = a->index},
                 .name = b->name,
                 .worker = i,
+                .bulk = READ(a->shown_bulk),
                 .batches = READ(a->batches),
                 .messages = READ(a->messages),
                 .waiting = READ(a->shown_waiting),

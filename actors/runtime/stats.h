@@ -31,6 +31,7 @@ struct act_stats_actor {
     struct act_addr addr;
     const char *name; /* of the behaviour */
     int worker;
+    bool bulk; /* its class, which goes behind the others of its worker */
     uint64_t batches, messages;
     int waiting; /* messages in its mailbox */
     int outbox;

@@ -90,6 +90,101 @@ Test(bounds, prompts_that_do_not_give_way_break_the_bound)
 
 /* ---- cancels ---- */
 
+/* What a prompt asks of the experts, and how much of it after its cancel. */
+struct asked {
+    int64_t cancel;
+    int all, after;
+};
+
+static bool count_asked(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m,
+                        int *fail)
+{
+    struct asked *a = w->before_ctx;
+    (void)fail;
+    if (who->part != TS_PART_EXPERT || m->type != ACT_EXPERT_DISPATCH)
+        return false;
+    a->all++;
+    a->after += a->cancel && act_now(self) > a->cancel;
+    return false;
+}
+
+/* A long prompt, and behind it another one that has to wait for it, which is cancelled at once. */
+static void ask_long(struct ts_world *w, struct asked *a, bool another)
+{
+    ts_world_open(w, 40, 2);
+    w->e.limits.replay = 0; /* every step has all layers */
+    w->cost[TS_PART_PREFILL] = w->cost[TS_PART_EXPERT] = 20 * US;
+    ts_world_requests(w, 1 + another, 4);
+    w->e.limits.prefills = 1;
+    if (another)
+        w->wanted[1] = (struct ts_wanted){.n_prompt = 100,
+                                          .max_new = 1,
+                                          .start = w->wanted[0].start + 300 * US,
+                                          .cancel = w->wanted[0].start + 600 * US};
+    w->wanted[0].n_prompt = 168; /* seven steps */
+    w->wanted[0].max_new = 1;
+    w->wanted[0].cancel = a->cancel;
+    w->before = count_asked;
+    w->before_ctx = a;
+    ts_world_run(w, 4);
+}
+
+/* What is computed of a cancelled prompt is the step that was under way. */
+Test(bounds, a_cancelled_prompt_ends_with_its_step)
+{
+    enum { STEPS = 7, MOMENTS = 20 };
+    struct ts_world w;
+    struct asked whole = {0};
+    ask_long(&w, &whole, false);
+    int64_t start = w.wanted[0].start, took = w.got[0].ended - start;
+    cr_assert_eq(w.e.limits.chunk * STEPS, w.wanted[0].n_prompt);
+    ts_world_close(&w);
+    for (int k = 1; k < MOMENTS; k++) {
+        struct asked a = {.cancel = start + took * k / MOMENTS};
+        ask_long(&w, &a, false);
+        cr_assert_le(a.after, whole.all / STEPS + 2, "cancelled after %d of %d: %d more", a.all - a.after, whole.all,
+                     a.after);
+        ts_world_check_baseline(&w);
+        ts_world_close(&w);
+    }
+    struct asked first = {0};
+    ask_long(&w, &first, true);
+    cr_expect_eq(first.all, whole.all, "of a prompt that waited %d exchanges were made", first.all - whole.all);
+    ts_world_check_same(&w, 0);
+    ts_world_close(&w);
+}
+
+/* And of a stream, the round. */
+Test(bounds, a_cancelled_stream_ends_with_its_round)
+{
+    enum { ROUNDS = 60, MOMENTS = 10 };
+    struct asked whole = {0};
+    int64_t start = 0, end = 0;
+    for (int k = 0; k < MOMENTS; k++) {
+        struct ts_world w;
+        struct asked a = {.cancel = k ? start + (end - start) * k / MOMENTS : 0};
+        ts_world_open(&w, 40, 2);
+        w.e.plan.length = w.e.limits.draft = 0; /* a token is a round */
+        w.cost[TS_PART_DECODE] = w.cost[TS_PART_EXPERT] = 20 * US;
+        ts_world_requests(&w, 1, 4);
+        w.wanted[0].n_prompt = 3;
+        w.wanted[0].max_new = ROUNDS;
+        w.wanted[0].cancel = a.cancel;
+        w.before = count_asked;
+        w.before_ctx = &a;
+        ts_world_run(&w, 4);
+        if (!k) {
+            whole = a;
+            start = w.wanted[0].start;
+            end = w.got[0].ended;
+        }
+        cr_assert_le(a.after, 2 * whole.all / ROUNDS, "cancelled after %d of %d: %d more", a.all - a.after, whole.all,
+                     a.after);
+        ts_world_check_baseline(&w);
+        ts_world_close(&w);
+    }
+}
+
 enum { CANCELS = 10000 / TS_LESS, AT_A_TIME = 250 };
 
 struct left {

@@ -43,8 +43,30 @@ Test(handoff, a_crowd_before_a_small_decoder)
     for (int i = 0; i < w.n; i++)
         w.wanted[i].max_new = TS_WORLD_NEW;
     ts_world_run(&w, 3);
-    for (int i = 0; i < w.n; i++)
+    for (int i = 0; i < w.n; i++) {
         ts_world_check_same(&w, i);
+        cr_expect_eq(w.got[i].place.replaced, 0, "request %d: to be refused is no failure", i);
+    }
+    ts_world_check_baseline(&w);
+    ts_world_close(&w);
+}
+
+/* What fits in the pages of the writer and never in those of the reader: there is nothing to wait for. */
+Test(handoff, what_the_decoder_can_never_hold_is_refused_at_once)
+{
+    struct ts_world w;
+    ts_world_open(&w, 64, 2);
+    ts_world_split(&w, 4, MDL_HANDOFF_FULL);
+    ts_world_requests(&w, 2, 2);
+    w.wanted[0].n_prompt = 100;
+    w.wanted[1].n_prompt = 4;
+    w.wanted[1].max_new = 2;
+    ts_world_run(&w, 3);
+    cr_assert_eq(w.got[0].terminal, 1);
+    cr_expect_eq(w.got[0].status, -E2BIG);
+    cr_expect_lt(w.got[0].ended, w.wanted[0].start + 100000000);
+    cr_expect_eq(w.got[0].place.replaced, 0);
+    ts_world_check_same(&w, 1);
     ts_world_check_baseline(&w);
     ts_world_close(&w);
 }
@@ -235,6 +257,111 @@ Test(handoff, a_writer_that_falls_silent_between_any_two_writes)
         cr_assert(cut.dead);
         ts_world_close(&w);
     }
+}
+
+/* A process stands still from the k-th message of its ticket on, and nothing else goes on that could remind the other
+ * one of it. */
+struct freeze {
+    enum ts_part part; /* TS_PART_PREFILL: the writer */
+    int at, count;
+    int64_t since; /* virtual ns; 0: it does not stand still yet */
+    bool ready;    /* the last message was on its way by then */
+    int open;      /* tickets at the reader when the test looked */
+};
+
+static bool freeze(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m, int *fail)
+{
+    struct freeze *f = w->before_ctx;
+    (void)fail;
+    if (who->part != TS_PART_LANDING || !from_writer(m))
+        return false;
+    f->ready |= m->type == ACT_KV_READY && !f->since;
+    if (f->count++ == f->at) {
+        int i = act_addr_equal(w->got[0].place.prefill, w->e.prefill[0]) ? 0 : 1;
+        w->frozen = f->part == TS_PART_PREFILL ? &w->inner[TS_PART_PREFILL][i] : who;
+        f->since = act_now(self);
+    }
+    return false;
+}
+
+static void run_frozen(struct ts_world *w, struct freeze *f)
+{
+    open_exact(w, 6);
+    w->n = 1;
+    w->wanted[0].n_prompt = 100;
+    w->cost[TS_PART_PREFILL] = w->cost[TS_PART_EXPERT] = 100000; /* chunks take longer than messages */
+    w->prefills = 2;
+    w->before = freeze;
+    w->before_ctx = f;
+    ts_world_run(w, 6);
+}
+
+/* The reader, alone and idle, gives the ticket up when its lease ends, tells the requester, and ends the connection
+ * when the writer does not say that its writes have ended. */
+Test(handoff, a_frozen_writer_costs_the_reader_its_deadlines)
+{
+    int64_t lease = INT64_C(1000000000);
+    int again = 0;
+    for (int k = 0, more = 1; more; k++) {
+        struct ts_world w;
+        struct kv_device_stats s;
+        struct freeze f = {.part = TS_PART_PREFILL, .at = k};
+        run_frozen(&w, &f);
+        ts_world_check_same(&w, 0);
+        cr_assert_lt(w.got[0].ended, w.wanted[0].start + lease + lease / 10, "message %d: %d ms", k,
+                     (int)((w.got[0].ended - w.wanted[0].start) / 1000000));
+        cr_assert_eq(w.far.stats.open, 0, "message %d: %d tickets are open", k, w.far.stats.open);
+        kv_device_stat(w.far.e.device, &s);
+        cr_assert_le(s.held, w.far.e.limits.lease + 2, "message %d: %d pages are held", k, s.held);
+        again += w.got[0].place.replaced;
+        more = f.since && !f.ready;
+        ts_world_close(&w);
+    }
+    cr_expect_gt(again, 3);
+}
+
+static void look_at_tickets(void *ctx)
+{
+    struct ts_world *w = ctx;
+    ((struct freeze *)w->before_ctx)->open = w->far.stats.open;
+}
+
+/* A cancel does not need the writer either: the pages are free after quarantine and fence, long before the lease ends.
+ */
+Test(handoff, a_cancel_frees_the_tickets_of_a_frozen_writer)
+{
+    struct ts_world w;
+    struct freeze f = {.part = TS_PART_PREFILL, .at = 2, .open = -1};
+    int64_t ms = 1000000;
+    open_exact(&w, 6);
+    w.n = 1;
+    w.wanted[0].n_prompt = 100;
+    w.wanted[0].cancel = w.wanted[0].start + 20 * ms;
+    w.before = freeze;
+    w.before_ctx = &f;
+    w.far.e.tickets.lease = 3000 * ms;
+    ts_world_start(&w, 6);
+    cr_assert_eq(act_sim_at(w.sim, w.wanted[0].start + 700 * ms, look_at_tickets, &w), 0);
+    act_sim_run(w.sim, 60000 * ms, 20000000);
+    cr_assert(f.since && f.since < w.wanted[0].cancel && !f.ready);
+    cr_expect_eq(f.open, 0);
+    ts_world_close(&w);
+}
+
+/* The writer asks nobody: each attempt ends with its deadline, and the request with a reason. A reader that stands
+ * still later on has been written to and told by then; its silence is the Router's to report (test_placement). */
+Test(handoff, a_frozen_reader_costs_the_writer_its_deadlines)
+{
+    struct ts_world w;
+    struct kv_device_stats s;
+    struct freeze f = {.part = TS_PART_LANDING};
+    run_frozen(&w, &f);
+    cr_assert_eq(w.got[0].terminal, 1, "%d ends", w.got[0].terminal);
+    cr_assert_eq(w.got[0].status, -EHOSTDOWN);
+    cr_assert_lt(w.got[0].ended, INT64_C(30000000000));
+    kv_device_stat(w.e.device, &s);
+    cr_assert_eq(s.held, 0, "%d pages are held by the writer", s.held);
+    ts_world_close(&w);
 }
 
 /* One after another, every message of a hand-off is lost, in either direction. */

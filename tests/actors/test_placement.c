@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "actors/link.h"
+#include "actors/runtime/peers.h"
 #include "tests/support/engine_world.h"
 
 /* ---- requests over several actors ---- */
@@ -525,5 +526,114 @@ Test(router, members_of_other_nodes_come_and_go_with_the_directory)
     cr_expect_eq(d.refused, 1, "without members nothing is placed");
     /* Four lose their Prefill, then all eight what they have left. */
     cr_expect(d.lost >= 12 && d.lost <= 20, "%d messages of lost places", d.lost);
+    act_sim_free(sim);
+}
+
+/* ---- members that fall silent ---- */
+
+enum { SILENT_MS = 100, EACH = 8 };
+
+/* Two Prefill actors of other nodes, which exist by their addresses and reports only; the first one says nothing from
+ * 50 ms to 450 ms. */
+struct silence {
+    struct rig rig;
+    struct act_addr link;
+    struct act_timer ask, report;
+    uint32_t sequence;
+    int lost, of_the_other, reason, turn, wanted;
+    int64_t lost_at;
+    int placed[3][2]; /* asked at 20 ms, 250 ms, 600 ms: requests at each of the two */
+};
+
+static void report_one(struct act_self *self, struct silence *q, int i)
+{
+    struct act_msg m;
+    cr_assert_eq(act_msg_new(ACT_LOAD, q->rig.e.router, 0, &m), 0);
+    *act_p_load(&m) =
+        (struct act_p_load){.who = q->rig.e.prefill[i], .role = CFG_ROLE_PREFILL, .sequence = ++q->sequence};
+    cr_assert_eq(act_send(self, &m), 0);
+}
+
+static int silence_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    struct silence *q = *(struct silence **)state;
+    struct act_engine *e = &q->rig.e;
+    for (int i = 0; i < count; i++) {
+        if (m[i].type == ACT_NODES_WATCH) {
+            struct act_msg up;
+            size_t bytes;
+            for (int k = 0; k < 2; k++) {
+                cr_assert_eq(act_msg_new(ACT_NODE_UP, e->router, sizeof(struct act_node_actor), &up), 0);
+                *act_p_node_up(&up) = (struct act_p_node_up){.peer = e->prefill[k].peer, .actors = 1};
+                *(struct act_node_actor *)act_msg_tail(&up, &bytes) =
+                    (struct act_node_actor){.kind = ACT_NODE_PREFILL, .addr = e->prefill[k]};
+                cr_assert_eq(act_send(self, &up), 0);
+            }
+            act_timer_after(self, &q->ask, 20000000, 1);
+            act_timer_after(self, &q->report, 10000000, 2);
+        } else if (m[i].type == ACT_LOAD_WANTED) { /* as the route to the members */
+            q->wanted += act_addr_equal(m[i].dst, e->prefill[0]) && act_now(self) > 50000000;
+        } else if (m[i].type == ACT_TIMER && act_p_timer(&m[i])->tag == 1) {
+            for (int k = 0; k < EACH; k++)
+                ask_router(self, &q->rig);
+            if (q->turn < 2)
+                act_timer_after(self, &q->ask, q->turn ? 350000000 : 230000000, 1);
+            q->turn++;
+        } else if (m[i].type == ACT_TIMER) {
+            bool silent = act_now(self) > 50000000 && act_now(self) < 450000000;
+            for (int k = silent; k < 2; k++)
+                report_one(self, q, k);
+            act_timer_after(self, &q->report, 10000000, 2);
+        } else if (m[i].type == ACT_ROUTED && !act_p_routed(&m[i])->status) {
+            q->placed[q->turn - 1][act_addr_equal(act_b_routed(&m[i])->prefill, e->prefill[1])]++;
+        } else if (m[i].type == ACT_ROUTE_LOST) {
+            q->lost++;
+            q->of_the_other += !act_addr_equal(act_p_route_lost(&m[i])->who, e->prefill[0]);
+            q->reason = act_p_route_lost(&m[i])->reason;
+            q->lost_at = act_now(self);
+        }
+    }
+    return 0;
+}
+
+static const struct act_behaviour silence_behaviour = {
+    .name = "link", .state_size = sizeof(void *), .start = member_start, .receive = silence_receive};
+
+/* The engine of a node may hang while its connections stand: whoever waits for it learns so from its silence, nothing
+ * more is sent there, and it is used again when it speaks again. Those at the other node notice nothing. */
+Test(router, a_silent_member_loses_its_requests_and_is_used_again_when_it_speaks)
+{
+    static struct silence q;
+    struct act_sim *sim;
+    struct cfg_error err;
+    struct rig *g = &q.rig;
+    cr_assert_eq(act_sim_new(&(struct act_sim_config){.seed = 1}, &sim, &err), 0);
+    struct act_config c = {.epoch = 1, .workers = 1};
+    c.worker[0] = (struct act_worker_config){.name = "io", .kind = ACT_WORKER_ENGINE, .cpu = -1};
+    cr_assert_eq(act_sim_add(sim, &c, &g->rt, &err), 0);
+    spawn(g, &idle_behaviour, NULL, &g->e.decode[0]);
+    struct act_engine own = {.n_decode = 1};
+    own.decode[0] = g->e.decode[0];
+    for (int k = 0; k < 2; k++) {
+        uint16_t number;
+        cr_assert_eq(act_peer_number(g->rt, (uint16_t)(2 + k), 1, &number), 0);
+        g->e.prefill[k] = (struct act_addr){.generation = 1, .peer = number, .index = 1};
+    }
+    spawn(g, &silence_behaviour, &q, &q.link);
+    for (int k = 0; k < 2; k++)
+        cr_assert_eq(act_peer_route(g->rt, (uint16_t)g->e.prefill[k].peer, q.link), 0);
+    g->arg = (struct act_router_arg){
+        .engine = &own, .link = q.link, .block_tokens = TS_WORLD_BLOCK, .silent_ns = SILENT_MS * INT64_C(1000000)};
+    spawn(g, &act_router_behaviour, &g->arg, &g->e.router);
+    act_sim_run(sim, INT64_C(800000000), 1000000);
+    cr_assert_gt(q.placed[0][0], 1);
+    cr_assert_gt(q.placed[0][1], 1);
+    cr_expect_eq(q.lost, q.placed[0][0], "%d of %d learn of it", q.lost, q.placed[0][0]);
+    cr_expect_eq(q.of_the_other, 0);
+    cr_expect_eq(q.reason, -ETIMEDOUT);
+    cr_expect(q.wanted >= 1 && q.wanted <= 3, "it is asked %d times", q.wanted);
+    cr_expect(q.lost_at > 140000000 && q.lost_at < 190000000, "at %d ms", (int)(q.lost_at / 1000000));
+    cr_expect(q.placed[1][0] == 0 && q.placed[1][1] == EACH, "%d are placed at the silent one", q.placed[1][0]);
+    cr_expect_gt(q.placed[2][0], 1, "it speaks and is not used");
     act_sim_free(sim);
 }

@@ -182,8 +182,8 @@ static const struct ts_node spread[SPREAD] = {
     {.name = "e1", .roles = "\"expert\""},
 };
 
-/* What a node holds of requests: pages that are not free, requests of its roles, and those to its peers; and its
- * descriptors. */
+/* What a node holds of requests: pages that are not free, requests of its roles, in its Router's books, and to its
+ * peers; and its descriptors. */
 struct held {
     json_int_t pages, work, fds;
     json_int_t dispatched; /* bytes to expert nodes so far */
@@ -201,7 +201,8 @@ static struct held held_by(int i)
     json_object_foreach (load, role, part) {
         h.work += json_integer_value(json_object_get(part, "running")) +
                   json_integer_value(json_object_get(part, "waiting")) +
-                  json_integer_value(json_object_get(part, "requests"));
+                  json_integer_value(json_object_get(part, "requests")) +
+                  json_integer_value(json_object_get(part, "placed"));
         h.pages += json_integer_value(json_object_get(part, "pages")) -
                    json_integer_value(json_object_get(part, "pages_free"));
     }

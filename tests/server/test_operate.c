@@ -375,6 +375,8 @@ Test(operate, debug_is_there_when_it_is_enabled)
     json_array_foreach (json_object_get(j, "actors"), i, a) {
         const char *name = json_string_value(json_object_get(a, "name"));
         seen += !strcmp(name, "gateway") || !strcmp(name, "decode") || !strcmp(name, "prefill");
+        /* Prompts give way to running streams, whatever worker they share. */
+        cr_expect_eq(json_boolean_value(json_object_get(a, "bulk")), !strcmp(name, "prefill"), "%s", name);
     }
     cr_expect_eq(seen, 3);
     json_decref(j);

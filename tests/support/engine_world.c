@@ -64,6 +64,8 @@ static int outer_receive(struct act_self *self, void *state, struct act_msg *m, 
     for (int i = 0; w->before && i < count && !fail; i++)
         if (w->before(w, o->in, self, &m[i], &fail))
             m[i].type = ACT_NONE;
+    if (w->frozen == o->in)
+        return fail;
     for (int i = 0; i < count && o->in->part == TS_PART_TIER && o->in->index >= TS_FAR; i++)
         if (m[i].type == ACT_PAGES_BACK)
             check_pages_back(w, o->in->index >= TS_OTHER && w->two ? w->other.e.device : w->far.e.device, &m[i]);
@@ -272,6 +274,7 @@ void ts_world_check_baseline(struct ts_world *w)
     struct kv_device_stats s;
     kv_device_stat(w->e.device, &s);
     cr_expect_le(s.held, w->e.n_decode * w->e.limits.lease + (w->split ? 0 : 2), "%d pages are still held", s.held);
+    cr_expect_eq(s.unheld, 0u, "%d pages came back twice", (int)s.unheld);
     cr_expect_eq(s.changed + (uint64_t)kv_device_canary_check(w->e.device), 0u, "a finished block was written to");
     for (int i = 0; i < w->split + w->two; i++) {
         const struct ts_far *f = i ? &w->other : &w->far;
@@ -280,6 +283,7 @@ void ts_world_check_baseline(struct ts_world *w)
                      s.held);
         cr_expect_eq(s.changed + (uint64_t)kv_device_canary_check(f->e.device), 0u,
                      "a finished block was written to at the other side");
+        cr_expect_eq(s.unheld, 0u, "%d pages came back twice at the other side", (int)s.unheld);
         cr_expect_eq(f->stats.open, 0, "%d tickets are open", f->stats.open);
     }
 }

@@ -289,6 +289,8 @@ void tr_case_a_removed_region_takes_no_put(const struct tr_kind *kind)
     tr_until(r, &r->side[0].closed, 1);
     tr_until(r, &r->side[1].closed, 1);
     cr_expect_eq(count(&r->side[0], TR_PUT_DONE, 0), 1, "the second one failed");
+    cr_expect_eq(count(&r->side[0], TR_CLOSED, -EACCES), 1, "%s", r->side[0].why);
+    cr_expect(strstr(r->side[0].why, "window"), "%s", r->side[0].why);
     cr_expect_eq(r->side[0].puts_done, 2);
     cr_expect_eq(memory[0], 0);
     tr_free(r);

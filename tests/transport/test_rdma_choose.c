@@ -77,6 +77,20 @@ Test(rdma_choose, routable_v2_before_all_others)
     EXPECT_WHY("GID 4 (10.0.0.1, RoCE v2)");
     cr_assert_eq(choose("fd00::1", ""), 0, "%s", choice.why);
     cr_expect_eq(p->gid[choice.rail[0].gid].index, 3, "the address that the node has");
+    /* In any order. */
+    set_up();
+    p = add_device("mlx5_0", 10);
+    add_gid(p, 0, TP_RDMA_GID_ROCE_V2, "10.0.0.1");
+    add_gid(p, 1, TP_RDMA_GID_ROCE_V2, "fd00::1");
+    add_gid(p, 2, TP_RDMA_GID_ROCE_V2, "fe80::1");
+    cr_assert_eq(choose("", ""), 0, "%s", choice.why);
+    cr_expect_eq(p->gid[choice.rail[0].gid].index, 0);
+    set_up();
+    p = add_device("mlx5_0", 10);
+    add_gid(p, 0, TP_RDMA_GID_ROCE_V2, "fe80::1");
+    add_gid(p, 1, TP_RDMA_GID_ROCE_V2, "fd00::1");
+    cr_assert_eq(choose("", ""), 0, "%s", choice.why);
+    cr_expect_eq(p->gid[choice.rail[0].gid].index, 1);
 }
 
 Test(rdma_choose, what_makes_a_table_useless_is_said)
