@@ -342,7 +342,7 @@ static void report_prefilling(struct prefill *p, struct job *j)
 /* While it waits for pages it holds none, or two prompts with hits would wait for each other's for ever. */
 static void let_go_of_hit(struct prefill *p, struct job *j)
 {
-    if (!j->n_pages)
+    if (!j->n_pages || j->sending.puts)
         return;
     pre_pages_return(p, j);
     act_buf_free(j->snapshot);

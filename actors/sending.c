@@ -305,7 +305,10 @@ static bool let_go(struct act_left **at, int64_t now)
     struct act_left *l = *at;
     if (l->sending.puts && now < l->keep_until)
         return false;
-    /* An end that never came: the tier ends the connection before it uses the pages. */
+    /* An end that never came: the tier ends the connection before it uses the pages, or this does, so that the question
+     * to the link has its end. */
+    if (l->sending.puts && !l->n_pages)
+        fence(&l->sending);
     return_pages(&l->sending, l->sending.puts ? ACT_PAGES_FENCED : ACT_PAGES_BACK, l->page, l->n_pages);
     l->n_pages = 0;
     if (l->sending.lost && now < l->keep_until)

@@ -31,6 +31,32 @@ Test(engine, a_crowd_in_little_memory_is_parked_and_comes_back)
     ts_world_close(&w);
 }
 
+/* Two prompts find most of their blocks, which are all pages that there are, and each needs one more. */
+Test(engine, two_prompts_with_hits_never_wait_for_each_others_pages)
+{
+    enum { KNOWN = 160, LONGER = 176, PAGES = 22 /* the blocks of both, and the lease */ };
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        struct ts_world w;
+        ts_world_open(&w, PAGES, 2);
+        w.e.limits.replay = 0;
+        ts_world_requests(&w, 4, (unsigned)seed);
+        for (int i = 0; i < w.n; i++) {
+            struct ts_wanted *q = &w.wanted[i];
+            q->n_prompt = i < 2 ? KNOWN + 1 : LONGER;
+            q->max_new = 4;
+            q->start = i < 2 ? 1 + i * INT64_C(500000000) : INT64_C(2000000000);
+            for (int k = 0; k < q->n_prompt; k++)
+                q->prompt[k] = (i % 2 * 131 + k * 7 + 5 + (k < KNOWN ? 0 : i)) % w.m->cfg->vocab_size;
+        }
+        ts_world_run(&w, seed);
+        cr_assert_gt(w.got[2].cached + w.got[3].cached, 0, "nobody had a hit");
+        for (int i = 0; i < w.n; i++)
+            ts_world_check_same(&w, i);
+        ts_world_check_baseline(&w);
+        ts_world_close(&w);
+    }
+}
+
 Test(engine, cancelled_requests_leave_nothing_and_harm_nobody)
 {
     struct ts_world w;

@@ -9,7 +9,7 @@
 
 #include "actors/kv_node.h"
 #include "actors/link.h"
-#include "actors/tier_nodes.h"
+#include "actors/tier_nodes_impl.h"
 #include "kvtiers/host.h"
 #include "tests/support/less.h"
 #include "tests/support/tier_world.h"
@@ -45,7 +45,10 @@ struct rig {
     bool puts;     /* nodes write into the reader's window */
     int unlisted;  /* of the nodes, the last ones: the process does not know them when it starts */
     int bad_put;   /* this one fails after half of its bytes; -1: none */
-    int n_puts, n_fences;
+    int hung_put;  /* this one has no end before its connection is ended; -1: none */
+    struct act_promise hung;
+    int64_t patience; /* of nodes; 0: 200 ms */
+    int n_puts, n_fences, n_node_fences;
     uint8_t *slots;
     struct act_addr link_addr;
 };
@@ -119,13 +122,22 @@ static int puts_receive(struct act_self *self, void *state, struct act_msg *m, i
     (void)state;
     for (int i = 0; i < count; i++) {
         struct act_promise p = act_promise_of(&m[i]);
-        if (m[i].type == ACT_LINK_PUT) {
+        if (m[i].type == ACT_LINK_PUT && rig.n_puts == rig.hung_put) {
+            rig.n_puts++;
+            rig.hung = p;
+        } else if (m[i].type == ACT_LINK_PUT) {
             struct act_msg r = act_msg_make(ACT_LINK_PUT_DONE, ACT_NOBODY);
             act_p_link_put_done(&r)->status = put_all(&m[i]);
             act_reply(self, &p, &r);
         } else if (m[i].type == ACT_LINK_FENCE) {
-            struct act_msg r = act_msg_make(ACT_LINK_FENCE, ACT_NOBODY);
+            struct act_msg r = act_msg_make(ACT_LINK_FENCE, ACT_NOBODY),
+                           cut = act_msg_make(ACT_LINK_PUT_DONE, ACT_NOBODY);
             rig.n_fences++;
+            for (int k = 0; k < NODES; k++)
+                rig.n_node_fences += act_addr_equal(m[i].src, rig.node[k].addr);
+            act_p_link_put_done(&cut)->status = -ECONNRESET;
+            if (rig.hung.number)
+                act_reply(self, &rig.hung, &cut);
             act_reply(self, &p, &r);
         }
     }
@@ -228,7 +240,8 @@ static void open_process(int pages)
                               .quiet_ns = 200 * MS,
                               .store_bytes = 64 * t->layout.block_bytes};
     rig.link_addr = ACT_NOBODY;
-    rig.n_puts = rig.n_fences = 0;
+    rig.n_puts = rig.n_fences = rig.n_node_fences = 0;
+    rig.hung = (struct act_promise){0};
     if (rig.puts) {
         rig.slots = rig.slots ? rig.slots : malloc(SLOTS * (size_t)ACT_REMOTE_PIECE);
         a.window = rig.slots;
@@ -254,7 +267,7 @@ static void open_process(int pages)
                                           .store_bytes = POOL * t->layout.block_bytes,
                                           .window = rig.puts ? (uint32_t)(WINDOW_POOL + i) : 0,
                                           .link = &rig.link_addr,
-                                          .patience = 200 * MS,
+                                          .patience = rig.patience ? rig.patience : 200 * MS,
                                           .stats = &k->stats};
     }
     cr_assert_eq(act_nodes_new(&a, &t->store.nodes, &err), 0);
@@ -305,6 +318,7 @@ static uint64_t blocks_at(int i)
 static void prepare(bool scripted)
 {
     memset(&rig, 0, sizeof rig);
+    rig.hung_put = rig.bad_put = -1;
     rig.t.script.ok = -1;
     rig.scripted = scripted;
     open_process(64);
@@ -407,6 +421,54 @@ Test(kv_nodes, rows_are_put_into_the_readers_window)
         check("puts", 2);
     }
     rig.bad_put = -1;
+    forget_nodes();
+}
+
+/* ---- what is lent comes back ---- */
+
+static void check_slots(const char *when)
+{
+    const struct remote_tier *t = (const struct remote_tier *)(const void *)rig.t.store.nodes;
+    cr_assert_eq(t->n_free, t->n_slots, "%s: %d of %d slots are free", when, t->n_free, t->n_slots);
+    cr_assert(!t->fetches && !t->finds && !t->batches, "%s: something is under way", when);
+}
+
+/* A node that is there and does nothing, from any message on: slots that it was lent come back, with its connection. */
+Test(kv_nodes, a_node_that_is_silent_for_good_keeps_no_slot)
+{
+    int fenced = 0;
+    prepare(false);
+    rig.puts = true;
+    for (int k = 0; k < 12; k++) {
+        char when[64];
+        second();
+        rig.node[0].fate = (struct fate){.at = k, .silent = true};
+        ts_world_run(&rig.t.w, (uint64_t)k + 1);
+        snprintf(when, sizeof when, "silent from message %d on", k);
+        check_slots(when);
+        fenced += rig.n_fences;
+        check(when, 1);
+    }
+    cr_expect_gt(fenced, 0, "nothing was lent");
+    forget_nodes();
+}
+
+/* The end of a put is lost: the node ends the connection when it has waited for long enough, and its places are free.
+ */
+Test(kv_nodes, a_put_without_an_end_keeps_no_place)
+{
+    prepare(false);
+    rig.puts = true;
+    rig.patience = 20 * MS; /* so that it does so before its reader does */
+    for (rig.hung_put = 0; rig.hung_put < 4; rig.hung_put++) {
+        second();
+        ts_world_run(&rig.t.w, (uint64_t)rig.hung_put + 1);
+        cr_assert_gt(rig.n_node_fences, 0, "put %d: no node has ended its connection", rig.hung_put);
+        check_slots("a put without an end");
+        check("a put without an end", 1);
+    }
+    rig.hung_put = -1;
+    rig.patience = 0;
     forget_nodes();
 }
 

@@ -51,6 +51,27 @@ Test(tiers, layers_run_while_rows_of_later_ones_are_held_back)
     ts_tiers_forget(&r);
 }
 
+/* Nobody says what is below: the prompt is computed after the time that rows would have had, with nobody else there who
+ * gives the device tier a turn. What is said long after is for nobody. */
+Test(tiers, tiers_below_that_do_not_answer_are_done_without)
+{
+    static struct ts_tiers r;
+    ts_tiers_prepare(&r);
+    for (int answered = 0; answered < 2; answered++) {
+        ts_tiers_second(&r, 64);
+        ts_tiers_prompts(&r, 1);
+        r.script.lookups_at = answered ? 2500 * MS : 50000 * MS;
+        ts_world_run(&r.w, 2);
+        ts_world_check_same(&r.w, 0);
+        cr_assert_eq(r.w.got[0].cached, 0);
+        cr_assert_geq(r.w.got[0].ended, 2000 * MS);
+        cr_assert_lt(r.w.got[0].ended, 2400 * MS, "it waited until %d ms", (int)(r.w.got[0].ended / MS));
+        cr_assert_eq(r.script.n_lookups, 0);
+        ts_tiers_close(&r, true);
+    }
+    ts_tiers_forget(&r);
+}
+
 /* A prompt that waits for rows holds up nobody. */
 Test(tiers, others_go_on_while_a_prompt_waits_for_rows)
 {

@@ -16,23 +16,30 @@ static struct kv_tier_block *script_find(struct ts_script *t, const struct kv_ke
     return NULL;
 }
 
-static void script_lookup(struct kv_tier *tier, struct kv_tier_op *op)
-{
-    struct ts_script *t = (struct ts_script *)tier;
-    int n = 0;
-    while (n < op->n && script_find(t, &op->block[n].key))
-        n++;
-    kv_op_finish(op, n, 0);
-}
-
 static int64_t virtual_now(const struct ts_script *t)
 {
     return t->w->sim ? act_sim_now(t->w->sim) : 0;
 }
 
+static void script_lookup(struct kv_tier *tier, struct kv_tier_op *op)
+{
+    struct ts_script *t = (struct ts_script *)tier;
+    int n = 0;
+    if (virtual_now(t) < t->lookups_at) {
+        cr_assert_lt(t->n_lookups, TS_SCRIPT_READS);
+        t->lookup[t->n_lookups++] = op;
+        return;
+    }
+    while (n < op->n && script_find(t, &op->block[n].key))
+        n++;
+    kv_op_finish(op, n, 0);
+}
+
 static void script_turn(struct ts_script *t)
 {
     const struct kv_layout *l = t->layout;
+    while (t->n_lookups && virtual_now(t) >= t->lookups_at)
+        script_lookup(&t->base, t->lookup[--t->n_lookups]);
     for (int i = 0; i < t->n_open; i++) {
         struct kv_tier_op *op = t->open[i].op;
         int n = op->n, source = t->open[i].source;

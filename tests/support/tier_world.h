@@ -17,13 +17,16 @@ struct ts_script {
     struct ts_world *w;
     struct kv_tier_block block[TS_SCRIPT_BLOCKS]; /* bytes are its own */
     int n;
-    int64_t at[KV_SOURCES_MAX]; /* virtual ns; 0: at once */
-    int ok;                     /* leading blocks of a read that succeed; -1: all */
-    int ok_of[KV_SOURCES_MAX];  /* the same for one source, where it is less; 0: as ok */
-    int refuse;                 /* so many reads end as a whole, with nothing read */
-    uint64_t byte_ns;           /* what its statistics say a byte costs */
-    uint64_t bytes;             /* delivered */
-    bool garbage;               /* what does not succeed overwrites its memory all the same */
+    int64_t at[KV_SOURCES_MAX];                 /* virtual ns; 0: at once */
+    int64_t lookups_at;                         /* virtual ns: lookups are answered then; 0: at once */
+    struct kv_tier_op *lookup[TS_SCRIPT_READS]; /* that wait for it */
+    int n_lookups;
+    int ok;                    /* leading blocks of a read that succeed; -1: all */
+    int ok_of[KV_SOURCES_MAX]; /* the same for one source, where it is less; 0: as ok */
+    int refuse;                /* so many reads end as a whole, with nothing read */
+    uint64_t byte_ns;          /* what its statistics say a byte costs */
+    uint64_t bytes;            /* delivered */
+    bool garbage;              /* what does not succeed overwrites its memory all the same */
     int reads;
     struct {
         struct kv_tier_op *op;

@@ -453,6 +453,54 @@ Test(net, somebody_else_is_refused_on_both_sides)
     refused(other_name, "somebody", true);
 }
 
+/* One of the two is frozen after each turn of a handshake that goes well, or that is refused: what the other one waits
+ * for ends in time, and it takes connections again. */
+static void frozen_at_every_turn(bool is_refused)
+{
+    enum { STEPS = 40, LIMIT_MS = 12000 /* a handshake, or a ping and the silence behind it; and half a second */ };
+    int most = 0;
+    for (int step = 0; step < STEPS; step++)
+        for (int who = 0; who < 2; who++) {
+            struct rig *r = rig_new(false);
+            for (int i = 0; i < 2; i++) {
+                struct tp_net_config c = config_of(r, i, i + 1, 100);
+                char name[32];
+                snprintf(name, sizeof name, "place%d", i);
+                if (i == who && is_refused)
+                    other_model(&c);
+                start(r, i, &c, name);
+            }
+            know(r, 0, 1, 2);
+            know(r, 1, 0, 1);
+            for (int i = 0; i < step; i++)
+                turn(r);
+            struct node *lives = &r->node[!who];
+            const int had = tp_net_channels(lives->net);
+            most = had > most ? had : most;
+            r->node[who].frozen = true;
+            /* The dialling side tries again and again, and what it tries ends. */
+            int64_t limit = r->now + LIMIT_MS * MS;
+            const struct tp_peer_info *p = tp_net_peer(lives->net, 0);
+            for (int i = 0; i < 10000 && r->now < limit && (who ? !p->failures : tp_net_channels(lives->net) > 0); i++)
+                turn(r);
+            cr_assert_lt(r->now, limit, "node %d is frozen at step %d, and the other one waits", who + 1, step);
+            cr_assert(who ? p->failures : !tp_net_channels(lives->net),
+                      "node %d is frozen at step %d: %d channels wait", who + 1, step, tp_net_channels(lives->net));
+            rig_free(r);
+        }
+    cr_expect_gt(most, 0);
+}
+
+Test(net, a_peer_that_freezes_at_any_step_of_the_handshake_is_let_go)
+{
+    frozen_at_every_turn(false);
+}
+
+Test(net, a_refused_peer_that_freezes_is_let_go)
+{
+    frozen_at_every_turn(true);
+}
+
 Test(net, a_new_incarnation_replaces_the_old_one_and_the_old_one_is_refused)
 {
     struct rig *r = pair(false);

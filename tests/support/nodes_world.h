@@ -1,0 +1,64 @@
+/* Whole nodes in one simulation: each a runtime of its own with its link, over the fault decorator before the simulated
+ * network. Node 0 has the client, the Router and Prefill, the others Decode. Router, Prefill, Landing, tickets, Decode
+ * and links are the real ones. A node can be killed, begin again on the same address, or fall silent while it stays
+ * connected. Failures end the running test. */
+#ifndef WEFT_TESTS_SUPPORT_NODES_WORLD_H
+#define WEFT_TESTS_SUPPORT_NODES_WORLD_H
+
+#include "actors/link.h"
+#include "tests/support/engine_world.h"
+#include "transport/fault.h"
+#include "transport/sim.h"
+
+enum { TS_NODES_MAX = 3, TS_NODES_ACTORS = 8 };
+
+struct ts_nodes;
+
+/* An actor of a node, which may be silent as a whole but for its link. */
+struct ts_nodes_actor {
+    struct ts_nodes *n;
+    int node;
+    struct act_behaviour outer;
+    const struct act_behaviour *behaviour;
+    const void *arg;
+    struct act_addr addr;
+};
+
+struct ts_nodes {
+    struct ts_world w; /* client, Router and Prefill; far: node 1, other: node 2 */
+    int nodes;
+    struct act_runtime *rt[TS_NODES_MAX]; /* of the present incarnation */
+    uint64_t epoch[TS_NODES_MAX];
+    bool silent[TS_NODES_MAX];
+    int64_t turn_ns; /* virtual time that a turn of Decode takes */
+    struct tp_sim_net *net;
+    struct tp_sim_end end[TS_NODES_MAX];
+    struct tp_fault fault[TS_NODES_MAX];
+    struct act_link_arg link[TS_NODES_MAX];
+    struct act_link_peer peer[TS_NODES_MAX][TS_NODES_MAX];
+    struct ts_nodes_actor actor[TS_NODES_MAX][TS_NODES_ACTORS];
+    int n_actors[TS_NODES_MAX];
+    struct act_addr reaper[TS_NODES_MAX];
+    long buffers, sequences; /* before it */
+};
+
+/* Requests are set by the caller afterwards, in n->w. Exact mode, form full. */
+void ts_nodes_open(struct ts_nodes *n, int nodes, uint64_t seed);
+/* Makes all nodes; nothing has run yet. */
+void ts_nodes_start(struct ts_nodes *n, uint64_t seed);
+/* Runs for so long. */
+void ts_nodes_run(struct ts_nodes *n, int64_t ns);
+/* Until every request has its end, or virtual time has passed `limit`. */
+bool ts_nodes_run_all(struct ts_nodes *n, int64_t limit);
+/* Nothing more of a Decode node is sent; its memory is gone. */
+void ts_nodes_kill(struct ts_nodes *n, int node);
+/* It is there again, under a new epoch, with nothing. */
+void ts_nodes_restart(struct ts_nodes *n, int node);
+void ts_nodes_drain(struct ts_nodes *n, int node);
+/* Of a Decode node. */
+struct ts_far *ts_nodes_far(struct ts_nodes *n, int node);
+/* Nothing is held but the leases of Decode, no ticket is open, no question is without its end. */
+void ts_nodes_check(struct ts_nodes *n, const char *when);
+void ts_nodes_close(struct ts_nodes *n);
+
+#endif
