@@ -81,7 +81,7 @@ static int open_shared(struct tool *k, bool drops, struct cfg_error *err)
                                        .folder = k->path,
                                        .node = name,
                                        .layout = k->layout,
-                                       .bytes = INT64_MAX / 4,
+                                       .bytes = drops ? INT64_MAX / 4 : k->c->kv.shared.size,
                                        .segment_bytes = k->c->kv.shared.segment,
                                        .seal_ns = INT64_MAX / 2,
                                        .poll_ns = INT64_MAX / 2,
@@ -139,6 +139,12 @@ static int open_tier(struct tool *k, enum verb verb, const char *node, struct cf
         r = kv_storage_uring_new(k->path, DEPTH, &k->storage, err);
     if (!r)
         r = k->which == SSD ? open_ssd(k, err) : open_shared(k, verb == DROP, err);
+    if (r == -EAGAIN)
+        cfg_error_set(
+            err, EAGAIN,
+            "%s: a server uses these files; ask it (/metrics, weft status --json), or look at them when it has "
+            "ended",
+            k->path);
     if (!r)
         r = settle(k, err);
     k->memory = r ? NULL : aligned_alloc(KV_PAGE, BATCH * k->layout.block_bytes);
@@ -298,6 +304,8 @@ int cli_kv_run(int argc, char **argv)
         return cli_error(CLI_USAGE, "%s", err.msg);
     if (node && which == SHARED)
         return cli_error(CLI_USAGE, "a kv node has no shared tier; leave --tier or --node out");
+    if (verb != DROP && (all || argc - first > 2))
+        return cli_error(CLI_USAGE, "%s takes one file and nothing more; `weft kv --help` explains", verbs[verb]);
     if (verb == DROP && all == (argc - first > 2))
         return cli_error(CLI_USAGE, "drop takes keys, or --all");
     r = cfg_config_load(argv[first + 1], &config, &report);

@@ -145,8 +145,11 @@ static int read_trace(struct trace *t, const char *path)
         number++;
         bad = take_line(t, line);
     }
+    int failed = ferror(f) ? errno : 0;
     free(line);
     fclose(f);
+    if (failed)
+        return cli_error(CLI_FAILED, "%s: %s", path, strerror(failed));
     if (bad)
         return cli_error(CLI_FAILED, "%s:%d: %s", path, number, bad);
     if (!t->n)
@@ -289,9 +292,9 @@ static void print_row(const struct trace *t, int room, double ttl, const struct 
 {
     char life[32];
     snprintf(life, sizeof life, ttl > 0 ? "%.0f s" : "no limit", ttl);
-    printf("%12.1f %10s %8.1f %8d %8d %11.0f %8.1f ", (double)room * t->block_bytes / (1 << 20), life,
-           percent(o->saved, o->prompt), o->hits, o->whole, t->could ? o->left / t->could : 0,
-           percent(o->vain, o->byte_s));
+    double mib = (double)room * t->block_bytes / (1 << 20);
+    printf("%12.*f %10s %8.1f %8d %8d %11.0f %8.1f ", mib < 10 ? 3 : 1, mib, life, percent(o->saved, o->prompt),
+           o->hits, o->whole, t->could ? o->left / t->could : 0, percent(o->vain, o->byte_s));
     print_cost(o->byte_s, o->saved);
 }
 
@@ -344,7 +347,7 @@ static void plot_line(struct cli_plot *to, const struct outcome *o, const double
 static void plot_lines(const struct trace *t, struct cli_plot *to, int column)
 {
     for (int s = 0; s < SIZES; s++)
-        cli_plot_printf(to, "%s$s%d using 1:%d with linespoints pt 7 ps 0.5 lw 2 title '%.4g MiB'", s ? ", " : "plot ",
+        cli_plot_printf(to, "%s$s%d using 1:%d with linespoints pt 7 ps 0.5 lw 2 title '%.3g MiB'", s ? ", " : "plot ",
                         s, column, (double)room_of(t, s) * t->block_bytes / (1 << 20));
     cli_plot_printf(to, "\n");
 }
@@ -357,38 +360,59 @@ static void plot_classes(struct cli_plot *to, const struct outcome *o)
         char name[32], word[32] = "";
         class_name(c, name);
         if (!o->class_requests[c])
-            snprintf(word, sizeof word, "no such prompts");
+            snprintf(word, sizeof word, "none");
         else if (o->class_saved[c] <= 0)
             snprintf(word, sizeof word, "pays nothing");
         else
-            snprintf(word, sizeof word, "%.3g byte s", o->class_byte_s[c] / o->class_saved[c]);
+            snprintf(word, sizeof word, "%.4g byte s", o->class_byte_s[c] / o->class_saved[c]);
         cli_plot_printf(to, "%d %.9g \"%s\" \"%s\"\n", c, percent(o->class_saved[c], o->class_prompt[c]), name, word);
     }
     cli_plot_printf(to, "EOD\n");
 }
 
-static void plot_panels(const struct trace *t, struct cli_plot *to)
+/* What a token costs, of all sizes and times; 0: nothing is saved anywhere. Keys stand above the lines. */
+static double dearest(struct outcome (*o)[PLOT_TTLS])
+{
+    double most = 0;
+    for (int s = 0; s < SIZES; s++)
+        for (int k = 0; k < PLOT_TTLS; k++) {
+            double cost = o[s][k].saved > 0 ? o[s][k].byte_s / o[s][k].saved : 0;
+            most = cost > most ? cost : most;
+        }
+    return most;
+}
+
+static void plot_panels(const struct trace *t, struct cli_plot *to, double dearest_token, double most_left)
 {
     cli_plot_printf(
         to,
         "set label 1 \"%d requests over %.0f s, %d distinct blocks of %d tokens and %.0f bytes; replayed, least "
         "recently used goes first\" at screen 0.02,0.015 noenhanced font ',9'\n"
         "set multiplot layout 2,2 margins 0.09,0.93,0.12,0.94 spacing 0.12,0.15\nset grid lc rgb '#dddddd'\n"
-        "set logscale x\nset format x '%%g'\nset xlabel 'kept for so many seconds without use'\n",
+        "set logscale x\nset format x '%%g'\nset xlabel 'kept for so many seconds without use'\n"
+        "set key top center horizontal font ',9' samplen 2\n",
         t->n, t->request[t->n - 1].t, t->distinct, t->block_tokens, t->block_bytes);
     cli_plot_printf(to, "set title 'What a saved token costs'\nset ylabel 'bytes times seconds per token'\n"
-                        "set logscale y\nset format y '%%.0e'\nset key top left font ',9' samplen 2\n");
-    plot_lines(t, to, 2);
+                        "set logscale y\nset format y '10^{%%T}'\n");
+    if (dearest_token > 0) {
+        cli_plot_printf(to, "set yrange [*:%.9g]\n", 10 * dearest_token);
+        plot_lines(t, to, 2);
+    } else {
+        cli_plot_printf(to, "set label 2 'nothing is saved' at graph 0.5,0.5 center\n"
+                            "plot [0.1:1] [1:10] 1 with dots lc rgb 'white' notitle\nunset label 2\n");
+    }
     cli_plot_printf(
-        to, "unset label 1\nunset logscale y\nset format y '%%g'\nset key bottom right\n"
-            "set title 'Longer keeping: more whole hits, none of them gets faster'\n"
-            "set ylabel 'whole hits, %% of requests'\nset yrange [0:100]\nset y2label 'tokens left to compute' offset "
-            "-1.5,0\n"
-            "set y2tics\nset ytics nomirror\nset y2range [0:*]\n"
-            "plot $hits using 1:2 with linespoints pt 7 ps 0.5 lw 2 lc rgb '#4477aa' title 'whole hits', "
-            "$hits using 1:3 axes x1y2 with linespoints pt 5 ps 0.5 lw 2 lc rgb '#d62728' title 'tokens left, mean', "
-            "$hits using 1:4 axes x1y2 with lines dt 2 lw 2 lc rgb '#d62728' title 'left in a whole hit'\n");
-    cli_plot_printf(to, "unset y2label\nunset y2tics\nset ytics mirror\nset key bottom right\n"
+        to,
+        "unset label 1\nunset logscale y\nset format y '%%g'\n"
+        "set title 'Longer keeping: more whole hits, none of them gets faster'\n"
+        "set ylabel 'whole hits, %% of requests'\nset yrange [0:125]\nset y2label 'tokens left to compute' offset "
+        "-1.5,0\n"
+        "set y2tics\nset ytics 0,20,100 nomirror\nset y2range [0:%.9g]\n"
+        "plot $hits using 1:2 with linespoints pt 7 ps 0.5 lw 2 lc rgb '#4477aa' title 'whole hits', "
+        "$hits using 1:3 axes x1y2 with linespoints pt 5 ps 0.5 lw 2 lc rgb '#d62728' title 'tokens left, mean', "
+        "$hits using 1:4 axes x1y2 with lines dt 2 lw 2 lc rgb '#d62728' title 'left in a whole hit'\n",
+        1.25 * most_left);
+    cli_plot_printf(to, "unset y2label\nunset y2tics\nset ytics 0,20,100 mirror\n"
                         "set title 'Little reuse: bytes kept after their last use'\n"
                         "set ylabel 'of what was kept, %%'\n");
     plot_lines(t, to, 3);
@@ -418,15 +442,17 @@ static int plot(const struct trace *t, const char *file)
         return cli_error(CLI_FAILED, "%s", err.msg);
     for (int s = 0; s < SIZES; s++)
         plot_line(to, o[s], ttl, s);
+    double most_left = 1;
     cli_plot_printf(to, "$hits << EOD\n");
     for (int k = 0; k < PLOT_TTLS; k++) {
         const struct outcome *one = &o[SIZES - 1][k];
-        cli_plot_printf(to, "%.9g %.9g %.9g %.9g\n", ttl[k], percent(one->whole, t->n),
-                        t->could ? one->left / t->could : 0, t->fresh);
+        double left = t->could ? one->left / t->could : 0;
+        most_left = left > most_left ? left : most_left;
+        cli_plot_printf(to, "%.9g %.9g %.9g %.9g\n", ttl[k], percent(one->whole, t->n), left, t->fresh);
     }
     cli_plot_printf(to, "EOD\n");
     plot_classes(to, &o[SIZES - 1][PLOT_TTLS - 1]);
-    plot_panels(t, to);
+    plot_panels(t, to, dearest(o), most_left);
     return cli_plot_end(to, &err) ? cli_error(CLI_FAILED, "%s", err.msg) : CLI_OK;
 }
 

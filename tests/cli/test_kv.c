@@ -263,6 +263,20 @@ Test(kv, a_trace_says_what_tiers_are_worth_and_where_they_are_not)
     cr_expect(strstr(picture, "none of them gets faster"));
     free(picture);
     ts_result_free(&r);
+    /* Two prompts that have nothing in common. */
+    FILE *f = fopen(trace, "w");
+    for (int i = 0; i < 2; i++)
+        fprintf(
+            f,
+            "{\"t\":%d,\"prompt\":40,\"output\":9,\"block_tokens\":16,\"block_bytes\":4096,\"blocks\":[\"%016x\"]}\n",
+            i, i);
+    fclose(f);
+    r = ts_run(ts_weft(), "bench", "kv", "--trace", trace, "--plot", svg);
+    cr_assert_eq(r.status, 0, "%s", r.err);
+    picture = ts_read_file(svg, NULL);
+    cr_expect(strstr(picture, "nothing is saved"));
+    free(picture);
+    ts_result_free(&r);
 }
 
 Test(kv, mistakes_are_said)
@@ -277,6 +291,14 @@ Test(kv, mistakes_are_said)
     r = kv("lst", NULL);
     cr_assert_eq(r.status, 2);
     ts_result_free(&r);
+    r = kv("ls", "more");
+    cr_assert_eq(r.status, 2);
+    cr_assert(strstr(r.err, "ls takes one file"), "%s", r.err);
+    ts_result_free(&r);
+    r = ts_run(ts_weft(), "bench", "kv", "--trace", folder);
+    cr_assert_eq(r.status, 1);
+    cr_assert(strstr(r.err, "Is a directory"), "%s", r.err);
+    ts_result_free(&r);
     r = ts_run(ts_weft(), "kv", "ls", "config/single.conf");
     cr_assert_eq(r.status, 2);
     cr_assert(strstr(r.err, "kv.ssd.path"), "%s", r.err);
@@ -284,5 +306,29 @@ Test(kv, mistakes_are_said)
     r = ts_run(ts_weft(), "kv", "stat", "--tier", "shared", conf);
     cr_assert_eq(r.status, 0, "%s", r.err);
     cr_assert(strstr(r.out, "blocks          0"), "%s", r.out);
+    cr_assert(strstr(r.out, "capacity        68719476736\n"), "kv.shared.size: %s", r.out);
+    ts_result_free(&r);
+}
+
+/* A server has the files: they are left alone, and where its figures are is said. */
+Test(kv, files_in_use_are_left_alone)
+{
+    const struct kv_layout l = layout();
+    struct cfg_error err;
+    struct kv_storage *s;
+    struct kv_tier *t;
+    make();
+    cr_assert_eq(kv_storage_uring_new(folder, 16, &s, &err), 0, "%s", err.msg);
+    const struct kv_ssd_params p = {
+        .storage = s, .folder = folder, .layout = l, .bytes = 8 << 20, .direct = false, .clock = kv_clock_system};
+    cr_assert_eq(kv_ssd_new(&p, &t, &err), 0, "%s", err.msg);
+    struct ts_result r = kv("drop", "--all");
+    cr_expect_eq(r.status, 1);
+    cr_expect(strstr(r.err, "a server uses these files"), "%s", r.err);
+    ts_result_free(&r);
+    t->ops->free(t);
+    kv_storage_free(s);
+    r = kv("stat", NULL);
+    cr_expect(strstr(r.out, "blocks          5\n"), "%s", r.out);
     ts_result_free(&r);
 }
