@@ -638,25 +638,55 @@ Test(kv_nodes, what_a_node_says_is_checked)
 }
 
 /* Messages that a kv_node refuses, each with its answer. */
+enum { QUESTIONS = 8 };
+
 struct asker {
     struct act_addr node;
-    int answers, status[8];
+    int answers, status[QUESTIONS];
 };
+
+/* Makes the tail of REMOTE_STORE right: names, sums, bytes. */
+static void fill_store(struct act_msg *m, uint32_t n, enum kv_taint taint)
+{
+    const struct kv_layout *l = &rig.t.layout;
+    size_t bytes;
+    struct act_remote_block *b = act_msg_tail(m, &bytes);
+    uint64_t *sum = (uint64_t *)(void *)(b + n);
+    uint8_t *rows = (uint8_t *)(sum + n * (uint32_t)l->n_sources);
+    memset(rows, 0x5a, n * l->block_bytes);
+    for (uint32_t i = 0; i < n; i++) {
+        memset(&b[i], (int)(0x60 + i), sizeof b->key);
+        b[i].taint = (uint32_t)taint;
+        b[i].hit = 0;
+        for (int k = 0; k < l->n_sources; k++)
+            *sum++ = kv_extent_sum((const struct kv_key *)&b[i].key, k, 0, rows + l->offset[k], l->bytes[k]);
+    }
+}
 
 static void ask_badly(struct act_self *self, struct act_addr node, int which)
 {
     const struct kv_layout *l = &rig.t.layout;
-    static const enum act_type types[] = {ACT_REMOTE_FIND, ACT_REMOTE_FIND,  ACT_REMOTE_READ,
-                                          ACT_REMOTE_READ, ACT_REMOTE_STORE, ACT_REMOTE_STORE};
+    static const enum act_type types[] = {ACT_REMOTE_FIND,  ACT_REMOTE_FIND,  ACT_REMOTE_READ, ACT_REMOTE_READ,
+                                          ACT_REMOTE_STORE, ACT_REMOTE_STORE, ACT_REMOTE_READ, ACT_REMOTE_STORE};
     struct act_msg m;
     size_t bytes, one = sizeof(struct act_remote_block) + (size_t)l->n_sources * 8 + l->block_bytes;
+    if (which == 6)
+        one = sizeof(struct act_key);
     cr_assert_eq(act_msg_new(types[which], node, one, &m), 0);
     memset(act_msg_tail(&m, &bytes), 0x5a, one);
     m.request = (uint64_t)which + 1;
-    *(uint32_t *)(void *)m.data = 1;                                        /* blocks */
-    *(uint64_t *)(void *)m.buf->data = which % 2 ? kv_layout_id(l) : 12345; /* layout */
-    if (which == 5)                                                         /* clean, but its sums are wrong */
+    *(uint32_t *)(void *)m.data = 1;                                                      /* blocks */
+    *(uint64_t *)(void *)m.buf->data = which % 2 || which == 6 ? kv_layout_id(l) : 12345; /* layout */
+    if (which == 5) /* clean, but its sums are wrong */
         memset((uint8_t *)act_msg_tail(&m, &bytes) + sizeof(struct act_key), 0, 8);
+    if (which == 6) { /* slots that hold no extent */
+        memset(m.buf->data + 8, 0, sizeof(struct act_b_remote_read) - 8);
+        act_b_remote_read(&m)->window = WINDOW_SLOTS;
+        act_b_remote_read(&m)->slot_bytes = 512;
+        act_b_remote_read(&m)->generation = GENERATION;
+    }
+    if (which == 7) /* whole, and not clean */
+        fill_store(&m, 1, KV_TAINTED);
     cr_assert_eq(act_request(self, &m), 0);
 }
 
@@ -665,7 +695,7 @@ static int asker_receive(struct act_self *self, void *state, struct act_msg *m, 
     struct asker *a = *(struct asker **)state;
     for (int i = 0; i < count; i++) {
         if (m[i].type == ACT_RELOAD)
-            for (int k = 0; k < 6; k++)
+            for (int k = 0; k < QUESTIONS; k++)
                 ask_badly(self, a->node, k);
         int status = m[i].type == ACT_REMOTE_FOUND    ? act_p_remote_found(&m[i])->status
                      : m[i].type == ACT_REMOTE_DONE   ? act_p_remote_done(&m[i])->status
@@ -705,15 +735,17 @@ static void spawn_asker(struct ts_world *w)
 
 Test(kv_nodes, a_node_checks_what_it_is_asked)
 {
-    static const int want[] = {-EPROTO, -EPROTO, -EPROTO, -EPROTO, -EPROTO, -EBADMSG};
+    static const int want[QUESTIONS] = {-EPROTO, -EPROTO, -EPROTO, -EPROTO, -EPROTO, -EBADMSG, -EPROTO, -EBADMSG};
     prepare(false);
+    rig.puts = true;
+    rig.bad_put = -1;
     second();
     memset(&asker, 0, sizeof asker);
     rig.t.w.before_sources = spawn_asker;
     uint64_t before = blocks_at(0);
     ts_world_run(&rig.t.w, 1);
-    cr_assert_eq(asker.answers, 6, "%d answers", asker.answers);
-    for (int i = 0; i < 6; i++)
+    cr_assert_eq(asker.answers, QUESTIONS, "%d answers", asker.answers);
+    for (int i = 0; i < QUESTIONS; i++)
         cr_assert_eq(asker.status[i], want[i], "question %d: %d", i, asker.status[i]);
     cr_assert_eq(blocks_at(0), before, "something was kept");
     check("asked badly", 1);
@@ -722,12 +754,16 @@ Test(kv_nodes, a_node_checks_what_it_is_asked)
 
 /* ---- the queue of a node ---- */
 
-/* Asks for as much as the pool holds, twice. */
+/* Asks for as much as the pool holds, twice, or stores more at a time than the node takes. */
+enum { STORES = 4 };
+
 struct hoarder {
     struct act_addr node;
     struct kv_key key;
+    bool stores, drain; /* drain: the node has been told to */
     int64_t began, ended[2];
     int status[2], blocks[2];
+    int stored, refused, other; /* stores */
 };
 
 static struct hoarder hoarder;
@@ -746,6 +782,21 @@ static void ask_for_all(struct act_self *self, uint32_t load)
     cr_assert_eq(act_request(self, &m), 0);
 }
 
+static void store_much(struct act_self *self)
+{
+    const struct kv_layout *l = &rig.t.layout;
+    size_t one = sizeof(struct act_remote_block) + (size_t)l->n_sources * 8 + l->block_bytes;
+    struct act_msg m;
+    for (int i = 0; i < STORES; i++) {
+        cr_assert_eq(act_msg_new(ACT_REMOTE_STORE, hoarder.node, ACT_REMOTE_STORE_MAX * one, &m), 0);
+        act_p_remote_store(&m)->blocks = ACT_REMOTE_STORE_MAX;
+        act_b_remote_store(&m)->layout = kv_layout_id(l);
+        fill_store(&m, ACT_REMOTE_STORE_MAX, KV_CLEAN);
+        m.request = 200 + (uint64_t)i;
+        cr_assert_eq(act_request(self, &m), 0);
+    }
+}
+
 static int hoarder_receive(struct act_self *self, void *state, struct act_msg *m, int count)
 {
     (void)state;
@@ -754,6 +805,13 @@ static int hoarder_receive(struct act_self *self, void *state, struct act_msg *m
             hoarder.began = act_now(self);
             ask_for_all(self, 0);
             ask_for_all(self, 1);
+            if (hoarder.stores)
+                store_much(self);
+        } else if (m[i].type == ACT_REMOTE_STORED) {
+            int status = act_p_remote_stored(&m[i])->status;
+            hoarder.stored += !status;
+            hoarder.refused += status == -EAGAIN;
+            hoarder.other = status && status != -EAGAIN ? status : hoarder.other;
         } else if (m[i].type == ACT_REMOTE_ROWS) {
             struct act_promise p = act_promise_of(&m[i]);
             struct act_msg r = act_msg_make(ACT_REMOTE_TAKEN, ACT_NOBODY);
@@ -779,7 +837,10 @@ static void spawn_hoarder(struct ts_world *w)
     hoarder.node = rig.node[0].addr;
     const struct act_spawn spec = {.behaviour = &hoarder_behaviour, .worker = TS_WORLD_CLIENT};
     cr_assert_eq(act_runtime_spawn(w->rt, &spec, &who, &err), 0);
-    struct act_msg m = act_msg_make(ACT_RELOAD, who);
+    struct act_msg m = act_msg_make(ACT_DRAIN, hoarder.node);
+    if (hoarder.drain)
+        cr_assert_eq(act_runtime_post(w->rt, &m), 0);
+    m = act_msg_make(ACT_RELOAD, who);
     cr_assert_eq(act_runtime_post(w->rt, &m), 0);
 }
 
@@ -805,5 +866,86 @@ Test(kv_nodes, a_read_that_finds_no_room_in_time_is_refused)
     cr_assert_eq(hoarder.blocks[0], POOL);
     cr_assert_geq(hoarder.ended[0] - hoarder.began, 890 * MS);
     check("no room", 2);
+    forget_nodes();
+}
+
+/* What the node says at the end of a read is true of all sources. */
+Test(kv_nodes, a_read_is_as_long_as_its_shortest_source)
+{
+    prepare(true);
+    for (int source = 0; source < rig.t.layout.n_sources; source++) {
+        if (rig.node[0].host)
+            rig.node[0].host->ops->free(rig.node[0].host);
+        rig.node[0].host = NULL;
+        second();
+        memset(&hoarder, 0, sizeof hoarder);
+        hoarder.key = rig.t.script.block[0].key;
+        rig.t.w.before_sources = spawn_hoarder;
+        memset(rig.t.script.ok_of, 0, sizeof rig.t.script.ok_of);
+        rig.t.script.ok_of[source] = 3;
+        ts_world_run(&rig.t.w, 1);
+        cr_assert_eq(hoarder.blocks[0], 3, "source %d: %d blocks", source, hoarder.blocks[0]);
+        cr_assert_neq(hoarder.status[0], 0);
+        check("short", 1);
+    }
+    memset(rig.t.script.ok_of, 0, sizeof rig.t.script.ok_of);
+    forget_nodes();
+}
+
+/* A node that drains refuses all that is new, and those who know of it ask it no more. */
+Test(kv_nodes, a_node_that_drains_refuses_what_is_new)
+{
+    prepare(false);
+    second();
+    ts_tiers_prompts(&rig.t, 3);
+    memset(&hoarder, 0, sizeof hoarder);
+    hoarder.drain = hoarder.stores = true;
+    rig.t.w.before_sources = spawn_hoarder;
+    ts_world_run(&rig.t.w, 1);
+    for (int i = 0; i < 2; i++)
+        cr_assert_eq(hoarder.status[i], -ESHUTDOWN, "%d", hoarder.status[i]);
+    cr_assert_eq(hoarder.other, -ESHUTDOWN);
+    cr_assert_eq(hoarder.stored, 0);
+    struct kv_tier_stats s;
+    rig.t.store.nodes->ops->stat(rig.t.store.nodes, &s);
+    cr_assert_eq(s.errors, 0u, "nothing was late");
+    check("draining", 3);
+    forget_nodes();
+}
+
+/* What is on its way into a node's tiers is bounded. */
+Test(kv_nodes, more_stores_than_a_node_has_memory_for_are_refused)
+{
+    prepare(false);
+    second();
+    memset(&hoarder, 0, sizeof hoarder);
+    hoarder.stores = true;
+    rig.t.w.before_sources = spawn_hoarder;
+    ts_world_run(&rig.t.w, 1);
+    cr_assert_eq(hoarder.other, 0, "%d", hoarder.other);
+    cr_assert_eq(hoarder.stored + hoarder.refused, STORES);
+    cr_assert_geq(hoarder.refused, 1);
+    cr_assert_geq(hoarder.stored, 1);
+    check("much to store", 1);
+    forget_nodes();
+}
+
+/* A node that does not answer is asked less and less often, so that few lookups wait for it. */
+Test(kv_nodes, a_silent_node_is_left_out_for_longer_and_longer)
+{
+    enum { N = 30 };
+    prepare(false);
+    second();
+    ts_tiers_prompts(&rig.t, N);
+    for (int i = 0; i < N; i++) {
+        rig.t.w.wanted[i].start = 100 * i * MS;
+        ts_tiers_other(&rig.t, i);
+    }
+    rig.node[0].fate = (struct fate){.at = 0, .silent = true, .lose = ACT_NONE};
+    ts_world_run(&rig.t.w, 1);
+    cr_assert_lt(rig.node[0].fate.count, N / 2, "%d questions to a node that never answers", rig.node[0].fate.count);
+    cr_assert_gt(rig.node[0].fate.count, 1, "it is tried again");
+    rig.node[0].fate.over = true;
+    check("silent", N);
     forget_nodes();
 }

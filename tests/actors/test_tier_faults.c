@@ -174,6 +174,39 @@ Test(tier_faults, row_45_a_tier_that_evicts_after_the_lookup_shortens_the_hit)
     }
 }
 
+/* The same where the prefix is in two tiers, and the first of them brings less than it has promised: what the second
+ * one brings behind that is of no use. */
+Test(tier_faults, row_47_blocks_behind_a_gap_are_no_hit)
+{
+    static struct ts_tiers r;
+    memset(&r, 0, sizeof r);
+    r.script.ok = -1;
+    r.disk = kv_disk_new(47);
+    for (int second = 0; second < 2; second++) {
+        ts_tiers_open(&r, 64, true);
+        r.w.e.limits.context = TS_WORLD_IDS;
+        ts_tiers_host(&r, second ? 4 : 32);
+        ts_tiers_script(&r);
+        ts_tiers_ssd(&r, 240);
+        ts_tiers_prompts(&r, 1);
+        r.w.wanted[0].start = 500 * MS; /* the index has been read */
+        r.w.wanted[0].n_prompt = LONG;
+        for (int k = 0; k < LONG; k++)
+            r.w.wanted[0].prompt[k] = (k * 31 + 7) % r.w.m->cfg->vocab_size;
+        if (second) { /* the first tier has eleven and brings nine, the other one has them all */
+            for (int i = 11; i < r.script.n; i++)
+                memset(&r.script.block[i].key, i, sizeof r.script.block[i].key);
+            r.script.ok = 9;
+            r.script.garbage = true;
+        }
+        ts_world_run(&r.w, 47);
+        ts_world_check_same(&r.w, 0);
+        cr_assert_eq(r.w.got[0].cached, second ? 16 * 9 : 0, "%d", r.w.got[0].cached);
+        ts_tiers_close(&r, !second);
+    }
+    kv_disk_free(r.disk);
+}
+
 /* ---- 49: a hit that is not read is not told ---- */
 
 Test(tier_faults, row_49_a_read_that_is_not_begun_leaves_no_hit)
@@ -242,4 +275,52 @@ Test(tier_faults, row_48_one_prompt_again_and_again_from_window_rows_of_the_pool
 Test(tier_faults, row_51_one_prompt_again_and_again_with_replayed_window_rows)
 {
     again_and_again(false);
+}
+
+/* Two prompts that end alike and begin differently, both of which have left window rows in the pool: each goes on from
+ * its own. */
+Test(tier_faults, row_51_window_rows_of_a_prompt_that_begins_differently)
+{
+    static struct ts_tiers r;
+    memset(&r, 0, sizeof r);
+    ts_tiers_open(&r, 200, false);
+    r.w.e.snapshots = true;
+    ts_tiers_host(&r, 64);
+    ts_tiers_prompts(&r, 6);
+    for (int i = 0; i < 6; i++) {
+        r.w.wanted[i].start = 500 * i * MS;
+        r.w.wanted[i].temperature = 0;
+        r.w.wanted[i].prompt[0] = 40 + i % 2;
+    }
+    ts_world_run(&r.w, 51);
+    for (int i = 0; i < 6; i++) {
+        ts_world_check_same(&r.w, i);
+        cr_assert_eq(r.w.got[i].cached > 0, i >= 2, "request %d: %d", i, r.w.got[i].cached);
+    }
+    ts_tiers_close(&r, false);
+}
+
+/* Rows that an interrupted prompt has computed behind a replayed hit are not what a cold run writes: the next prompt of
+ * the same text finds what was clean, and no more. */
+Test(tier_faults, row_51_what_was_computed_behind_a_replayed_hit_is_not_clean)
+{
+    static struct ts_tiers r;
+    memset(&r, 0, sizeof r);
+    ts_tiers_open(&r, 200, false);
+    r.w.e.limits.context = TS_WORLD_IDS;
+    ts_tiers_host(&r, 64);
+    ts_tiers_prompts(&r, 3);
+    r.w.cost[TS_PART_PREFILL] = MS;
+    for (int i = 0; i < 3; i++) {
+        r.w.wanted[i].start = 3000 * i * MS;
+        r.w.wanted[i].n_prompt = i ? LONG : 100;
+        r.w.wanted[i].max_new = 1;
+        for (int k = 0; k < LONG; k++)
+            r.w.wanted[i].prompt[k] = (k * 31 + 7) % r.w.m->cfg->vocab_size;
+    }
+    r.w.wanted[1].cancel = 3150 * MS;
+    ts_world_run(&r.w, 51);
+    cr_assert_eq(r.w.got[1].n, 0, "it was cancelled before its first token");
+    cr_assert_eq(r.w.got[2].cached, 96, "%d tokens", r.w.got[2].cached);
+    ts_tiers_close(&r, false);
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "kvtiers/device.h"
+#include "kvtiers/extent.h"
 
 static struct kv_device *new_device(int pages, size_t snapshots)
 {
@@ -301,15 +302,17 @@ Test(key, every_ingredient_counts)
     const int32_t ids[] = {5, 6, 7};
     const struct kv_identity base = {
         .revision = 1, .format = 1, .block_tokens = 256, .numerics = "cpu/scalar", .salt = "", .salt_len = 0};
-    struct kv_identity v[6] = {base, base, base, base, base, base};
+    struct kv_identity v[7] = {base, base, base, base, base, base, base};
     v[1].revision = 2;
     v[2].format = 2;
     v[3].block_tokens = 128;
     v[4].numerics = "cpu/avx512";
     v[5].salt = "tenant";
     v[5].salt_len = 6;
-    struct kv_key root[6], a, b, c;
-    for (int i = 0; i < 6; i++) {
+    v[6].salt = "somebo";
+    v[6].salt_len = 6;
+    struct kv_key root[7], a, b, c;
+    for (int i = 0; i < 7; i++) {
         kv_key_root(&v[i], &root[i]);
         for (int j = 0; j < i; j++)
             cr_assert_neq(memcmp(&root[i], &root[j], sizeof a), 0, "identities %d and %d share a root", i, j);
@@ -322,4 +325,18 @@ Test(key, every_ingredient_counts)
     kv_key_block(&a, KV_CLEAN, &b);
     kv_key_block(&a, KV_TAINTED, &c);
     cr_assert_neq(memcmp(&b, &c, sizeof a), 0);
+}
+
+/* Sums of extents are bound to the block's name, the source and the use of the place. */
+Test(extent, every_ingredient_of_a_sum_counts)
+{
+    const struct kv_key key = {{1}}, other = {{2}};
+    const uint8_t bytes[64] = {3}, changed[64] = {4};
+    uint64_t sum = kv_extent_sum(&key, 1, 5, bytes, sizeof bytes);
+    cr_assert_eq(kv_extent_sum(&key, 1, 5, bytes, sizeof bytes), sum);
+    cr_assert_neq(kv_extent_sum(&other, 1, 5, bytes, sizeof bytes), sum);
+    cr_assert_neq(kv_extent_sum(&key, 2, 5, bytes, sizeof bytes), sum);
+    cr_assert_neq(kv_extent_sum(&key, 1, 6, bytes, sizeof bytes), sum);
+    cr_assert_neq(kv_extent_sum(&key, 1, 5, changed, sizeof bytes), sum);
+    cr_assert_neq(kv_extent_sum(&key, 1, 5, bytes, sizeof bytes - 1), sum);
 }

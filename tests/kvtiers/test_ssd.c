@@ -208,6 +208,7 @@ static bool crash_at(uint64_t seed, int64_t point, enum kv_crash how)
         if (here)
             cr_assert(has(&r, k));
     }
+    cr_assert_eq(stat(&r).bad, 0u, "seed %d, point %d: the index names what is not there", (int)seed, (int)point);
     for (int k = 0; k < 4; k++)
         cr_assert(store(&r, 1000 + k) && read_back(&r, 1000 + k), "the tier goes on after point %d", (int)point);
     rig_free(&r);
@@ -253,18 +254,30 @@ static void twelve(struct rig *r)
     rig_close(r);
 }
 
+/* What the index says beside places: what was stored, whatever became of the page. */
+static void check_info(void *ctx, const struct kv_key *key, const struct kv_block_info *info, int64_t age_s)
+{
+    (void)ctx;
+    (void)key;
+    cr_assert_eq(info->taint, KV_CLEAN);
+    cr_assert_eq(info->hit, 0);
+    cr_assert(age_s >= 0 && age_s < 1000, "%lld s", (long long)age_s);
+}
+
 /* A tier on files that were changed behind its back: what it delivers is right, what it cannot is dropped, and it goes
  * on. Returns the misses. */
-static int open_damaged(struct rig *r)
+static int open_damaged(struct rig *r, bool index_whole)
 {
     int misses = 0;
     rig_open(r);
+    r->tier->ops->each(r->tier, check_info, NULL);
     for (int i = 0; i < 12; i++) {
         bool offered = has(r, i), good = read_back(r, i);
         misses += !good;
         cr_assert(good || !offered || !has(r, i), "a bad block is dropped");
     }
     cr_assert(store(r, 50) && read_back(r, 50), "it goes on");
+    cr_assert(stat(r).bad == 0 || !index_whole, "the index has named what is not there");
     rig_close(r);
     return misses;
 }
@@ -284,7 +297,7 @@ Test(ssd, pages_in_each_others_place_are_misses, .timeout = 3600)
                 memcpy(keep, bytes + a * KV_PAGE, KV_PAGE);
                 memmove(bytes + a * KV_PAGE, bytes + b * KV_PAGE, KV_PAGE);
                 memcpy(bytes + b * KV_PAGE, keep, KV_PAGE);
-                misses += open_damaged(&r);
+                misses += open_damaged(&r, f == 0);
                 twelve(&r);
             }
     }
@@ -313,7 +326,7 @@ Test(ssd, an_older_file_beside_a_newer_one_is_a_miss, .timeout = 3600)
             for (int i = 0; i < more; i++)
                 read_back(&r, 100 + i);
             rig_close(&r);
-            open_damaged(&r);
+            open_damaged(&r, false);
         }
     rig_free(&r);
 }
@@ -334,6 +347,7 @@ Test(ssd, a_flipped_byte_anywhere_is_a_miss, .timeout = 3600)
             uint8_t *b = kv_disk_bytes(r.disk, files[f]);
             b[at] ^= 0x41;
             rig_open(&r);
+            r.tier->ops->each(r.tier, check_info, NULL);
             for (int i = 0; i < 12; i++)
                 if (has(&r, i) && !read_back(&r, i)) {
                     misses++;
@@ -407,12 +421,17 @@ Test(ssd, short_reads_are_continued)
     struct rig r;
     rig_new(&r, 8, 64);
     cr_assert(store(&r, 1));
-    kv_disk_fail(r.disk, KV_IO_READ, "weft-kv.000", 0, 1, 4096);
+    kv_disk_fail(r.disk, KV_IO_READ, "weft-kv.000", 0, 2, 4096); /* the half of one extent, and the other one whole */
     cr_assert(read_back(&r, 1));
     kv_disk_fail(r.disk, KV_IO_READ, "weft-kv.000", 0, 1, -5);
     cr_assert_not(read_back(&r, 1));
     cr_assert_not(has(&r, 1), "a block that cannot be read is not offered again");
     cr_assert_eq(stat(&r).errors, 1u);
+    cr_assert(store(&r, 2));
+    kv_disk_fail(r.disk, KV_IO_READ, "weft-kv.000", 0, 2, 0);
+    cr_assert_not(read_back(&r, 2));
+    cr_assert_eq(stat(&r).short_reads, 2u);
+    cr_assert_eq(stat(&r).bad, 0u, "what has not come is not looked at");
     rig_free(&r);
 }
 
@@ -428,6 +447,81 @@ Test(ssd, another_layout_starts_empty)
     cr_assert_gt(r.warnings, 0);
     cr_assert_not(has(&r, 1));
     cr_assert(store(&r, 2) && read_back(&r, 2));
+    rig_free(&r);
+}
+
+/* Nor one page of the index that was made for another layout, in a folder whose header fits. */
+Test(ssd, a_page_of_another_layout_is_not_used)
+{
+    struct rig other = {.layout = ts_layout(128), .blocks = 16}, r = {.layout = ts_layout(256), .blocks = 16};
+    twelve(&other);
+    twelve(&r);
+    size_t size = (size_t)kv_disk_size(r.disk, "weft-kv.index"), head = 2 * KV_PAGE;
+    cr_assert_eq(kv_disk_size(other.disk, "weft-kv.index"), (int64_t)size);
+    memcpy(kv_disk_bytes(r.disk, "weft-kv.index") + head, kv_disk_bytes(other.disk, "weft-kv.index") + head,
+           size - head);
+    rig_open(&r);
+    for (int i = 0; i < 12; i++)
+        cr_assert_not(has(&r, i), "block %d", i);
+    rig_free(&r);
+    rig_free(&other);
+}
+
+/* Row 56: what is read again and again is kept while what is stored and not read goes. */
+Test(ssd, what_is_used_is_kept)
+{
+    struct rig r;
+    rig_new(&r, 61, 64);
+    for (int i = 0; i < 48; i++)
+        cr_assert(store(&r, i));
+    for (int k = 0; k < 40; k++)
+        cr_assert(read_back(&r, 5));
+    int used = 0, others = 0;
+    for (int i = 100; i < 164; i++)
+        cr_assert(store(&r, i));
+    used = has(&r, 5);
+    for (int i = 16; i < 48; i++)
+        others += has(&r, i);
+    cr_assert(used, "the block that was read went before %d others", others);
+    cr_assert_lt(others, 16, "%d blocks that nobody has read", others);
+    rig_free(&r);
+}
+
+/* Row 57: each use of a place has a generation of its own, over restarts too, so that an old index entry never fits new
+ * bytes. Reads the pages as docs/FORMATS.md describes them. */
+Test(ssd, no_place_is_used_twice_under_one_generation)
+{
+    enum { SLABS_MAX = 64, SEEN_MAX = 4096 };
+    static uint64_t seen[SEEN_MAX], now[SLABS_MAX];
+    int n = 0;
+    struct rig r;
+    memset(now, 0, sizeof now);
+    rig_new(&r, 62, 32);
+    for (int i = 0; i < 400; i++) {
+        cr_assert(store(&r, i));
+        if (i % 40 == 39) {
+            rig_close(&r);
+            rig_open(&r);
+        }
+        const uint8_t *index = kv_disk_bytes(r.disk, "weft-kv.index");
+        int slabs = (int)(kv_disk_size(r.disk, "weft-kv.index") / KV_PAGE - 2) / 2;
+        for (int s = 0; s < slabs && s < SLABS_MAX; s++) {
+            uint64_t number[2], generation[2];
+            for (int c = 0; c < 2; c++) {
+                memcpy(&number[c], index + (2 + 2 * s + c) * KV_PAGE + 16, 8);
+                memcpy(&generation[c], index + (2 + 2 * s + c) * KV_PAGE + 24, 8);
+            }
+            uint64_t g = generation[number[1] > number[0]];
+            if (!g || g == now[s])
+                continue;
+            for (int k = 0; k < n; k++)
+                cr_assert_neq(seen[k], g, "slab %d has a generation that was used before", s);
+            now[s] = g;
+            cr_assert_lt(n, SEEN_MAX);
+            seen[n++] = g;
+        }
+    }
+    cr_assert_gt(n, 60, "%d generations", n);
     rig_free(&r);
 }
 
