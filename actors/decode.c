@@ -53,6 +53,10 @@ void dec_stream_end(struct decode *d, struct dec_stream *s)
     dec_move_drop(d, s, 0);
     dec_pages_end(d, s);
     d->stats.cancelled += s->cancelled;
+    if (s->state > DEC_RESERVED && s->state != DEC_LEAVING) /* that one has been counted */
+        act_tally_add(d->e->tally, s->cancelled || s->finish == ACT_FINISH_ERROR || s->finish == ACT_FINISH_NONE
+                                       ? ACT_TALLY_SEQUENCES_LEFT
+                                       : ACT_TALLY_SEQUENCES_FINISHED);
     dec_stats_add(d, s);
     stream_clear(s);
 }
@@ -180,6 +184,7 @@ static void take_handoff(struct decode *d, struct act_msg *m)
     s->state = DEC_RUNNING;
     s->order = ++d->order;
     d->stats.requests++;
+    act_tally_add(d->e->tally, ACT_TALLY_SEQUENCES);
     int r = take_sequence(d, s, m);
     if (r) {
         dec_stream_fail(d, s, r, "it could not begin");
@@ -462,6 +467,8 @@ static void decode_stop(struct act_self *self, void *state, int reason)
     for (int i = 0; d->stream && i < d->e->limits.streams; i++) {
         struct dec_stream *s = &d->stream[i];
         dec_move_drop(d, s, 0);
+        if (s->state > DEC_RESERVED && s->state != DEC_LEAVING)
+            act_tally_add(d->e->tally, ACT_TALLY_SEQUENCES_LEFT);
         if (!s->aside)
             dec_pages_return(d, s->pages, s->n_pages);
         stream_clear(s);

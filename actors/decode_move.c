@@ -210,6 +210,7 @@ static void leave(struct decode *d, struct dec_stream *s)
     }
     act_log_event(d->e->log, ACT_LOG_INFO, "decode", s->request, "moved_away", "tokens=%d written=%u", s->n_ids,
                   v->sending.writes);
+    act_tally_add(d->e->tally, ACT_TALLY_SEQUENCES_MOVED);
     d->stats.moved++;
     dec_pages_end(d, s);
     act_sending_end(&v->sending, &d->left, NULL, 0);

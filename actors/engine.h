@@ -5,6 +5,7 @@
 
 #include "actors/exchange.h"
 #include "actors/plan.h"
+#include "actors/tally.h"
 #include "actors/ticket.h"
 #include "kvtiers/device.h"
 #include "model/calibration.h"
@@ -58,6 +59,7 @@ struct act_engine {
     struct act_addr observer; /* gets KV_STATS now and then; nobody: none */
     struct act_addr router;   /* gets LOAD of Prefill now and then; nobody: none */
     struct act_addr load;     /* gets LOAD of Decode; nobody: router does */
+    struct act_tally *tally;  /* counts what became of prompts and sequences; NULL: nobody does */
     struct act_addr landing;  /* stands for the Decode actors towards other nodes (landing.h); nobody: one node alone */
     struct act_addr link;     /* to the other nodes (link.h); nobody: one node alone */
 };

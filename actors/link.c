@@ -521,6 +521,31 @@ static int add_peers(struct link *l, const struct act_link_peer *list, int n)
     return added;
 }
 
+/* One that left the list finishes what it has, with the help of the others, as long as nobody else is to have its name
+ * or number. */
+static bool may_finish(const struct tp_peer_info *info, const struct act_link_peer *list, int n)
+{
+    bool free = info->up;
+    for (int i = 0; i < n; i++)
+        free &= strcmp(info->name, list[i].name) && info->number != list[i].number;
+    return free;
+}
+
+static void let_go(struct link *l)
+{
+    for (int k = 0; l->leaving && k < tp_net_peers(l->net); k++) {
+        const struct tp_peer_info *info = tp_net_peer(l->net, k);
+        if (!l->leave_at[k] || (info && info->up && act_now(l->self) < l->leave_at[k]))
+            continue;
+        l->leave_at[k] = 0;
+        l->leaving--;
+        if (!info)
+            continue;
+        act_log_event(l->arg->log, ACT_LOG_INFO, "link", 0, "node_let_go", "node=%s ended=%d", info->name, !info->up);
+        tp_net_remove_peer(l->net, k);
+    }
+}
+
 /* Those that left the list go first, so that an address can change. */
 static void reload(struct link *l)
 {
@@ -532,9 +557,15 @@ static void reload(struct link *l)
         for (int i = 0; !stays && i < n; i++)
             stays = !strcmp(info->name, list[i].name) && info->number == list[i].number &&
                     !strcmp(info->address, list[i].address);
-        if (!stays)
-            tp_net_remove_peer(l->net, k);
         gone += !stays;
+        l->leaving -= l->leave_at[k] != 0;
+        l->leave_at[k] = 0;
+        if (!stays && may_finish(info, list, n)) {
+            l->leave_at[k] = act_now(l->self) + l->arg->leave_ns;
+            l->leaving++;
+        } else if (!stays) {
+            tp_net_remove_peer(l->net, k);
+        }
     }
     if (n >= 0)
         act_log_event(l->arg->log, ACT_LOG_INFO, "link", 0, "nodes_read", "others=%d added=%d gone=%d", n,
@@ -660,6 +691,7 @@ static int link_receive(struct act_self *self, void *state, struct act_msg *m, i
     }
     link_give_puts(l);
     int64_t next = tp_net_poll(l->net);
+    let_go(l); /* the pings of those that leave bring it here in time */
     if (next <= act_now(self))
         act_yield(self);
     else if (next != TP_NEVER)

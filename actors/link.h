@@ -115,7 +115,8 @@ struct act_link_arg {
     char *(*asked)(void *ctx, const char *question);
     /* The link has ended by itself: the node is cut off. May be NULL. */
     void (*failed)(void *ctx, int reason);
-    int64_t spin_ns; /* longest time that the worker looks for what comes before it sleeps; 0: none */
+    int64_t leave_ns; /* a node that was taken off the list has this long to drain and end */
+    int64_t spin_ns;  /* longest time that the worker looks for what comes before it sleeps; 0: none */
     struct cfg_error *start_error;
     char bound[TP_ADDRESS_TEXT]; /* where it listens; set on start */
     struct act_self *self;       /* the actor, set on start; for act_link_peer_info */

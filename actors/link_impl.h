@@ -84,7 +84,9 @@ struct link {
     bool looks;                   /* the worker looks at the net's completions */
     bool begun;                   /* the directory is watched */
     struct link_peer peer[ACT_LINK_PEERS_MAX];
-    int16_t index_of[ACT_PEERS_MAX]; /* number in addresses to index + 1 */
+    int64_t leave_at[ACT_LINK_PEERS_MAX]; /* ns; it is in the list no more and let go then; 0: it stays */
+    int leaving;                          /* of them */
+    int16_t index_of[ACT_PEERS_MAX];      /* number in addresses to index + 1 */
     struct link_call *call[LINK_BUCKETS];
     struct link_watch *watches;
     struct link_put *puts, **puts_tail;

@@ -41,6 +41,8 @@ void pre_job_remove(struct prefill *p, struct job *j)
     if (p->last == &j->next)
         p->last = at;
     p->active -= j->state != JOB_QUEUED && j->state != JOB_CONFIRMING;
+    if (!j->replay)
+        act_tally_add(p->e->tally, ACT_TALLY_PROMPTS_ENDED);
     mdl_seq_free(j->seq);
     free(j->logits);
     act_buf_free(j->buf);
@@ -67,6 +69,8 @@ void pre_job_fail(struct prefill *p, struct job *j, int status, const char *text
     if (j->state > JOB_RESERVING)
         act_cancel(p->self, j->decode, j->request, j->attempt, status);
     pre_pages_return(p, j);
+    if (!j->replay)
+        act_tally_add(p->e->tally, ACT_TALLY_PROMPTS_FAILED);
     pre_job_remove(p, j);
 }
 
@@ -109,6 +113,7 @@ static void take_prompt(struct prefill *p, struct act_msg *m)
     j->buf = act_msg_take(m);
     *p->last = j;
     p->last = &j->next;
+    act_tally_add(p->e->tally, ACT_TALLY_PROMPTS);
     if (bad) {
         pre_job_fail(p, j, -EINVAL, bad);
         return;

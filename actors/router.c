@@ -47,6 +47,8 @@ struct router {
     struct prefix *prefix; /* [PREFIXES], with arg->prefix */
     struct act_timer silence;
     const char *lacking;
+    uint16_t keeper[CFG_NODES_MAX + 1]; /* incarnations of nodes that keep blocks for all, by number; 0: not there */
+    int keepers;
 };
 
 /* ---- members ---- */
@@ -208,7 +210,9 @@ static double time_at(const struct router *r, int i, const struct costs *c, cons
 {
     const struct member *m = &r->member[i];
     double token = m->token_ns ? m->token_ns : c->token_ns, read = m->read_ns ? m->read_ns : c->read_ns;
-    uint64_t known = known_tokens(r, i, w), elsewhere = r->arg->common ? c->most_known - known : 0;
+    uint64_t known = known_tokens(r, i, w), elsewhere = 0;
+    if (r->arg->common || r->keepers)
+        elsewhere = c->most_known - known;
     double queue = (double)(m->own + m->others) * token;
     return queue + (double)(w->tokens - known - elsewhere) * token + (double)elsewhere * (read < token ? read : token);
 }
@@ -473,6 +477,15 @@ static void want_load(struct router *r, struct act_addr who)
         act_msg_drop(&want);
 }
 
+/* peer 0: the node keeps nothing, or has gone. */
+static void set_keeper(struct router *r, uint32_t node, uint16_t peer)
+{
+    if (node > CFG_NODES_MAX)
+        return;
+    r->keepers += (peer != 0) - (r->keeper[node] != 0);
+    r->keeper[node] = peer;
+}
+
 /* What the node has now, in place of what it had before. */
 static void take_node(struct router *r, struct act_msg *m)
 {
@@ -480,6 +493,10 @@ static void take_node(struct router *r, struct act_msg *m)
     size_t bytes;
     const struct act_node_actor *a = act_msg_tail(m, &bytes);
     uint32_t n = in->actors < bytes / sizeof *a ? in->actors : (uint32_t)(bytes / sizeof *a);
+    uint16_t keeper = 0;
+    for (uint32_t k = 0; k < n; k++)
+        keeper = a[k].kind == ACT_NODE_KV ? (uint16_t)in->peer : keeper;
+    set_keeper(r, in->node, keeper);
     lose_members(r, in->peer, a, n, -EHOSTDOWN);
     for (uint32_t k = 0; k < n; k++) {
         if (!role_of(a[k].kind) || find_member(r, a[k].addr) >= 0 || add_member(r, a[k].addr, role_of(a[k].kind)) < 0)
@@ -497,7 +514,10 @@ static void take_node(struct router *r, struct act_msg *m)
 
 static void take_node_down(struct router *r, struct act_msg *m)
 {
-    lose_members(r, act_p_node_down(m)->peer, NULL, 0, -EHOSTDOWN);
+    const struct act_p_node_down *in = act_p_node_down(m);
+    if (in->node <= CFG_NODES_MAX && r->keeper[in->node] == in->peer)
+        set_keeper(r, in->node, 0);
+    lose_members(r, in->peer, NULL, 0, -EHOSTDOWN);
     check_lacking(r);
 }
 

@@ -6,8 +6,8 @@
  * Decode by room in its KV memory, then by sequences. With `prefix`, every Prefill is weighed instead, and tokens that
  * one of them has computed before count for it. With `cost` too, they are weighed by time: until a prompt is computed
  * there, at what a token costs at that Prefill by its own report. Tokens that another Prefill has computed cost what
- * reading them does, where there is a tier that all of them read (`common`): then their place hardly matters and load
- * decides.
+ * reading them does, where there is a tier that all of them read (`common`, or a kv node is there): then their place
+ * hardly matters and load decides.
  *
  * When a member ends, or a distant one is silent for too long, each request that was placed there is told
  * (ROUTE_LOST). */

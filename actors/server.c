@@ -66,6 +66,7 @@ int act_server_new(const struct cfg_config *config, const char *node_name, struc
     s->log = log;
     s->lock_file = -1;
     s->began_s = now_ns() / 1000000000;
+    s->engine.tally = &s->tally;
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);
     struct act_config rc = {
@@ -168,6 +169,14 @@ void act_server_reload(struct act_server *s)
     }
 }
 
+void act_server_set_stale(struct act_server *s, char *lines)
+{
+    pthread_mutex_lock(&s->lock);
+    free(s->stale);
+    s->stale = lines;
+    pthread_mutex_unlock(&s->lock);
+}
+
 static void tell_to_drain(struct act_server *s, struct act_addr who)
 {
     struct act_msg m = act_msg_make(ACT_DRAIN, act_current(s->rt, who));
@@ -177,9 +186,7 @@ static void tell_to_drain(struct act_server *s, struct act_addr who)
 
 void act_server_drain(struct act_server *s)
 {
-    pthread_mutex_lock(&s->lock);
-    s->draining = true;
-    pthread_mutex_unlock(&s->lock);
+    server_drain_begins(s);
     s->drain_began = now_ns();
     tell_to_drain(s, s->gateway_addr);
     tell_to_drain(s, s->figures_addr);
@@ -248,6 +255,7 @@ void act_server_free(struct act_server *s)
     act_runtime_free(s->rt);
     free(s->link);
     free(s->link_peers);
+    free(s->stale);
     if (s->lock_file >= 0)
         close(s->lock_file);
     gw_keys_free(&s->gateway.keys);

@@ -34,12 +34,18 @@ bool act_server_failed(struct act_server *s);
 /* Reads the API keys, the certificate and the list of nodes again; what is wrong with them goes to the log and the old
  * ones stay. */
 void act_server_reload(struct act_server *s);
+/* What the configuration says by now and the server does not take up, a line each, for weft status; NULL: nothing. The
+ * server frees it. */
+void act_server_set_stale(struct act_server *s, char *lines);
 /* Whether a tool has asked for a drain (weft drain). */
 bool act_server_drain_asked(struct act_server *s);
 /* Refuses new requests from now on. */
 void act_server_drain(struct act_server *s);
 /* Ends the requests that still run, each with an error for its client. */
 void act_server_cut(struct act_server *s);
+/* After the drain, or the cut: whoever asked for it (weft drain) may hear what became of the requests. Waits for that,
+ * if somebody wants to, for at most wait_ms. */
+void act_server_farewell(struct act_server *s, int wait_ms);
 /* Whether the last request has ended after act_server_drain. wait_ms: how long to wait for it. */
 int act_server_drained(struct act_server *s, int wait_ms);
 void act_server_free(struct act_server *s);

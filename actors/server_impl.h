@@ -17,6 +17,7 @@
 #include "actors/router.h"
 #include "actors/runtime/runtime.h"
 #include "actors/server.h"
+#include "actors/tally.h"
 #include "actors/tier_source.h"
 #include "actors/engram_store.h"
 #include "actors/tier_store.h"
@@ -67,6 +68,7 @@ struct act_server {
     struct act_engram_store engram; /* rows NULL: mapped tables */
     struct act_tier_source_arg tier_source;
     struct act_gauge_arg gauge;
+    struct act_tally tally;
     struct act_link_arg *link; /* NULL: one node alone */
     struct act_link_peer *link_peers;
     struct tp_provider provider; /* of the link */
@@ -78,6 +80,11 @@ struct act_server {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     bool ready, drained, failed, draining, drain_asked;
+    bool settled;  /* nothing more becomes of what it had */
+    bool watched;  /* whoever asked for the drain waits to hear of that */
+    bool farewell; /* and has */
+    uint64_t tally_was[ACT_TALLIES]; /* when the drain began */
+    char *stale;                     /* act_server_set_stale */
     int64_t began_s;     /* seconds of CLOCK_MONOTONIC, when it was made */
     int64_t drain_began; /* ns of CLOCK_MONOTONIC; main thread */
     int port;
@@ -145,6 +152,13 @@ void server_list_actors(struct act_server *s);
 /* server_tools.c: what the node answers to weft status and weft drain, freed by the caller. ctx is the server; thread
  * of the io worker. */
 char *server_answer_tool(void *ctx, const char *question);
+/* server_drain.c: the drain begins, main thread; what has become of what the node had since then, as an object of the
+ * caller's (NULL: it does not drain), whether that is the last word, and that weft drain has been told it: thread of the io
+ * worker. */
+void server_drain_begins(struct act_server *s);
+struct json_t *server_drain_json(struct act_server *s);
+bool server_drain_settled(struct act_server *s);
+void server_drain_told(struct act_server *s);
 /* Makes the actors of the node's roles; the runtime exists and does not run yet. */
 int server_spawn(struct act_server *s, struct cfg_error *err);
 

@@ -77,18 +77,6 @@ static int peers_of(const struct cfg_config *c, const struct cfg_node *self, str
     return n;
 }
 
-/* The first kv nodes of a deployment: a process that computes makes the tier for them at its start. */
-static void look_for_first_kv(struct act_server *s, const struct cfg_config *c)
-{
-    bool has = false;
-    for (int i = 0; i < c->n_nodes; i++)
-        has |= (c->nodes[i].roles & CFG_ROLE_KV) != 0;
-    if (has && s->engine.device && !s->store.nodes)
-        act_log_write(s->log, ACT_LOG_WARNING, "link", 0,
-                      "the list had no kv nodes when node \"%s\" was started; it uses them from its next start on",
-                      s->node->name);
-}
-
 /* Reads the node list again. The node itself must be in it under its number, the numbers being the order of the list.
  */
 static int reload_peers(void *ctx, struct act_link_peer *out, int max)
@@ -105,8 +93,6 @@ static int reload_peers(void *ctx, struct act_link_peer *out, int max)
                           s->node->name);
         else
             n = peers_of(c, self, out, max);
-        if (n >= 0)
-            look_for_first_kv(s, c);
     } else {
         const struct cfg_problem *p = report.count ? &report.problems[0] : NULL;
         act_log_write(s->log, ACT_LOG_ERROR, "link", 0, "the node list was not read again: %s:%d: %s",
@@ -139,6 +125,7 @@ int server_plan_link(struct act_server *s, uint64_t epoch, struct cfg_error *err
     a->net.ops = s->provider.ops;
     a->net.endpoint.provider = s->provider.config;
     a->spin_ns = c->transport.rdma.spin_us * 1000;
+    a->leave_ns = c->limits.drain_us * 1000 + INT64_C(5000000000);
     r = tp_secret_load(c->cluster.secret_file, a->net.secret, err);
     if (r)
         return r == -EINVAL ? -EBADMSG : r;

@@ -59,15 +59,6 @@ static void on_lacking(void *ctx, const char *part)
         server_on_failed(s);
 }
 
-/* Whether what one Prefill has computed and stored can be read by all. */
-static bool has_common_tier(const struct cfg_config *c)
-{
-    bool common = c->kv.shared.path[0] != 0;
-    for (int i = 0; i < c->n_nodes; i++)
-        common |= (c->nodes[i].roles & CFG_ROLE_KV) != 0;
-    return common;
-}
-
 /* A part of another node whose worker makes no progress for so long is as good as lost; reports come every
  * ACT_LOAD_REPORT_NS, so a short limits.stuck, which is for the health page, does not mean them. */
 static int64_t silence(const struct cfg_config *c)
@@ -82,7 +73,7 @@ static int spawn_router(struct act_server *s, struct cfg_error *err)
     s->router = (struct act_router_arg){.engine = server_members(s),
                                         .prefix = c->engine.routing != CFG_ROUTING_LOAD,
                                         .cost = c->engine.routing == CFG_ROUTING_AUTO,
-                                        .common = has_common_tier(c),
+                                        .common = c->kv.shared.path[0] || server_keeps_blocks(s),
                                         .link = s->engine.link,
                                         .block_tokens = c->kv.block_tokens,
                                         .silent_ns = silence(c),

@@ -110,19 +110,11 @@ static int open_shared(struct act_server *s, struct cfg_error *err)
     return r;
 }
 
-static bool has_nodes(const struct cfg_config *c)
-{
-    bool has = false;
-    for (int i = 0; i < c->n_nodes; i++)
-        has |= c->n_nodes > 1 && c->nodes[i].roles & CFG_ROLE_KV;
-    return has;
-}
-
 int server_tiers_open(struct act_server *s, struct cfg_error *err)
 {
     const struct cfg_config *c = s->config;
     struct act_engine *e = &s->engine;
-    bool ssd = c->kv.ssd.path[0] != 0, shared = c->kv.shared.path[0] != 0, nodes = has_nodes(c);
+    bool ssd = c->kv.ssd.path[0] != 0, shared = c->kv.shared.path[0] != 0, nodes = cfg_uses_kv_nodes(c);
     struct kv_tier *host;
     e->read_timeout_ns = c->kv.read_timeout_us * 1000;
     if (!e->device || (!ssd && !shared && !nodes && !c->kv.host))

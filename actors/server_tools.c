@@ -85,6 +85,17 @@ static const char *health_of(struct act_server *s, int64_t age)
     return failed ? "failed" : drained ? "drained" : draining ? "draining" : lost ? "lost" : stuck ? "stuck" : "ok";
 }
 
+/* What waits for the next start. */
+static json_t *stale_json(struct act_server *s)
+{
+    json_t *list = json_array();
+    pthread_mutex_lock(&s->lock);
+    for (const char *at = s->stale, *end; at && (end = strchr(at, '\n')); at = end + 1)
+        json_array_append_new(list, json_stringn(at, (size_t)(end - at)));
+    pthread_mutex_unlock(&s->lock);
+    return list;
+}
+
 static char *status_text(struct act_server *s)
 {
     int64_t age = 0;
@@ -98,6 +109,10 @@ static char *status_text(struct act_server *s)
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     json_object_set_new(j, "uptime_s", json_integer(now.tv_sec - s->began_s));
+    json_object_set_new(j, "stale", stale_json(s));
+    json_t *drain = server_drain_json(s);
+    if (drain)
+        json_object_set_new(j, "drain", drain);
     json_object_set_new(j, "tiers", act_tier_watch_json(&s->watch, s->kv.store_addr));
     if (j && server_has(s, CFG_ROLE_GATEWAY) && s->gateway.lost)
         json_object_set_new(j, "lacks", json_string(s->gateway.lost));
@@ -111,12 +126,20 @@ char *server_answer_tool(void *ctx, const char *question)
     struct act_server *s = ctx;
     if (strcmp(question, "status") == 0)
         return status_text(s);
-    if (strcmp(question, "drain") == 0) {
+    if (strcmp(question, "drained") == 0) {
+        bool settled = server_drain_settled(s);
+        char *text = status_text(s);
+        if (settled && text)
+            server_drain_told(s);
+        return text;
+    }
+    if (strcmp(question, "drain") == 0 || strcmp(question, "drain watched") == 0) {
         act_log_event(s->log, ACT_LOG_INFO, "link", 0, "drain_asked", "node=%s", s->node->name);
         pthread_mutex_lock(&s->lock);
         s->drain_asked = true;
+        s->watched |= question[5] != 0;
         pthread_mutex_unlock(&s->lock);
         return strdup("{\"draining\": true}");
     }
-    return strdup("{\"error\": \"this node knows the questions status and drain\"}");
+    return strdup("{\"error\": \"this node knows the questions status, drain, drain watched and drained\"}");
 }

@@ -25,7 +25,7 @@ struct ending {
 };
 
 /* Takes a descriptor of what the file names; a file about a process that has ended is removed. */
-static int open_process(struct ending *e, const char *name, pid_t *pid)
+static int open_process(struct ending *e, const char *name, pid_t *pid, bool *told)
 {
     struct run_process p;
     int r = run_file_read(e->dir, name, &p);
@@ -33,6 +33,7 @@ static int open_process(struct ending *e, const char *name, pid_t *pid)
         return r;
     int fd = r ? r : run_process_open(&p);
     *pid = p.pid;
+    *told = p.draining;
     if (fd >= 0 || fd == -ENOSYS)
         return fd;
     run_file_remove(e->dir, name);
@@ -42,11 +43,12 @@ static int open_process(struct ending *e, const char *name, pid_t *pid)
 
 static void look(struct ending *e)
 {
-    e->supervisor = open_process(e, RUN_SUPERVISOR, &e->pid);
+    bool told;
+    e->supervisor = open_process(e, RUN_SUPERVISOR, &e->pid, &told);
     for (int i = 0; i < e->c->n_nodes; i++) {
         struct sup_node *n = &e->node[e->n];
         *n = (struct sup_node){.what = e->c->nodes[i], .out = -1};
-        n->fd = open_process(e, e->c->nodes[i].name, &n->pid);
+        n->fd = open_process(e, e->c->nodes[i].name, &n->pid, &n->told);
         e->n += n->fd >= 0;
     }
 }
@@ -85,7 +87,7 @@ static int stop_supervisor(struct ending *e, int64_t limit_ms, bool now)
 /* The supervisor was killed: its nodes are stopped from here. */
 static int stop_nodes(struct ending *e, int64_t limit_ms, bool now)
 {
-    struct sup_stop t = {.c = e->c, .node = e->node, .n = e->n, .order = -1, .now = now};
+    struct sup_stop t = {.c = e->c, .dir = e->dir, .node = e->node, .n = e->n, .order = -1, .now = now};
     int64_t end = sup_now_ms() + limit_ms;
     while (!sup_stop_turn(&t, sup_now_ms())) {
         struct pollfd p[CFG_NODES_MAX];

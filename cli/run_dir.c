@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,6 +69,7 @@ int run_process_of(pid_t pid, struct run_process *out)
     if (!at || boot_of_machine(out->boot))
         return -ESRCH;
     out->pid = pid;
+    out->draining = false;
     out->start = strtoull(at + 1, NULL, 10);
     return 0;
 }
@@ -78,8 +80,10 @@ int run_process_open(const struct run_process *p)
     int fd = pidfd_open(p->pid, 0);
     if (fd < 0)
         return errno == ENOSYS ? -ENOSYS : -ESRCH;
-    /* The descriptor holds the process, so what is read now is about this one or about nobody. */
-    if (run_process_of(p->pid, &now) || now.start != p->start || strcmp(now.boot, p->boot)) {
+    struct pollfd end = {fd, POLLIN, 0};
+    /* The descriptor holds the process, so what is read now is about this one or about nobody. One that has ended and
+     * waits for its parent has ended. */
+    if (poll(&end, 1, 0) > 0 || run_process_of(p->pid, &now) || now.start != p->start || strcmp(now.boot, p->boot)) {
         close(fd);
         return -ESRCH;
     }
@@ -92,7 +96,7 @@ int run_file_write(const char *dir, const char *name, const struct run_process *
     run_dir_path(dir, name, ".pid", path);
     run_dir_path(dir, name, ".pid.new", fresh);
     FILE *f = fopen(fresh, "we");
-    bool well = f && fprintf(f, "%d %llu %s\n", (int)p->pid, p->start, p->boot) > 0;
+    bool well = f && fprintf(f, "%d %llu %s%s\n", (int)p->pid, p->start, p->boot, p->draining ? " draining" : "") > 0;
     int e = errno;
     if (f && fclose(f)) {
         well = false;
@@ -108,15 +112,17 @@ int run_file_write(const char *dir, const char *name, const struct run_process *
 int run_file_read(const char *dir, const char *name, struct run_process *out)
 {
     char path[RUN_PATH_TEXT];
+    char told[16] = "";
     int pid;
     run_dir_path(dir, name, ".pid", path);
     FILE *f = fopen(path, "re");
     if (!f)
         return -errno;
-    int n = fscanf(f, "%d %llu %39s", &pid, &out->start, out->boot);
+    int n = fscanf(f, "%d %llu %39s%15s", &pid, &out->start, out->boot, told);
     fclose(f);
     out->pid = pid;
-    return n == 3 && pid > 0 ? 0 : -EINVAL;
+    out->draining = n == 4 && !strcmp(told, "draining");
+    return n >= 3 && pid > 0 ? 0 : -EINVAL;
 }
 
 void run_file_remove(const char *dir, const char *name)

@@ -19,6 +19,7 @@ struct run_process {
     pid_t pid;
     unsigned long long start; /* clock ticks after the boot */
     char boot[RUN_BOOT_TEXT]; /* of the machine */
+    bool draining;            /* it has been told SIGTERM; another one would cut its requests off */
 };
 
 /* The folder for a configuration: given on the command line, or "up" in cluster.state, or FILE.run. -ENAMETOOLONG. */

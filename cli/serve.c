@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <time.h>
@@ -11,7 +12,7 @@
 #include "actors/server.h"
 #include "cli/cli.h"
 #include "cli/options.h"
-#include "config/config.h"
+#include "cli/stale.h"
 
 /* Signals are taken by this thread alone; the workers inherit the mask. */
 static void block_signals(sigset_t *set)
@@ -54,8 +55,12 @@ static int next_signal(const sigset_t *set, int ms)
     return sig > 0 ? sig : 0;
 }
 
-/* NULL: everything ended by itself; else why it was not waited for any longer. */
-static const char *drain(struct act_server *s, const sigset_t *set, int64_t limit_ms)
+/* A tool that asked for the drain and waits for its end has this long to hear of it. */
+enum { FAREWELL_MS = 2000 };
+
+/* NULL: everything ended by itself; else why it was not waited for any longer. asked: by a tool (weft drain), and not
+ * by a signal; whoever ends all nodes afterwards says the same again with the first signal, which cuts nothing off. */
+static const char *drain(struct act_server *s, struct act_log *log, const sigset_t *set, bool asked, int64_t limit_ms)
 {
     enum { STEP_MS = 50 };
     act_server_drain(s);
@@ -63,8 +68,12 @@ static const char *drain(struct act_server *s, const sigset_t *set, int64_t limi
         if (act_server_drained(s, 0))
             return NULL;
         int sig = next_signal(set, STEP_MS);
-        if (sig == SIGTERM || sig == SIGINT)
+        if (sig != SIGTERM && sig != SIGINT)
+            continue;
+        if (!asked)
             return "a second signal came";
+        asked = false;
+        act_log_event(log, ACT_LOG_INFO, "serve", 0, "drains_already", "signal=%d another one cuts off", sig);
     }
     return "limits.drain passed";
 }
@@ -74,11 +83,14 @@ static int leave(struct act_server *s, struct act_log *log, const sigset_t *set,
                  struct cfg_error *err)
 {
     act_log_event(log, ACT_LOG_INFO, "serve", 0, "draining", "signal=%d limit_ms=%lld", sig, (long long)limit_ms);
-    const char *why = drain(s, set, limit_ms);
+    const char *why = drain(s, log, set, !sig, limit_ms);
+    if (why) {
+        act_server_cut(s);
+        act_server_drained(s, CUT_MS);
+    }
+    act_server_farewell(s, FAREWELL_MS);
     if (!why)
         return 0;
-    act_server_cut(s);
-    act_server_drained(s, CUT_MS);
     return cfg_error_set(err, ECANCELED, "requests were cut off: %s before they had ended", why);
 }
 
@@ -105,22 +117,50 @@ static void print_hint(const struct cfg_config *c, const char *url)
            url, key, name, url, key[0] ? "" : ", any API key", url, url);
 }
 
-/* Until a signal asks for the end, or nothing can be served any more. The signal, 0: failed. */
-static int run(struct act_server *s, struct act_log *log, const sigset_t *set)
+/* What the file says by now and this process does not take up: to the log, and to weft status. */
+static void compare_file(struct act_server *s, const struct cfg_config *c, const struct arguments *a,
+                         struct act_log *log)
+{
+    static struct cfg_config now;
+    struct cfg_report report = {0};
+    const struct cfg_node *self = a->node ? cfg_config_node(c, a->node) : &c->nodes[0];
+    if (!c->files[0][0])
+        return;
+    if (cfg_config_load(c->files[0], &now, &report)) {
+        const struct cfg_problem *p = report.count ? &report.problems[0] : NULL;
+        if (c->n_nodes < 2) /* else the link says it */
+            act_log_write(log, ACT_LOG_ERROR, "serve", 0, "%s:%d: %s; nothing of it was looked at",
+                          p ? p->file : c->files[0], p ? p->line : 0, p ? p->message : "it cannot be read");
+    } else {
+        struct cfg_node *fresh = (struct cfg_node *)(uintptr_t)cfg_config_node(&now, self->name);
+        if (fresh && a->listen)
+            memcpy(fresh->listen, self->listen, sizeof fresh->listen);
+        char *stale = cli_stale(c, self, &now);
+        for (char *at = stale, *end; at && (end = strchr(at, '\n')); at = end + 1)
+            act_log_write(log, ACT_LOG_WARNING, "serve", 0, "not taken up before the next start: %.*s", (int)(end - at),
+                          at);
+        act_server_set_stale(s, stale);
+    }
+    cfg_report_free(&report);
+}
+
+/* Until somebody asks for the end, *sig: the signal, 0: a tool; or nothing can be served any more, which is false. */
+static bool run(struct act_server *s, const struct cfg_config *c, const struct arguments *a, struct act_log *log,
+                const sigset_t *set, int *sig)
 {
     enum { LOOK_MS = 500 };
     while (!act_server_failed(s)) {
-        int sig = next_signal(set, LOOK_MS);
-        if (act_server_drain_asked(s))
-            return SIGTERM;
-        if (sig == SIGTERM || sig == SIGINT)
-            return sig;
-        if (sig == SIGHUP) {
+        int came = next_signal(set, LOOK_MS);
+        *sig = came == SIGTERM || came == SIGINT ? came : 0;
+        if (*sig || act_server_drain_asked(s))
+            return true;
+        if (came == SIGHUP) {
             act_log_reopen(log);
             act_server_reload(s);
+            compare_file(s, c, a, log);
         }
     }
-    return 0;
+    return false;
 }
 
 static void report_start(struct act_server *s, const struct cfg_config *c, struct act_log *log, bool hint)
@@ -160,13 +200,13 @@ static int serve(const struct cfg_config *c, const struct arguments *a, bool *le
         r = act_server_start(s, &port, err);
     if (!r) {
         report_start(s, c, log, a->hint);
-        int sig = run(s, log, &set);
-        if (!sig)
+        int sig;
+        *left = run(s, c, a, log, &set, &sig);
+        if (!*left)
             r = cfg_error_set(err, EIO,
                               "a part of the server has ended and nothing can be served any more; the log says which");
         else
             r = leave(s, log, &set, sig, c->limits.drain_us / 1000, err);
-        *left = sig != 0;
     }
     act_server_free(s);
     if (r && log && c->log.file[0])
@@ -182,9 +222,14 @@ static int override(struct cfg_config *c, const struct arguments *a, struct cfg_
 {
     if (a->model && strlen(a->model) >= sizeof c->model.path)
         return cfg_error_set(err, EINVAL, "--model is longer than %zu bytes", sizeof c->model.path - 1);
-    if (a->model)
+    if (a->model) {
         snprintf(c->model.path, sizeof c->model.path, "%s", a->model);
-    c->security.debug |= a->debug;
+        cfg_config_overrides(c, "model.path");
+    }
+    if (a->debug) {
+        c->security.debug = true;
+        cfg_config_overrides(c, "security.debug");
+    }
     if (!a->listen)
         return 0;
     struct cfg_node *n = &c->nodes[0];

@@ -178,6 +178,8 @@ static void look_at(struct findings *f, int i)
     const struct cli_answer *a = &f->answer[i];
     const char *health = text_of(a->json, "health"), *version = text_of(a->json, "version");
     char roles[128];
+    size_t k;
+    json_t *line;
     if (a->status) {
         find(f, "%s: %s", n->name, a->why);
         return;
@@ -196,6 +198,8 @@ static void look_at(struct findings *f, int i)
     }
     if (version[0] && strcmp(version, WEFT_VERSION))
         find(f, "%s: is version %s, this command is %s", n->name, version, WEFT_VERSION);
+    json_array_foreach (json_object_get(a->json, "stale"), k, line)
+        find(f, "%s: does not know before its next start: %s", n->name, json_string_value(line));
     well &= look_at_peers(f, n->name, json_object_get(a->json, "peers"));
     f->well += well;
 }

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
+#include "cli/stale.h"
 #include "transport/providers.h"
 
 enum {
@@ -126,6 +127,7 @@ static void begin(struct supervisor *s, struct sup_node *n)
     n->state = SUP_ENDED;
     n->end = CLI_FAILED << 8; /* as of waitpid, when there is no process at all */
     n->line_size = 0;
+    n->told = false;
     n->log_at = log >= 0 && fstat(log, &st) == 0 ? (long)st.st_size : 0;
     n->began = sup_now_ms();
     n->pid = r ? -1 : fork();
@@ -222,6 +224,28 @@ static int order_of(const struct cfg_node *n)
     return n->roles & CFG_ROLE_GATEWAY ? 0 : n->roles & (CFG_ROLE_PREFILL | CFG_ROLE_DECODE) ? 1 : 2;
 }
 
+/* Once in the life of a process, as a second SIGTERM cuts off. The run folder remembers it for whoever ends the node
+ * when this process is gone; where it cannot be written, that one may cut. */
+static void tell(const char *dir, struct sup_node *n)
+{
+    struct run_process who;
+    struct cfg_error err;
+    if (n->told || pidfd_send_signal(n->fd, SIGTERM, NULL, 0))
+        return;
+    n->told = true;
+    if (run_process_of(n->pid, &who))
+        return;
+    who.draining = true;
+    run_file_write(dir, n->what.name, &who, &err);
+}
+
+static void tell_order(const struct sup_stop *t, int order)
+{
+    for (int i = 0; i < t->n; i++)
+        if (t->node[i].fd >= 0 && order_of(&t->node[i].what) == order)
+            tell(t->dir, &t->node[i]);
+}
+
 static void signal_order(const struct sup_stop *t, int order, int sig)
 {
     for (int i = 0; i < t->n; i++)
@@ -240,13 +264,14 @@ bool sup_stop_turn(struct sup_stop *t, int64_t now)
     if (order == INT32_MAX)
         return true;
     if (order != t->order) {
-        signal_order(t, order, SIGTERM);
+        tell_order(t, order);
         t->order = order;
         t->cut = t->killed = false;
         t->until = now + t->c->limits.drain_us / 1000 + KILL_MS;
     }
     if (t->now) {
-        /* From the second one on it does not wait for requests; two at once may be taken for one. */
+        /* From the second one on it does not wait for requests; two at once may be taken for one, and after weft drain
+         * the first one changes nothing. */
         t->until = t->cut ? t->until : now + KILL_MS;
         t->cut = true;
         signal_order(t, order, SIGTERM);
@@ -266,7 +291,7 @@ static bool was_cut_off(const struct sup_node *n)
 /* CLI_OK: every node ended by itself. */
 static int stop(struct supervisor *s)
 {
-    struct sup_stop t = {.c = s->c, .node = s->node, .n = s->n, .order = -1};
+    struct sup_stop t = {.c = s->c, .dir = s->dir, .node = s->node, .n = s->n, .order = -1};
     bool killed = false;
     while (!sup_stop_turn(&t, sup_now_ms())) {
         int sig = turn(s, TURN_MS);
@@ -386,7 +411,11 @@ int sup_start(struct supervisor *s, int64_t limit_ms)
     while (!settled && !sig && result == CLI_OK) {
         int running = 0;
         sig = turn(s, TURN_MS);
-        sig = sig == SIGHUP || sig == SIGUSR1 ? 0 : sig;
+        if (sig == SIGHUP || sig == SIGUSR1) {
+            say(s, "%s is read again when the nodes are up", s->file);
+            s->later = s->later == SIGUSR1 ? SIGUSR1 : sig; /* which means SIGHUP too */
+            sig = 0;
+        }
         for (int i = 0; i < s->n && result == CLI_OK; i++) {
             struct sup_node *n = &s->node[i];
             running += n->state == SUP_RUNNING;
@@ -473,6 +502,14 @@ static struct sup_node *find(struct supervisor *s, const char *name)
     return NULL;
 }
 
+static void count_change(void *ctx, const char *key, const char *was, const char *is)
+{
+    (void)key;
+    (void)was;
+    (void)is;
+    ++*(int *)ctx;
+}
+
 /* Its entry in a file that was read again. */
 static void compare(struct supervisor *s, struct sup_node *n, const struct cfg_config *fresh)
 {
@@ -484,17 +521,28 @@ static void compare(struct supervisor *s, struct sup_node *n, const struct cfg_c
         say(s, "node %s is in %s no more: it drains and ends", was->name, s->file);
         n->leaving = true;
         if (n->fd >= 0)
-            pidfd_send_signal(n->fd, SIGTERM, NULL, 0);
+            tell(s->dir, n);
         else
             n->state = SUP_OFF;
-    } else if (now && (now->roles != was->roles || strcmp(now->host, was->host) || now->port != was->port ||
-                       strcmp(now->listen, was->listen) || strcmp(now->experts, was->experts))) {
-        say(s,
-            "the entry of node %s has changed, which takes effect when it is started again: weft drain %s %s, then "
-            "weft up --node %s %s",
-            was->name, s->file, was->name, was->name, s->file);
+    } else if (now) {
+        int changes = 0;
+        cfg_node_compare(was, now, count_change, &changes);
+        if (changes)
+            say(s,
+                "the entry of node %s has changed, which takes effect when it is started again: weft drain %s %s, then "
+                "weft up --node %s %s",
+                was->name, s->file, was->name, was->name, s->file);
         n->what = *now;
     }
+}
+
+/* What all nodes are told about, and none takes up. */
+static void say_stale(struct supervisor *s, const struct cfg_config *was, const struct cfg_config *is)
+{
+    char *stale = cli_stale(was, NULL, is);
+    for (char *at = stale, *end; at && (end = strchr(at, '\n')); at = end + 1)
+        say(s, "it has %.*s, which takes effect when nodes are started again", (int)(end - at), at);
+    free(stale);
 }
 
 /* A node that was not among those of this supervisor, or went. NULL: there is nothing to start. */
@@ -540,6 +588,7 @@ static void read_again(struct supervisor *s)
         say(s, "read %s again: %d node%s", s->file, fresh->n_nodes, fresh->n_nodes == 1 ? "" : "s");
         for (int i = 0; i < s->n; i++)
             compare(s, &s->node[i], fresh);
+        say_stale(s, s->other, fresh);
     }
     cfg_report_free(&report);
     for (int i = 0; i < s->n; i++)
@@ -666,7 +715,8 @@ int sup_run(struct supervisor *s)
         enum sup_state before[CFG_NODES_MAX];
         for (int i = 0; i < s->n; i++)
             before[i] = s->node[i].state;
-        int sig = turn(s, TURN_MS);
+        int sig = s->later ? s->later : turn(s, TURN_MS);
+        s->later = 0;
         if (sig == SIGTERM || sig == SIGINT) {
             say(s, "stopping: gateways first, for at most %.0f s each step; again: at once",
                 1e-6 * (double)s->c->limits.drain_us);

@@ -25,6 +25,7 @@ struct sup_node {
     struct cfg_node what; /* as the configuration had it when it was taken up */
     enum sup_state state;
     bool leaving;   /* it is in the configuration no more: not started again */
+    bool told;      /* this process has been told to drain: another SIGTERM would cut its requests off */
     pid_t pid;      /* > 0: a child that was not reaped */
     int fd;         /* pidfd; -1: none */
     int out;        /* its standard output until it accepts; -1 */
@@ -51,12 +52,13 @@ struct supervisor {
     struct sup_node node[CFG_NODES_MAX];
     int n;
     int signals; /* signalfd */
+    int later;   /* SIGHUP or SIGUSR1 that came while the nodes were starting; 0: none */
 };
 
 /* Starts every node and waits until all accept, and as far as the other nodes are on this machine too, until each is ok
  * and connected to them. A node that ends instead, or the end of limit_ms, or a signal, is a failure: the reason with
  * the end of the node's log was said, and everything was stopped. CLI_OK, CLI_FAILED, CLI_USAGE when a node says that
- * the configuration is wrong. */
+ * the configuration is wrong. SIGHUP and SIGUSR1 wait for sup_run. */
 int sup_start(struct supervisor *s, int64_t limit_ms);
 
 /* Watches them until a signal asks for the end and all have ended, or all have ended by themselves. CLI_OK: on purpose
@@ -76,9 +78,10 @@ int sup_start_missing(struct supervisor *s, int64_t limit_ms, struct sup_node *m
 int sup_local(const struct cfg_config *c, int which[CFG_NODES_MAX], int *n_which, struct cfg_error *err);
 
 /* Processes that are to end, children or not. In order: gateways, so that their requests can end; prefill and decode;
- * the rest. Each order is told SIGTERM once the one before has ended. */
+ * the rest. Each order is told SIGTERM once the one before has ended; those that drain already are waited for. */
 struct sup_stop {
     const struct cfg_config *c;
+    const char *dir; /* run folder */
     struct sup_node *node;
     int n;
     int order;        /* that was told; -1: none */

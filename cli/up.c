@@ -202,10 +202,11 @@ static int up_again(struct supervisor *s, const struct arguments *a)
     int n = 0, r = sup_start_missing(s, 1000 * (int64_t)a->wait_s, missing, &n);
     bool known = run_file_read(s->dir, RUN_SUPERVISOR, &other) == 0;
     if (!n && !r)
-        return cli_error(a->detach ? CLI_OK : CLI_FAILED,
-                         "up: %s is up already (supervisor: pid %d, folder %s), which reads the file again; weft down "
-                         "%s ends it",
-                         s->file, known ? (int)other.pid : 0, s->dir, s->file);
+        return cli_error(
+            a->detach ? CLI_OK : CLI_FAILED,
+            "up: %s is up already (supervisor: pid %d, folder %s), which reads the file again: weft status "
+            "%s shows what waits for a restart, weft down %s ends it",
+            s->file, known ? (int)other.pid : 0, s->dir, s->file, s->file);
     for (int i = 0; i < n && !r; i++)
         printf("node %s is up, too\n", missing[i].what.name);
     return r;

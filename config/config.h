@@ -52,6 +52,7 @@ struct cfg_place {
     int file; /* index in cfg_config.files */
     int line;
 };
+enum { CFG_LINE_COMMAND = -1 }; /* for the line, where the command line has said it instead */
 
 struct cfg_node {
     struct cfg_place place; /* of the opening brace; first in every element of a list */
@@ -208,6 +209,17 @@ bool cfg_address_valid(const char *text);
 /* HOST:PORT in two, an IPv6 address without its brackets: the host goes to host [size], *port points into text. Looks
  * at neither of them; the host may be a name. -EINVAL: there are no two parts, or no room. */
 int cfg_address_split(const char *text, char *host, size_t size, const char **port);
+
+/* Calls differs for every key that has another value in `is`, both as they stand in a file: for keys outside of the list
+ * of nodes, except those that the command line has set in `was`; and for those of a node. Any thread. */
+typedef void (*cfg_differs)(void *ctx, const char *key, const char *was, const char *is);
+void cfg_config_compare(const struct cfg_config *was, const struct cfg_config *is, cfg_differs differs, void *ctx);
+void cfg_node_compare(const struct cfg_node *was, const struct cfg_node *is, cfg_differs differs, void *ctx);
+/* The value of this key (outside of the list of nodes) is of the command line. */
+void cfg_config_overrides(struct cfg_config *c, const char *key);
+/* Whether nodes that compute are to be ready for kv nodes: some are there, or kv.nodes says something about those that
+ * may come. */
+bool cfg_uses_kv_nodes(const struct cfg_config *c);
 
 /* Where this kv node keeps its files. -ENAMETOOLONG. */
 int cfg_kv_folder(const struct cfg_config *c, const struct cfg_node *n, char *out, size_t size);

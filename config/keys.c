@@ -225,7 +225,8 @@ const struct cfg_key cfg_keys[] = {
     {"kv.nodes", CFG_GROUP,
      .help =
          "Nodes with the role kv: processes that keep finished blocks in memory and files for the prefill and decode "
-         "nodes of the deployment. Each block belongs to one of them."},
+         "nodes of the deployment. Each block belongs to one of them. A file that gives any of these keys makes nodes "
+         "that compute ready for kv nodes that come later."},
     {"kv.nodes.memory", CFG_SIZE, "B", 1 << 20, INT64_C(1) << 44, AT(kv.nodes.memory), .fallback = "1GiB",
      .help = "Size of a kv node's host tier."},
     {"kv.nodes.path", CFG_TEXT, "folder", AT(kv.nodes.path), .fallback = "",

@@ -658,8 +658,11 @@ static void go_on_draining(struct act_self *self, struct gateway *s)
 
 static void drain(struct gw_context *g, uint32_t flags)
 {
+    if (!g->draining)
+        memcpy(g->drain.outcome, g->metrics.outcome, sizeof g->drain.outcome);
     g->draining = true;
     for (struct gw_job *job = g->jobs; job && flags & GW_DRAIN_CUT; job = job->next) {
+        g->drain.cut += !job->cut;
         job->cut = true;
         act_yield(job->self);
     }

@@ -116,6 +116,10 @@ struct gw_context {
     struct gw_decode_part *decode_part; /* [n_decode_parts], freed by the gateway actor */
     int n_decode_parts;
     bool draining;
+    struct {
+        uint64_t outcome[GW_OUTCOMES]; /* of metrics, when the drain began */
+        uint64_t cut;                  /* requests that were cut off */
+    } drain;
     int requests;        /* Request actors alive */
     struct gw_job *jobs; /* of those that generate; owned by the actors */
     int bound_port;

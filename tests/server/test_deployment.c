@@ -1,6 +1,8 @@
 /* Operating a deployment: what weft status says of its nodes, and weft drain under load. */
+#include <fcntl.h>
 #include <jansson.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -130,7 +132,7 @@ Test(deployment, a_drained_node_finishes_and_the_others_go_on)
     cr_expect(ts_read_until(fd, "\"completion_tokens\":400"), "the stream was cut off");
     close(fd);
     r = ts_run(ts_weft(), "drain", conf(), n->name); /* a second time: waits, or finds it gone already */
-    cr_expect(r.status == 0 || strstr(r.err, "refused"), "%s%s", r.out, r.err);
+    cr_expect(r.status == 0 || strstr(r.err, "refused") || strstr(r.err, "did not say"), "%s%s", r.out, r.err);
     ts_result_free(&r);
     int end;
     cr_assert_eq(waitpid(n->pid, &end, 0), n->pid);
@@ -157,6 +159,178 @@ Test(deployment, a_drained_gateway_refuses_new_requests_and_ends)
     cr_assert_eq(waitpid(n->pid, &end, 0), n->pid);
     n->pid = 0;
     cr_expect(WIFEXITED(end) && WEXITSTATUS(end) == 0, "it ended with %x", end);
+}
+
+/* As ts_cluster_start, and nobody gives up a node that the test has stopped. */
+static void start_patient(const char *more)
+{
+    ts_cluster_write(nodes, NODES, "", more);
+    char *text = ts_read_file(conf(), NULL), *at = strstr(text, "state = "), *out = NULL;
+    cr_assert(at && asprintf(&out, "%.*ssilence = \"5min\"; %s", (int)(at - text), text, at) > 0);
+    free(ts_write_file(ts_cluster.dir, "weft.conf", out));
+    for (int i = NODES - 1; i >= 0; i--)
+        ts_node_start(&ts_cluster.node[i]);
+    ts_node_wait_ready(&ts_cluster.node[GATEWAY], 200);
+    free(text);
+    free(out);
+}
+
+enum { STREAMS = 16 };
+
+static int begin_stream(const struct ts_node *gateway)
+{
+    int fd = ts_connect(gateway->http.port);
+    cr_assert(ts_send_request(fd, "POST", "/v1/completions",
+                              "{\"prompt\":\"Once\",\"max_tokens\":900,\"ignore_eos\":true,\"stream\":true,"
+                              "\"stream_options\":{\"include_usage\":true}}"));
+    cr_assert(ts_read_until(fd, "data: "));
+    return fd;
+}
+
+static void wait_end(struct ts_node *n, int status)
+{
+    int end;
+    cr_assert_eq(waitpid(n->pid, &end, 0), n->pid);
+    n->pid = 0;
+    cr_expect(WIFEXITED(end) && WEXITSTATUS(end) == status, "%s ended with %x", n->name, end);
+}
+
+struct fate {
+    int had, finished, moved, cut;
+};
+
+/* What weft drain of this node says of what the node had; it ends so, and so does the node. */
+static struct fate drained(struct ts_node *n, int status, const char *what)
+{
+    struct fate f = {0};
+    struct ts_result r = ts_run(ts_weft(), "drain", conf(), n->name);
+    cr_expect_eq(r.status, status, "%d\n%s%s", r.status, r.out, r.err);
+    cr_expect(strstr(r.out, "has ended, and stays away"), "%s%s", r.out, r.err);
+    const char *at = strstr(r.out, ": of "), *moved = at ? strstr(at, " moved") : NULL,
+               *cut = at ? strstr(at, " cut") : NULL;
+    cr_expect(at && cut && strstr(at, what) && sscanf(at, ": of %d %*s %d finished", &f.had, &f.finished) == 2, "%s",
+              r.out);
+    while (moved && moved[-1] != ' ')
+        moved--;
+    while (cut && cut[-1] != ' ')
+        cut--;
+    f.moved = moved ? atoi(moved) : 0;
+    f.cut = cut ? atoi(cut) : 0;
+    ts_result_free(&r);
+    wait_end(n, status);
+    return f;
+}
+
+static int busy_node(void)
+{
+    for (int i = 0; i < 300; i++) {
+        int at = load_of(D0, "running") ? D0 : load_of(D1, "running") ? D1 : 0;
+        if (at)
+            return at;
+    }
+    cr_assert_fail("no decode node reports a stream");
+    return 0;
+}
+
+/* Sequences move, or end where they are where that does not come to pass in time. */
+Test(deployment, weft_drain_says_what_became_of_sequences)
+{
+    int fd[STREAMS];
+    ts_cluster_start(nodes, NODES, "", "limits = { drain = \"5min\"; };\nspeculation = { mode = \"off\"; };\n");
+    for (int i = 0; i < STREAMS; i++)
+        fd[i] = begin_stream(&ts_cluster.node[GATEWAY]);
+    struct fate f = drained(&ts_cluster.node[busy_node()], 0, "sequence");
+    cr_expect(f.had > 0 && f.had == f.finished + f.moved && !f.cut, "%d %d %d %d", f.had, f.finished, f.moved, f.cut);
+    cr_expect_gt(f.moved, 0, "of %d sequences none moved", f.had);
+    for (int i = 0; i < STREAMS; i++) {
+        cr_expect(ts_read_until(fd[i], "\"completion_tokens\":900"), "stream %d was cut off", i);
+        close(fd[i]);
+    }
+    struct ts_result r = ts_run(ts_weft(), "drain", conf(), "p0"); /* it has nothing to do */
+    cr_expect_eq(r.status, 0, "%s%s", r.out, r.err);
+    cr_expect_null(strstr(r.out, ": of "), "%s", r.out);
+    ts_result_free(&r);
+}
+
+/* Its only stream stands still with the nodes that decode until weft drain has told of it. */
+Test(deployment, weft_drain_says_what_became_of_requests)
+{
+    start_patient("limits = { drain = \"5min\"; };\n");
+    struct ts_node *gateway = &ts_cluster.node[GATEWAY];
+    int fd = begin_stream(gateway), said[2], end;
+    char text[4096] = "", c;
+    for (int i = D0; i <= D1; i++)
+        kill(ts_cluster.node[i].pid, SIGSTOP);
+    cr_assert_eq(pipe2(said, O_CLOEXEC), 0);
+    pid_t drain = fork();
+    if (drain == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        dup2(said[1], 1);
+        execl(ts_weft(), ts_weft(), "drain", conf(), "gateway", NULL);
+        _exit(127);
+    }
+    close(said[1]);
+    for (size_t n = 0; n < sizeof text - 1 && read(said[0], &c, 1) == 1;) {
+        text[n++] = c;
+        text[n] = 0;
+        if (fd < 0 || !strstr(text, "gateway: 1 request left\n"))
+            continue;
+        for (int i = D0; i <= D1; i++)
+            kill(ts_cluster.node[i].pid, SIGCONT);
+        cr_expect(ts_read_until(fd, "\"completion_tokens\":900"), "the stream was cut off");
+        close(fd);
+        fd = -1;
+    }
+    cr_expect_lt(fd, 0, "%s", text);
+    close(said[0]);
+    cr_assert_eq(waitpid(drain, &end, 0), drain);
+    cr_expect(WIFEXITED(end) && WEXITSTATUS(end) == 0, "%x", end);
+    cr_expect(strstr(text, "gateway: of 1 request 1 finished here, 0 cut off\n"), "%s", text);
+    wait_end(gateway, 0);
+}
+
+/* Where there is no other node to go on, and no time. */
+Test(deployment, weft_drain_says_what_was_cut_off)
+{
+    int fd[STREAMS];
+    ts_cluster_start(nodes, D1, "", "limits = { drain = \"0us\"; };\nspeculation = { mode = \"off\"; };\n");
+    for (int i = 0; i < STREAMS; i++)
+        fd[i] = begin_stream(&ts_cluster.node[GATEWAY]);
+    struct fate f = drained(&ts_cluster.node[D0], 3, "(other nodes go on with them");
+    cr_expect(f.cut > 0 && f.had == f.finished + f.cut, "%d %d %d %d", f.had, f.finished, f.moved, f.cut);
+    f = drained(&ts_cluster.node[GATEWAY], 3, "(their clients got an error)");
+    cr_expect(f.cut > 0 && f.had >= f.cut, "%d %d %d %d", f.had, f.finished, f.moved, f.cut);
+    for (int i = 0; i < STREAMS; i++)
+        close(fd[i]);
+}
+
+/* weft drain of a node that is killed meanwhile. */
+Test(deployment, weft_drain_does_not_call_a_killed_node_drained)
+{
+    char said[4300];
+    start_patient("limits = { drain = \"5min\"; };\n");
+    struct ts_node *gateway = &ts_cluster.node[GATEWAY];
+    int fd = begin_stream(gateway), end;
+    for (int i = D0; i <= D1; i++)
+        kill(ts_cluster.node[i].pid, SIGSTOP);
+    snprintf(said, sizeof said, "%s/said", ts_cluster.dir);
+    pid_t drain = fork();
+    if (drain == 0) {
+        int out = open(said, O_WRONLY | O_CREAT, 0600);
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        dup2(out, 1);
+        dup2(out, 2);
+        execl(ts_weft(), ts_weft(), "drain", conf(), "gateway", NULL);
+        _exit(127);
+    }
+    ts_node_wait_log(gateway, "draining");
+    ts_node_kill(gateway);
+    cr_assert_eq(waitpid(drain, &end, 0), drain);
+    char *text = ts_read_file(said, NULL);
+    cr_expect(WIFEXITED(end) && WEXITSTATUS(end) == 1, "%x %s", end, text);
+    cr_expect(text && strstr(text, "did not say what became of its requests"), "%s", text ? text : "");
+    free(text);
+    close(fd);
 }
 
 /* weft check beside a deployment that runs: peers that fit, one with another secret, one with another model's blocks.

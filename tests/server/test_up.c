@@ -240,25 +240,13 @@ Test(up, a_drained_node_stays_away)
     expect("down", NULL, 0, "3 nodes have ended");
 }
 
-/* What still runs at limits.drain is cut off, and goes on elsewhere where there is an elsewhere; the node leaves. */
-Test(up, a_node_whose_drain_passes_its_limit_stays_away_too)
+/* Nodes that start at this moment read the old file or the new one. */
+static void write_conf(const char *text)
 {
-    ts_cluster_write(nodes, NODES, "", "limits = { drain = \"50ms\"; };\nspeculation = { mode = \"off\"; };\n");
-    expect("up", "-d", 0, "3 nodes are up");
-    int fd = ts_connect(ts_cluster.node[GATEWAY].http.port);
-    cr_assert(ts_send_request(fd, "POST", "/v1/completions",
-                              "{\"prompt\":\"Once\",\"max_tokens\":4000,\"ignore_eos\":true,\"stream\":true}"));
-    cr_assert(ts_read_until(fd, "data: "));
-    struct ts_result r = ts_run(ts_weft(), "drain", in_dir("weft.conf"), "gateway");
-    cr_expect_eq(r.status, 0, "%s%s", r.out, r.err);
-    ts_result_free(&r);
-    wait_text("state/up/_supervisor.log",
-              "node gateway has ended as it was asked to, what still ran there was cut off, and stays away");
-    wait_text("state/up/gateway.log", "requests were cut off: limits.drain passed");
-    close(fd);
-    expect("up", NULL, 0, "node gateway is up, too");
-    free(ts_cluster_complete(&ts_cluster.node[GATEWAY].http, ts_cluster_prompts[0]));
-    expect("down", NULL, 0, "3 nodes have ended");
+    char fresh[4300];
+    snprintf(fresh, sizeof fresh, "%s", in_dir("weft.conf.new"));
+    free(ts_write_file(ts_cluster.dir, "weft.conf.new", text));
+    cr_assert_eq(rename(fresh, in_dir("weft.conf")), 0);
 }
 
 /* Writes weft.conf again, with `from` replaced. */
@@ -266,9 +254,94 @@ static void edit(const char *from, const char *to)
 {
     char *text = ts_read_file(in_dir("weft.conf"), NULL), *at = strstr(text, from), *out = NULL;
     cr_assert(at && asprintf(&out, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from)) > 0);
-    free(ts_write_file(ts_cluster.dir, "weft.conf", out));
+    write_conf(out);
     free(out);
     free(text);
+}
+
+/* A command that goes on while the test does other things; what it says goes to the file of that name. */
+static pid_t begin_weft(const char *command, const char *option, const char *said)
+{
+    char conf[4300], out[4300];
+    snprintf(conf, sizeof conf, "%s", in_dir("weft.conf"));
+    snprintf(out, sizeof out, "%s", in_dir(said));
+    pid_t pid = fork();
+    if (pid == 0) {
+        int fd = open(out, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        dup2(fd, 1);
+        dup2(fd, 2);
+        if (option)
+            execl(ts_weft(), ts_weft(), command, option, conf, NULL);
+        else
+            execl(ts_weft(), ts_weft(), command, conf, NULL);
+        _exit(127);
+    }
+    cr_assert_gt(pid, 0);
+    return pid;
+}
+
+static int end_of(pid_t pid)
+{
+    int status;
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+static const char long_stream[] = "{\"prompt\":\"Once\",\"max_tokens\":900,\"ignore_eos\":true,\"stream\":true,"
+                                  "\"stream_options\":{\"include_usage\":true}}";
+
+static int begin_stream(int node)
+{
+    int fd = ts_connect(ts_cluster.node[node].http.port);
+    cr_assert(ts_send_request(fd, "POST", "/v1/completions", long_stream));
+    cr_assert(ts_read_until(fd, "data: "));
+    return fd;
+}
+
+static void expect_whole(int fd, const char *whose)
+{
+    cr_expect(ts_read_until(fd, "\"completion_tokens\":900"), "the stream of %s was cut off", whose);
+    close(fd);
+}
+
+static void expect_not_in(const char *name, const char *text)
+{
+    char *all = ts_read_file(in_dir(name), NULL);
+    cr_expect(all && !strstr(all, text), "%s says: %s", name, text);
+    free(all);
+}
+
+/* The streams stand still with the only node that decodes, until the test lets them go on; nobody gives it up. */
+static pid_t hold_streams(void)
+{
+    pid_t d0 = (pid_t)number_of(D0, "pid");
+    cr_assert_gt(d0, 0);
+    kill(d0, SIGSTOP);
+    return d0;
+}
+
+/* What still runs at limits.drain is cut off, and goes on elsewhere where there is an elsewhere; the node leaves. */
+Test(up, a_node_whose_drain_passes_its_limit_stays_away_too)
+{
+    ts_cluster_write(nodes, NODES, "", "limits = { drain = \"50ms\"; };\n");
+    edit("state = ", "silence = \"5min\"; state = ");
+    expect("up", "-d", 0, "3 nodes are up");
+    int fd = begin_stream(GATEWAY);
+    pid_t d0 = hold_streams();
+    struct ts_result r = ts_run(ts_weft(), "drain", in_dir("weft.conf"), "gateway");
+    cr_expect_eq(r.status, 3, "%s%s", r.out, r.err);
+    cr_expect(strstr(r.out, "gateway: of 1 request 0 finished here, 1 cut off (their clients got an error)\n"), "%s",
+              r.out);
+    ts_result_free(&r);
+    wait_text("state/up/_supervisor.log",
+              "node gateway has ended as it was asked to, what still ran there was cut off, and stays away");
+    wait_text("state/up/gateway.log", "requests were cut off: limits.drain passed");
+    kill(d0, SIGCONT);
+    close(fd);
+    expect("up", NULL, 0, "node gateway is up, too");
+    free(ts_cluster_complete(&ts_cluster.node[GATEWAY].http, ts_cluster_prompts[0]));
+    expect("down", NULL, 0, "3 nodes have ended");
 }
 
 /* What the tiers of a node say of this, added up. */
@@ -316,7 +389,7 @@ Test(up, nodes_that_are_added_to_the_file_are_started_and_used_at_sighup)
     long epoch[NODES + 1];
     for (int i = 0; i <= NODES; i++)
         epoch[i] = number_of(i, "epoch");
-    free(ts_write_file(ts_cluster.dir, "weft.conf", all));
+    write_conf(all);
     kill(supervisor(), SIGHUP);
     wait_text("state/up/_supervisor.log", "node p1 is new in ");
     wait_text("state/up/p0.log", "kv_node_added node=kv-1 nodes=2");
@@ -347,6 +420,175 @@ Test(up, nodes_that_are_added_to_the_file_are_started_and_used_at_sighup)
     edit("\"kw\"", "\"kv\"");
     free(ts_cluster_complete(s, ts_cluster_prompts[1]));
     free(all);
+    expect("down", NULL, 0, "4 nodes have ended");
+}
+
+static const struct ts_node two_fronts[NODES + 1] = {
+    [GATEWAY] = {.name = "gateway", .roles = "\"gateway\""},
+    [P0] = {.name = "p0", .roles = "\"prefill\", \"expert\"", .group = "p0"},
+    [D0] = {.name = "d0", .roles = "\"decode\", \"expert\"", .group = "d0"},
+    [NODES] = {.name = "front", .roles = "\"gateway\""},
+};
+
+/* One gateway drains because weft drain has asked, the other because the file has it no more: the end of the whole
+ * deployment is no second signal for them. */
+Test(up, weft_down_does_not_cut_off_what_drains_already)
+{
+    ts_cluster_write(two_fronts, NODES + 1, "", "limits = { drain = \"5min\"; };\n");
+    edit("state = ", "silence = \"5min\"; state = ");
+    expect("up", "-d", 0, "4 nodes are up");
+    int first = begin_stream(GATEWAY), second = begin_stream(NODES);
+    pid_t d0 = hold_streams();
+    struct ts_result r = ts_run(ts_weft(), "drain", "--wait", "0", in_dir("weft.conf"), "gateway");
+    cr_expect_eq(r.status, 0, "%s%s", r.out, r.err);
+    ts_result_free(&r);
+    wait_text("state/up/gateway.log", "draining");
+    char *text = ts_read_file(in_dir("weft.conf"), NULL), *last = text ? strstr(text, ",\n{ name = \"front\"") : NULL;
+    cr_assert_not_null(last);
+    edit(last, "\n);\n");
+    free(text);
+    kill(supervisor(), SIGHUP);
+    wait_text("state/up/front.log", "draining");
+    pid_t down = begin_weft("down", NULL, "down.out");
+    wait_text("state/up/gateway.log", "drains_already"); /* it was told */
+    kill(d0, SIGCONT);
+    expect_whole(first, "the gateway that weft drain has asked");
+    expect_whole(second, "the gateway that was taken off the list");
+    cr_expect_eq(end_of(down), 0);
+    wait_text("down.out", "3 nodes have ended");
+    expect_not_in("state/up/front.log", "cut off");
+    expect_not_in("state/up/_supervisor.log", "cut off");
+}
+
+/* Who was told survives the one who told. */
+Test(up, nor_does_it_when_the_supervisor_was_killed_while_it_ended_them)
+{
+    ts_cluster_write(nodes, NODES, "", "limits = { drain = \"5min\"; };\n");
+    edit("state = ", "silence = \"5min\"; state = ");
+    expect("up", "-d", 0, "3 nodes are up");
+    int fd = begin_stream(GATEWAY);
+    pid_t s = supervisor(), d0 = hold_streams();
+    kill(s, SIGTERM);
+    wait_text("state/up/gateway.log", "draining");
+    wait_text("state/up/gateway.pid", " draining");
+    kill(s, SIGKILL);
+    pid_t down = begin_weft("down", NULL, "down.out");
+    wait_text("down.out", "their supervisor is gone");
+    kill(d0, SIGCONT);
+    expect_whole(fd, "the gateway");
+    cr_expect_eq(end_of(down), 0);
+    expect_not_in("state/up/gateway.log", "cut off");
+}
+
+/* A node stands still, so the start is not over when SIGHUP comes; the file is read again when it is. A start that was
+ * over before the node could be stopped is tried again. */
+Test(up, sighup_while_the_nodes_start_is_not_lost)
+{
+    ts_cluster_write(two_fronts, NODES + 1, "", "");
+    char *all = ts_read_file(in_dir("weft.conf"), NULL), *last = strstr(all, ",\n{ name = \"front\"");
+    cr_assert_not_null(last);
+    bool caught = false;
+    for (int k = 0; k < 10 && !caught; k++) {
+        char *text = NULL;
+        edit(last, "\n);\n");
+        unlink(in_dir("state/up/_supervisor.log"));
+        pid_t up = begin_weft("up", "-d", "up.out"), d0 = 0;
+        for (int i = 0; i < 30000 && !d0; i++, usleep(1000)) {
+            free(text);
+            text = ts_read_file(in_dir("state/up/d0.pid"), NULL);
+            d0 = text ? atoi(text) : 0;
+        }
+        free(text);
+        cr_assert_gt(d0, 0, "node d0 is not started");
+        kill(d0, SIGSTOP);
+        text = ts_read_file(in_dir("up.out"), NULL);
+        caught = text && !strstr(text, "nodes are up");
+        free(text);
+        write_conf(all);
+        if (caught) {
+            kill(supervisor(), SIGHUP);
+            wait_text("up.out", "is read again when the nodes are up");
+        }
+        kill(d0, SIGCONT);
+        cr_assert_eq(end_of(up), 0);
+        if (caught)
+            wait_text("state/up/_supervisor.log", "node front is new in ");
+        else
+            expect("down", NULL, 0, "nodes have ended");
+    }
+    free(all);
+    cr_assert(caught, "every start was over at once");
+    wait_text("state/up/front.log", "accepting");
+    wait_well();
+    expect("down", NULL, 0, "4 nodes have ended");
+}
+
+static const struct ts_node kv_later[NODES + 1] = {
+    [GATEWAY] = {.name = "gateway", .roles = "\"gateway\""},
+    [P0] = {.name = "p0", .roles = "\"prefill\", \"expert\"", .group = "p0"},
+    [D0] = {.name = "d0", .roles = "\"decode\", \"expert\"", .group = "d0"},
+    [NODES] = {.name = "kv-0", .roles = "\"kv\""},
+};
+
+/* Brings the deployment up without its last node, then writes the whole file, with `from` replaced, and hangs up. */
+static void up_and_add_last(const char *from, const char *to)
+{
+    char *all = ts_read_file(in_dir("weft.conf"), NULL), *last = strstr(all, ",\n{ name = \"kv-0\"");
+    cr_assert_not_null(last);
+    edit(last, "\n);\n");
+    expect("up", "-d", 0, "3 nodes are up");
+    write_conf(all);
+    if (from)
+        edit(from, to);
+    free(all);
+    kill(supervisor(), SIGHUP);
+    wait_text("state/up/_supervisor.log", "node kv-0 is new in ");
+    wait_text("state/up/kv-0.log", "node_up node=p0");
+    wait_well();
+}
+
+/* Where the file speaks of kv nodes, those that compute are ready for the first one. */
+Test(up, the_first_kv_node_may_come_with_sighup)
+{
+    ts_cluster_write(
+        kv_later, NODES + 1, "",
+        "kv = { memory = \"4MiB\"; snapshots = \"0B\"; block_tokens = 32; nodes = { memory = \"8MiB\"; }; };\n");
+    up_and_add_last(NULL, NULL);
+    wait_text("state/up/p0.log", "kv_node_added node=kv-0 nodes=1");
+    char prompt[1600] = "";
+    while (strlen(prompt) < 1300)
+        strcat(prompt, "In the beginning God created the heaven and the earth. ");
+    free(ts_cluster_complete(&ts_cluster.node[GATEWAY].http, prompt));
+    until_tier(NODES, "host", "stored");
+    expect_not_in("state/up/p0.log", "not taken up");
+    expect("down", NULL, 0, "4 nodes have ended");
+}
+
+/* Whatever waits for the next start of a node stands in three places: supervisor, node, weft status. */
+Test(up, what_sighup_does_not_change_is_said)
+{
+    ts_cluster_write(kv_later, NODES + 1, "", "");
+    up_and_add_last("threads = 1", "threads = 2");
+    wait_text("state/up/_supervisor.log",
+              "it has compute.threads = 2, here 1, which takes effect when nodes are started");
+    wait_text("state/up/d0.log", "not taken up before the next start: compute.threads = 2, here 1");
+    wait_text("state/up/p0.log", "not taken up before the next start: kv nodes: ");
+    expect("status", NULL, 0, "d0: does not know before its next start: compute.threads = 2, here 1");
+    expect("status", NULL, 0, "p0: does not know before its next start: kv nodes: this node was started without any");
+    struct ts_result r = ts_run(ts_weft(), "drain", in_dir("weft.conf"), "d0");
+    cr_expect_eq(r.status, 0, "%s%s", r.out, r.err);
+    ts_result_free(&r);
+    wait_text("state/up/_supervisor.log", "node d0 has ended as it was asked to, and stays away");
+    expect("up", NULL, 0, "node d0 is up, too");
+    r = weft("status", NULL);
+    cr_expect(r.status == 0 && !strstr(r.out, "d0: does not know"), "%s%s", r.out, r.err);
+    ts_result_free(&r);
+    /* An entry of its own, and a group whose shards are numbered by its nodes. */
+    edit("roles = [\"kv\"]; ", "roles = [\"kv\", \"expert\"]; experts = \"d0\"; ");
+    kill(supervisor(), SIGHUP);
+    wait_text("state/up/_supervisor.log", "the entry of node kv-0 has changed");
+    wait_text("state/up/kv-0.log", "not taken up before the next start: nodes[].roles = ");
+    wait_text("state/up/d0.log", "the expert group \"d0\" is d0 kv-0, here d0: all its nodes have to be started again");
     expect("down", NULL, 0, "4 nodes have ended");
 }
 
