@@ -131,6 +131,7 @@ help:
 	@echo 'make tools    build/tools/*'
 	@echo 'make test-golden GOLDEN=DIR   every check on a folder of golden cases'
 	@echo 'make test-shared  the shared tier on GlusterFS, with bricks and writers killed (needs root and glusterfs-server)'
+	@echo 'make test-systemd  the systemd units under a systemd of their own (needs root, systemd, overlay and cgroup2)'
 	@echo 'make test-rdma   the provider rdma in a virtual machine with soft-RoCE (needs qemu, 70 MB of kernel package)'
 	@echo 'make test-rdma-asan   the same under AddressSanitizer and UndefinedBehaviorSanitizer; test-rdma-tsan: ThreadSanitizer'
 	@echo 'make bench    build and run the benchmarks'
@@ -264,6 +265,11 @@ test-shared: deps
 	@$(MAKE) --no-print-directory SUITES='kvtiers/test_shared' test-programs
 	@sh tests/shared/run_gluster.sh $(BUILD)/tests/kvtiers/test_shared
 
+# The systemd units, under a systemd of their own in namespaces on a copy of the root.
+test-systemd: all
+	@rm -rf $(BUILD)/systemd && $(MAKE) --no-print-directory install DESTDIR=$(BUILD)/systemd PREFIX=/opt/weft >/dev/null
+	@sh tests/systemd/run.sh $(BUILD)/systemd
+
 # The provider rdma against the kernel's soft-RoCE, in a virtual machine (tests/rdma/guest.sh). One test at a time: they
 # change devices and look at what these count.
 RDMA_SUITES := transport/test_rdma transport/test_rdma_faults transport/test_rdma_reasons server/test_rdma_nodes
@@ -358,6 +364,8 @@ install: all
 	install -m 644 README.md LICENSE docs/*.md '$(DESTDIR)$(PREFIX)/share/doc/weft'
 	install -d '$(DESTDIR)$(PREFIX)/share/weft/grafana' '$(DESTDIR)$(PREFIX)/lib/systemd/system'
 	install -m 644 contrib/grafana-weft.json '$(DESTDIR)$(PREFIX)/share/weft/grafana'
+	install -d '$(DESTDIR)$(PREFIX)/share/weft/prometheus'
+	install -m 644 contrib/prometheus-weft.yml '$(DESTDIR)$(PREFIX)/share/weft/prometheus'
 	for unit in weft.service weft@.service weft.target; do \
 		sed 's|@PREFIX@|$(PREFIX)|g' "contrib/$$unit" > "$(DESTDIR)$(PREFIX)/lib/systemd/system/$$unit" && \
 		chmod 644 "$(DESTDIR)$(PREFIX)/lib/systemd/system/$$unit" || exit 1; done
@@ -370,7 +378,7 @@ clean:
 
 FORCE:
 
-.PHONY: all help tools deps deps-program run text test test-programs run-suites test-golden test-rdma test-rdma-asan test-rdma-tsan test-shared test-long soak asan tsan planted-programs fuzz \
+.PHONY: all help tools deps deps-program run text test test-programs run-suites test-golden test-rdma test-rdma-asan test-rdma-tsan test-shared test-systemd test-long soak asan tsan planted-programs fuzz \
 	fuzz-programs bench measure measure-drafts docs tidy format install clean FORCE
 .SECONDARY: $(OBJ)
 .DELETE_ON_ERROR:

@@ -70,6 +70,11 @@ struct act_server {
     struct act_gauge_arg gauge;
     struct act_tally tally;
     struct act_link_arg *link; /* NULL: one node alone */
+    struct {
+        char name[CFG_NAME_TEXT];
+        unsigned roles;
+    } listed[CFG_NODES_MAX]; /* the nodes as the file last had them; from the start on of the io worker */
+    int n_listed;
     struct act_link_peer *link_peers;
     struct tp_provider provider; /* of the link */
     int lock_file;               /* held while the node lives; -1: none */
@@ -80,13 +85,13 @@ struct act_server {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     bool ready, drained, failed, draining, drain_asked;
-    bool settled;  /* nothing more becomes of what it had */
-    bool watched;  /* whoever asked for the drain waits to hear of that */
-    bool farewell; /* and has */
+    bool settled;                    /* nothing more becomes of what it had */
+    bool watched;                    /* whoever asked for the drain waits to hear of that */
+    bool farewell;                   /* and has */
     uint64_t tally_was[ACT_TALLIES]; /* when the drain began */
     char *stale;                     /* act_server_set_stale */
-    int64_t began_s;     /* seconds of CLOCK_MONOTONIC, when it was made */
-    int64_t drain_began; /* ns of CLOCK_MONOTONIC; main thread */
+    int64_t began_s;                 /* seconds of CLOCK_MONOTONIC, when it was made */
+    int64_t drain_began;             /* ns of CLOCK_MONOTONIC; main thread */
     int port;
     struct cfg_error gateway_error;
 };
@@ -153,8 +158,8 @@ void server_list_actors(struct act_server *s);
  * of the io worker. */
 char *server_answer_tool(void *ctx, const char *question);
 /* server_drain.c: the drain begins, main thread; what has become of what the node had since then, as an object of the
- * caller's (NULL: it does not drain), whether that is the last word, and that weft drain has been told it: thread of the io
- * worker. */
+ * caller's (NULL: it does not drain), whether that is the last word, and that weft drain has been told it: thread of
+ * the io worker. */
 void server_drain_begins(struct act_server *s);
 struct json_t *server_drain_json(struct act_server *s);
 bool server_drain_settled(struct act_server *s);

@@ -63,6 +63,14 @@ int server_incarnation(struct act_server *s, uint64_t *epoch, struct cfg_error *
 
 /* ---- the plan -------------------------------------------------------------------------------------- */
 
+static void note_list(struct act_server *s, const struct cfg_config *c)
+{
+    for (s->n_listed = 0; s->n_listed < c->n_nodes; s->n_listed++) {
+        snprintf(s->listed[s->n_listed].name, CFG_NAME_TEXT, "%s", c->nodes[s->n_listed].name);
+        s->listed[s->n_listed].roles = c->nodes[s->n_listed].roles;
+    }
+}
+
 static int peers_of(const struct cfg_config *c, const struct cfg_node *self, struct act_link_peer *out, int max)
 {
     int n = 0;
@@ -93,6 +101,8 @@ static int reload_peers(void *ctx, struct act_link_peer *out, int max)
                           s->node->name);
         else
             n = peers_of(c, self, out, max);
+        if (n >= 0)
+            note_list(s, c);
     } else {
         const struct cfg_problem *p = report.count ? &report.problems[0] : NULL;
         act_log_write(s->log, ACT_LOG_ERROR, "link", 0, "the node list was not read again: %s:%d: %s",
@@ -144,6 +154,7 @@ int server_plan_link(struct act_server *s, uint64_t epoch, struct cfg_error *err
     a->net.retry_max_ns = c->cluster.retry_us * 1000;
     a->peer = peers;
     a->n_peers = peers_of(c, s->node, peers, ACT_LINK_PEERS_MAX);
+    note_list(s, c);
     cfg_node_address(s->node, a->listen, sizeof a->listen);
     if (s->engine.device)
         a->window[a->n_windows++] =

@@ -33,6 +33,27 @@ static void prefill_load(const struct act_server *s, struct gw_bytes *b)
     gw_bytes_printf(b, "weft_prefill_tokens_outstanding %llu\n", (unsigned long long)p.tokens_outstanding);
 }
 
+static const char *roles_of(const struct act_server *s, const char *name, char roles[128])
+{
+    unsigned r = 0;
+    for (int i = 0; i < s->n_listed; i++)
+        r = strcmp(s->listed[i].name, name) ? r : s->listed[i].roles;
+    cfg_roles_text(r, roles, 128);
+    return roles;
+}
+
+static void peer_info(const struct act_server *s, struct gw_bytes *b)
+{
+    struct tp_peer_info info;
+    char roles[128];
+    int calls;
+    head(b, "peer_info", "gauge", "The other nodes, with their roles by the configuration; always 1.");
+    for (int i = 0; i < ACT_LINK_PEERS_MAX; i++)
+        if (act_link_peer_info(s->link->self, i, &info, &calls))
+            gw_bytes_printf(b, "weft_peer_info{peer=\"%s\",roles=\"%s\"} 1\n", info.name,
+                            roles_of(s, info.name, roles));
+}
+
 static void peers(const struct act_server *s, struct gw_bytes *b)
 {
     static const struct {
@@ -87,6 +108,7 @@ void server_node_metrics(void *ctx, struct gw_bytes *b)
         return;
     if (server_has(s, CFG_ROLE_PREFILL))
         prefill_load(s, b);
+    peer_info(s, b);
     peers(s, b);
     traffic(s, b);
 }

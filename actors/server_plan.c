@@ -31,8 +31,9 @@ static int open_model(struct act_server *s, struct cfg_error *err)
     enum mdl_part part = cfg_node_is_encoder(c, s->node) ? MDL_PART_ENCODER : MDL_PART_ALL;
     int r = mdl_model_open_part(c->model.path, part, cfg_model_revision(c), c->compute.threads, cpu, &s->m, err);
     if (!r && part == MDL_PART_ENCODER)
-        act_log_event(s->log, ACT_LOG_INFO, "serve", 0, "encoder_only", "layers=%d of=%d mapped_mib=%zu",
-                      s->m->cfg->cut, s->m->cfg->n_layers, s->m->ck->mapped >> 20);
+        act_log_event(s->log, ACT_LOG_INFO, "serve", 0, "encoder_only", "layers=%d of=%d mapped_mib=%zu revision=%s",
+                      s->m->cfg->cut, s->m->cfg->n_layers, s->m->ck->mapped >> 20,
+                      s->m->ck->revision_given ? "not_verified" : "verified");
     if (!r)
         r = mdl_tokenizer_load(c->model.path, &s->tok, err);
     if (!r)

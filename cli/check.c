@@ -143,6 +143,12 @@ static void check_model(struct check *k)
     }
     cli_check_say(k, FINE, "model", "%s, revision %016llx, %d layers, context of up to %d tokens", path,
                   (unsigned long long)ck->revision, ck->config.n_layers, ck->config.max_position);
+    if (ck->revision_given)
+        cli_check_say(
+            k, WARNING, "model",
+            "%s has not all files, so that model.revision is believed and not verified: only names, shapes and "
+            "types of what is there were",
+            path);
     if (mdl_tokenizer_load(path, &tok, &err)) {
         cli_check_say(k, PROBLEM, "model", "%s", err.msg);
     } else {

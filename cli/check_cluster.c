@@ -30,21 +30,21 @@ static void say(const struct cli_check_cluster *k, enum cli_finding how, const c
 
 /* ---- what every node has for itself ---- */
 
-static bool all_are_here(const struct cfg_config *c)
-{
-    int which[CFG_NODES_MAX], n;
-    struct cfg_error err;
-    return sup_local(c, which, &n, &err) == 0 && n == c->n_nodes;
-}
-
 static void check_secret(const struct cli_check_cluster *k, const struct cfg_error *err)
 {
     struct stat st;
     const char *path = k->c->cluster.secret_file;
-    if (err && access(path, F_OK) && all_are_here(k->c))
-        say(k, CLI_WARNING, "secret", "%s is not there; `weft up` makes it, as all nodes are on this machine", path);
+    const struct cfg_node *out = sup_not_loopback(k->c);
+    bool missing = err && access(path, F_OK);
+    if (missing && k->peers == CLI_PEERS_NONE)
+        return; /* once for the whole deployment is enough */
+    if (missing && !out)
+        say(k, CLI_WARNING, "secret", "%s is not there; `weft up` makes it, as all nodes are on loopback", path);
+    else if (missing)
+        say(k, CLI_PROBLEM, "secret", "%s; `weft up` makes none, as other machines may reach node %s at %s", err->msg,
+            out->name, out->host);
     else if (err)
-        say(k, CLI_PROBLEM, "secret", "%s; `openssl rand -hex 32` makes one, all nodes need the same", err->msg);
+        say(k, CLI_PROBLEM, "secret", "%s", err->msg);
     else if (stat(path, &st) == 0 && st.st_mode & 077)
         say(k, CLI_WARNING, "secret", "%s can be read or written by others (mode %03o); chmod 600 it", path,
             (unsigned)st.st_mode & 0777);

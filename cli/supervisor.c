@@ -341,6 +341,17 @@ int sup_local(const struct cfg_config *c, int which[CFG_NODES_MAX], int *n_which
                                     "are to run here with --node");
 }
 
+const struct cfg_node *sup_not_loopback(const struct cfg_config *c)
+{
+    for (int i = 0; i < c->n_nodes; i++) {
+        uint8_t a[16];
+        struct cfg_error unknown;
+        if (tp_node_address(&c->nodes[i], a, &unknown) || !tp_address_is_loopback(a))
+            return &c->nodes[i];
+    }
+    return NULL;
+}
+
 static bool is_here(const struct supervisor *s, const char *name)
 {
     for (int i = 0; i < s->n; i++)

@@ -77,6 +77,10 @@ int sup_start_missing(struct supervisor *s, int64_t limit_ms, struct sup_node *m
 /* Which nodes of the configuration have an address of this machine. n_which: their number. */
 int sup_local(const struct cfg_config *c, int which[CFG_NODES_MAX], int *n_which, struct cfg_error *err);
 
+/* The first node that machines other than this one may reach, as its host is no loopback address (or not known here);
+ * NULL: they are all on loopback. */
+const struct cfg_node *sup_not_loopback(const struct cfg_config *c);
+
 /* Processes that are to end, children or not. In order: gateways, so that their requests can end; prefill and decode;
  * the rest. Each order is told SIGTERM once the one before has ended; those that drain already are waited for. */
 struct sup_stop {

@@ -165,14 +165,14 @@ static int supervise(struct supervisor *s, const struct arguments *a)
     return r;
 }
 
-/* Where the whole deployment is on this machine, nobody else has to know the secret: the first start makes it. */
+/* Where the whole deployment is on loopback, nobody else has to know the secret: the first start makes it. Where other
+ * machines may reach a node, somebody has to decide who gets it. */
 static int make_secret(const struct cfg_config *c, struct cfg_error *err)
 {
     const char *path = c->cluster.secret_file, *slash = strrchr(path, '/');
     char folder[CFG_PATH_TEXT], text[2 * TP_SECRET + 2];
     uint8_t bytes[TP_SECRET];
-    int which[CFG_NODES_MAX], here;
-    if (c->n_nodes < 2 || access(path, F_OK) == 0 || sup_local(c, which, &here, err) || here < c->n_nodes)
+    if (c->n_nodes < 2 || access(path, F_OK) == 0 || sup_not_loopback(c))
         return 0; /* whoever reads it says what is wrong */
     snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - path) : 0, path);
     int r = folder[0] ? cli_file_make_dir(folder, err) : 0;
@@ -186,7 +186,7 @@ static int make_secret(const struct cfg_config *c, struct cfg_error *err)
     if (!well)
         r = cfg_error_set(err, errno, "cluster.secret_file: %s: %s", path, strerror(errno));
     else
-        printf("%s made: the secret of this deployment, all of whose nodes are on this machine\n", path);
+        printf("%s made: the secret of this deployment, all of whose nodes are on loopback\n", path);
     if (fd >= 0)
         close(fd);
     sodium_memzero(bytes, sizeof bytes);
@@ -264,7 +264,7 @@ int cli_up_run(int argc, char **argv)
         .intro =
             "Starts every node of the file whose host is an address of this machine, each as a process with a log of\n"
             "its own, and waits until all accept and are connected to each other; or says which one failed and why,\n"
-            "and stops the others. A deployment that is on this machine alone gets its cluster.secret_file made.\n"
+            "and stops the others. A deployment that is on loopback alone gets its cluster.secret_file made.\n"
             "Then it watches them: a node that fails begins again, after 0.5 s and then ever longer, up to 30 s;\n"
             "one that was drained, or whose configuration is wrong, does not, until `weft up` is called again while\n"
             "the others run: it starts those that are away. SIGHUP is passed on to the nodes, and starts those that\n"

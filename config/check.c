@@ -177,8 +177,7 @@ static void check_cluster(const struct cfg_config *c, struct cfg_report *report)
                           "node \"%s\" is reached at %s:%d, as node \"%s\" is", n->name, n->host, n->port, o->name);
     }
     if (!c->cluster.secret_file[0])
-        REPORT_AT(report, c, list,
-                  "Add cluster = { secret_file = \"FILE\"; }; `head -c 32 /dev/urandom | base64` makes one.",
+        REPORT_AT(report, c, list, "Add cluster = { secret_file = \"FILE\"; }; `openssl rand -hex 32` makes one.",
                   "several nodes need cluster.secret_file");
     if (!c->cluster.state[0])
         REPORT_AT(report, c, list, "Add cluster = { state = \"FOLDER\"; }.", "several nodes need cluster.state");

@@ -489,6 +489,7 @@ static int settle_revision(struct opening *o)
 {
     uint64_t found = XXH3_64bits_digest(o->hash);
     o->ck->revision = o->lacks[0] ? o->revision : found;
+    o->ck->revision_given = o->lacks[0] != 0;
     if (o->lacks[0] && !o->revision)
         return cfg_error_set(o->err, EINVAL,
                              "%s: tensor %s is not there; a node that needs only the layers up to the bridge can do "

@@ -83,6 +83,7 @@ struct mdl_checkpoint {
     /* identity: XXH3-64 over config, tensor names, shapes, dtypes and sampled data of every tensor; names the revision
      * in reports */
     uint64_t revision;
+    bool revision_given; /* of a part whose rest is not there, so that it could not be computed: by whoever opened it */
     size_t mapped; /* bytes of the weight files that are mapped */
     void *priv;    /* mapped files, index; owned */
 };

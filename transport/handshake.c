@@ -270,7 +270,11 @@ int tp_secret_load(const char *path, uint8_t out[TP_SECRET], struct cfg_error *e
     uint8_t text[SECRET_FILE_MAX + 1];
     FILE *f = fopen(path, "re");
     if (!f)
-        return cfg_error_set(err, errno, "the cluster's secret %s: %s", path, strerror(errno));
+        return cfg_error_set(err, errno, "the cluster's secret %s: %s%s", path, strerror(errno),
+                             errno == ENOENT
+                                 ? "; `openssl rand -hex 32 > FILE; chmod 600 FILE` makes one, all nodes need "
+                                   "the same"
+                                 : "");
     size_t n = fread(text, 1, sizeof text, f), at = 0;
     int failed = ferror(f);
     fclose(f);
@@ -283,8 +287,8 @@ int tp_secret_load(const char *path, uint8_t out[TP_SECRET], struct cfg_error *e
         at++;
     if (n - at < SECRET_FILE_MIN)
         return cfg_error_set(err, EINVAL,
-                             "the cluster's secret %s has %zu bytes; at least %d are needed, for example from `head -c "
-                             "32 /dev/urandom | base64`",
+                             "the cluster's secret %s has %zu bytes; at least %d are needed, for example from `openssl "
+                             "rand -hex 32`",
                              path, n - at, SECRET_FILE_MIN);
     crypto_generichash(out, TP_SECRET, text + at, n - at, (const uint8_t *)"weft cluster secret", 19);
     sodium_memzero(text, sizeof text);

@@ -179,6 +179,20 @@ Test(check, a_node_of_a_deployment_whose_peers_are_not_there)
     cr_expect_eq(r.status, 0);
     cr_expect(strstr(r.out, "warning  secret") && strstr(r.out, "`weft up` makes it"), "%s", r.out);
     ts_result_free(&r);
+    r = check(text, NULL); /* of all nodes: once */
+    char *first = strstr(r.out, "`weft up` makes it");
+    cr_expect(first && !strstr(first + 1, "`weft up` makes it"), "%s", r.out);
+    ts_result_free(&r);
+    /* Another machine may reach it. */
+    char *at = strstr(text, "name = \"absent\"; "), *far = NULL;
+    cr_assert(at && asprintf(&far, "%.*shost = \"192.0.2.1\"; %s", (int)(at - text), text, at) > 0);
+    r = check(far, "me");
+    cr_expect_eq(r.status, 1);
+    cr_expect(strstr(r.out, "problem  secret") && strstr(r.out, "openssl rand -hex 32 > FILE") &&
+                  strstr(r.out, "other machines may reach node absent at 192.0.2.1"),
+              "%s", r.out);
+    ts_result_free(&r);
+    free(far);
     close(fd);
     free(text);
     free(secret);

@@ -134,6 +134,7 @@ Test(checkpoint_part, files_of_the_other_layers_may_lack)
         cr_expect(strstr(err.msg, "model.revision"), "%s", err.msg);
         struct mdl_model *part = open_part(dir, whole->ck->revision);
         cr_expect_eq(part->ck->revision, whole->ck->revision);
+        cr_expect(part->ck->revision_given && !whole->ck->revision_given);
         check_same(part, whole, dir);
         mdl_model_close(part);
         mdl_model_close(whole);

@@ -99,12 +99,17 @@ Test(cluster, a_prefill_node_of_form_encoder_does_without_later_layers)
     }
     ts_node_wait_ready(&ts_cluster.node[0], 200);
     ts_node_wait_log(&ts_cluster.node[P], "encoder_only");
+    ts_node_wait_log(&ts_cluster.node[P], "revision=not_verified");
+    free(ts_write_file(ts_cluster.dir, "weft.conf", part));
+    struct ts_result r = ts_run(ts_weft(), "check", "--node", "p0", "--timeout", "1", conf);
+    cr_expect(strstr(r.out, "warning  model") && strstr(r.out, "believed and not verified"), "%s%s", r.out, r.err);
+    ts_result_free(&r);
     ts_cluster_check(s, want, "encoder layers only");
     ts_node_kill(&ts_cluster.node[P]);
     char *full = strstr(part, "\"encoder\"");
     memcpy(full, "\"full\"   ", strlen("\"encoder\""));
     free(ts_write_file(ts_cluster.dir, "weft.conf", part));
-    struct ts_result r = ts_run(ts_weft(), "serve", "--node", "p0", conf);
+    r = ts_run(ts_weft(), "serve", "--node", "p0", conf);
     cr_expect(r.status != 0 && strstr(r.err, "is missing"), "%d: %s", r.status, r.err);
     ts_result_free(&r);
     ts_remove_dir(dir);

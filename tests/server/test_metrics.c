@@ -2,6 +2,7 @@
  * whom it is connected to; its readiness follows a drain. */
 #include "tests/harness.h"
 
+#include <jansson.h>
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -99,17 +100,89 @@ Test(metrics, each_node_tells_its_own_figures)
     expect_series(KV, "tier=\"device\"", false);
     expect_series(KV, "weft_num_requests_", false);
     expect_series(GATEWAY, "served_host", false);
+    expect_series(GATEWAY, "weft_peer_info{peer=\"kv-0\",roles=\"kv\"}", true);
     expect_series(GATEWAY, "weft_node_info{node=\"gateway\",roles=\"gateway\"}", true);
     expect_series(KV, "weft_node_info{node=\"kv-0\",roles=\"kv\"}", true);
 }
 
-Test(metrics, promtool_accepts_those_of_every_role)
+/* Every name of ours in the text is the name of a series. How many there are. */
+static int expect_names(const char *text, const char *all, const char *where)
+{
+    int found = 0;
+    for (const char *at = text; (at = strpbrk(at, "wp"));) {
+        size_t n = strspn(at, "abcdefghijklmnopqrstuvwxyz_0123456789");
+        char name[2][128];
+        if (strncmp(at, "weft_", 5) && strncmp(at, "process_", 8)) {
+            at += n;
+            continue;
+        }
+        snprintf(name[0], sizeof name[0], "\n%.*s{", (int)n, at);
+        snprintf(name[1], sizeof name[1], "\n%.*s\n", (int)n, at);
+        cr_expect(strstr(all, name[0]) || strstr(all, name[1]), "%s: there is no series %.*s", where, (int)n, at);
+        found++;
+        at += n;
+    }
+    return found;
+}
+
+/* What people import asks for series that some node of a deployment has. */
+Test(metrics, dashboard_and_alert_rules_ask_for_series_that_exist)
+{
+    json_t *j = json_load_file("contrib/grafana-weft.json", 0, NULL), *panel, *target;
+    cr_assert_not_null(j);
+    start();
+    char *all = NULL;
+    size_t size, i, k;
+    FILE *f = open_memstream(&all, &size);
+    for (int n = 0; n < NODES; n++) {
+        char *own = series(n);
+        fprintf(f, "\n%s", own);
+        free(own);
+    }
+    fprintf(f, "weft_peer_round_trip_seconds{}\n"); /* series() leaves it out */
+    fclose(f);
+    int found = 0, kv = 0;
+    json_array_foreach (json_object_get(j, "panels"), i, panel)
+        json_array_foreach (json_object_get(panel, "targets"), k, target) {
+            const char *expr = json_string_value(json_object_get(target, "expr"));
+            found += expect_names(expr, all, json_string_value(json_object_get(panel, "title")));
+            kv += strstr(expr, "weft_kv_node_") != NULL;
+        }
+    cr_expect_gt(found, 60);
+    cr_expect_gt(kv, 5, "kv nodes are on it");
+    char *rules = ts_read_file("contrib/prometheus-weft.yml", NULL);
+    cr_assert_not_null(rules);
+    found = 0;
+    for (char *line = strtok(rules, "\n"); line; line = strtok(NULL, "\n"))
+        if (strstr(line, "expr:"))
+            found += expect_names(strstr(line, "expr:"), all, "contrib/prometheus-weft.yml");
+    cr_expect_gt(found, 15);
+    free(rules);
+    free(all);
+    json_decref(j);
+}
+
+static void need_promtool(void)
 {
     struct ts_result t = ts_run("promtool", "--version");
     bool there = t.status == 0;
     ts_result_free(&t);
     if (!there)
         cr_skip_test("needs promtool: make deps");
+}
+
+Test(metrics, promtool_accepts_the_alert_rules)
+{
+    need_promtool();
+    struct ts_result t = ts_run("promtool", "check", "rules", "contrib/prometheus-weft.yml");
+    cr_expect_eq(t.status, 0, "%s%s", t.out, t.err);
+    ts_result_free(&t);
+}
+
+Test(metrics, promtool_accepts_those_of_every_role)
+{
+    struct ts_result t;
+    need_promtool();
     start();
     free(ts_cluster_complete(at(GATEWAY), ts_cluster_prompts[0]));
     for (int i = 0; i < NODES; i++) {

@@ -338,31 +338,6 @@ Test(operate, promtool_accepts_the_metrics)
     ts_reply_free(&r);
 }
 
-/* Each query of the dashboard names series that the server has. */
-Test(operate, the_dashboard_asks_for_series_that_exist)
-{
-    json_t *j = json_load_file("contrib/grafana-weft.json", 0, NULL), *panel, *target;
-    cr_assert_not_null(j);
-    ts_server_start(&server, NULL, "");
-    char *names = series();
-    size_t i, k, found = 0;
-    json_array_foreach (json_object_get(j, "panels"), i, panel)
-        json_array_foreach (json_object_get(panel, "targets"), k, target) {
-            const char *at = json_string_value(json_object_get(target, "expr"));
-            while (at && (at = strstr(at, "weft_"))) {
-                size_t n = strspn(at, "abcdefghijklmnopqrstuvwxyz_0123456789");
-                char name[128];
-                snprintf(name, sizeof name, "\n%.*s", (int)n, at);
-                cr_expect(strstr(names, name) || !strncmp(names, name + 1, n), "no series %s", name + 1);
-                found++;
-                at += n;
-            }
-        }
-    cr_expect_gt(found, 20);
-    free(names);
-    json_decref(j);
-}
-
 /* ---- debug ---- */
 
 Test(operate, debug_is_there_when_it_is_enabled)

@@ -662,6 +662,21 @@ Test(up, the_secret_of_a_deployment_on_one_machine_is_made)
     expect("down", NULL, 0, "3 nodes have ended");
 }
 
+/* One that other machines might reach gets none: 0.0.0.0 stands for all addresses of this one. */
+Test(up, no_secret_is_made_where_other_machines_may_reach_a_node)
+{
+    struct ts_node reached[NODES];
+    memcpy(reached, nodes, sizeof nodes);
+    reached[P0].host = "0.0.0.0";
+    ts_cluster_write(reached, NODES, "", "");
+    unlink(in_dir("secret"));
+    struct ts_result r = weft("up", "-d");
+    cr_expect_eq(r.status, 1, "%s%s", r.out, r.err);
+    cr_expect_not_null(strstr(r.err, "`openssl rand -hex 32 > FILE; chmod 600 FILE` makes one"), "%s%s", r.out, r.err);
+    cr_expect_neq(access(in_dir("secret"), F_OK), 0, "it was made");
+    ts_result_free(&r);
+}
+
 /* As they are shipped, but for their ports and folders. */
 Test(up, the_sample_deployments_come_up_and_answer)
 {
