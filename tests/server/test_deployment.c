@@ -236,7 +236,8 @@ static int busy_node(void)
 Test(deployment, weft_drain_says_what_became_of_sequences)
 {
     int fd[STREAMS];
-    ts_cluster_start(nodes, NODES, "", "limits = { drain = \"5min\"; };\nspeculation = { mode = \"off\"; };\n");
+    ts_cluster_start(nodes, NODES, "",
+                     "limits = { drain = \"5min\"; stuck = \"5min\"; };\nspeculation = { mode = \"off\"; };\n");
     for (int i = 0; i < STREAMS; i++)
         fd[i] = begin_stream(&ts_cluster.node[GATEWAY]);
     struct fate f = drained(&ts_cluster.node[busy_node()], 0, "sequence");
@@ -255,7 +256,7 @@ Test(deployment, weft_drain_says_what_became_of_sequences)
 /* Its only stream stands still with the nodes that decode until weft drain has told of it. */
 Test(deployment, weft_drain_says_what_became_of_requests)
 {
-    start_patient("limits = { drain = \"5min\"; };\n");
+    start_patient("limits = { drain = \"5min\"; stuck = \"5min\"; };\n");
     struct ts_node *gateway = &ts_cluster.node[GATEWAY];
     int fd = begin_stream(gateway), said[2], end;
     char text[4096] = "", c;
@@ -308,7 +309,7 @@ Test(deployment, weft_drain_says_what_was_cut_off)
 Test(deployment, weft_drain_does_not_call_a_killed_node_drained)
 {
     char said[4300];
-    start_patient("limits = { drain = \"5min\"; };\n");
+    start_patient("limits = { drain = \"5min\"; stuck = \"5min\"; };\n");
     struct ts_node *gateway = &ts_cluster.node[GATEWAY];
     int fd = begin_stream(gateway), end;
     for (int i = D0; i <= D1; i++)

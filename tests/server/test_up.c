@@ -324,7 +324,7 @@ static pid_t hold_streams(void)
 /* What still runs at limits.drain is cut off, and goes on elsewhere where there is an elsewhere; the node leaves. */
 Test(up, a_node_whose_drain_passes_its_limit_stays_away_too)
 {
-    ts_cluster_write(nodes, NODES, "", "limits = { drain = \"50ms\"; };\n");
+    ts_cluster_write(nodes, NODES, "", "limits = { drain = \"50ms\"; stuck = \"5min\"; };\n");
     edit("state = ", "silence = \"5min\"; state = ");
     expect("up", "-d", 0, "3 nodes are up");
     int fd = begin_stream(GATEWAY);
@@ -434,7 +434,7 @@ static const struct ts_node two_fronts[NODES + 1] = {
  * deployment is no second signal for them. */
 Test(up, weft_down_does_not_cut_off_what_drains_already)
 {
-    ts_cluster_write(two_fronts, NODES + 1, "", "limits = { drain = \"5min\"; };\n");
+    ts_cluster_write(two_fronts, NODES + 1, "", "limits = { drain = \"5min\"; stuck = \"5min\"; };\n");
     edit("state = ", "silence = \"5min\"; state = ");
     expect("up", "-d", 0, "4 nodes are up");
     int first = begin_stream(GATEWAY), second = begin_stream(NODES);
@@ -463,7 +463,7 @@ Test(up, weft_down_does_not_cut_off_what_drains_already)
 /* Who was told survives the one who told. */
 Test(up, nor_does_it_when_the_supervisor_was_killed_while_it_ended_them)
 {
-    ts_cluster_write(nodes, NODES, "", "limits = { drain = \"5min\"; };\n");
+    ts_cluster_write(nodes, NODES, "", "limits = { drain = \"5min\"; stuck = \"5min\"; };\n");
     edit("state = ", "silence = \"5min\"; state = ");
     expect("up", "-d", 0, "3 nodes are up");
     int fd = begin_stream(GATEWAY);
