@@ -19,7 +19,7 @@ mount -t tmpfs tmpfs "$root/tmp"
 ip link set lo up
 
 # Nothing of the machine's own services: a target without dependencies, and the units that were installed.
-rm -rf "$root/etc/systemd/system" "$root/var/lib/weft" "$root/var/log/weft" "$root/etc/weft" "$root/opt/weft"
+rm -rf "$root/etc/systemd/system" "$root/var/lib/weft" "$root/var/lib/weft-nodes" "$root/var/lib/private" "$root/var/log/weft" "$root/etc/weft" "$root/opt/weft"
 mkdir -p "$root/etc/systemd/system" "$root/etc/weft" "$root/opt" "$root/weft-test"
 cp -a "$installed/opt/weft" "$root/opt/weft"
 cp "$root/opt/weft/lib/systemd/system/"* "$root/etc/systemd/system/"

@@ -108,7 +108,7 @@ chown weft: /etc/weft/secret && chmod 400 /etc/weft/secret
 systemctl enable --now weft@front weft@back || bad "the nodes do not start"
 until_so ready 8200 || bad "the gateway is not ready"
 answers 8200 || bad "it does not answer"
-[ -s /var/lib/weft/back/back.epoch ] || bad "no boot epoch in /var/lib/weft/back"
+[ -s /var/lib/weft-nodes/back/back.epoch ] || bad "no boot epoch in /var/lib/weft-nodes/back"
 weft drain /etc/weft/cluster.conf back || bad "weft drain"
 expect weft@back ActiveState inactive
 expect weft@back Result success
@@ -126,6 +126,6 @@ for n in front back; do
     expect weft@$n ActiveState inactive
     is weft@$n Result success || bad "weft@$n: $(systemctl show -p Result --value weft@$n)"
 done
-[ $fails -eq 0 ] || tail -n 20 /var/lib/weft/*/node.log
+[ $fails -eq 0 ] || tail -n 20 /var/lib/weft-nodes/*/node.log
 [ $fails -eq 0 ] && say "passed"
 [ $fails -eq 0 ]
