@@ -60,14 +60,15 @@ void dec_spec_round_begins(struct decode *d)
     d->disturbed = d->n_busy > 0;
 }
 
-/* A block that was verified whole, for `weft calibrate`. The number says which request, not who. */
+/* A block of a round that was to be verified whole whatever came of it, for `weft calibrate`; with less than the model
+ * drafts at once there is none. The number says which request, not who. */
 static void log_block(const struct decode *d, const struct dec_stream *s)
 {
     const struct mdl_draft *g = &s->run.guess;
     int block = d->e->m->cfg->draft_block;
     char logits[MDL_MAX_BLOCK * 12 + 1];
     size_t n = 0;
-    if (g->n != block || s->run.offer != block || s->cancelled || s->run.status || s->finish != ACT_FINISH_NONE)
+    if (!d->spec.plan.untrimmed || g->n != block || s->cancelled || s->run.status || s->finish != ACT_FINISH_NONE)
         return;
     for (int k = 0; k < block; k++)
         n += (size_t)snprintf(logits + n, sizeof logits - n, "%s%.5g", k ? "," : "", (double)g->confidence[k]);
@@ -80,6 +81,6 @@ void dec_spec_round_ended(struct decode *d, int status)
     int64_t end = act_now(d->self);
     for (int i = 0; !status && act_log_on(d->e->log, ACT_LOG_DEBUG) && i < d->n_round; i++)
         log_block(d, d->round[i]->pick_ctx);
-    act_speculation_end(&d->spec, d->round, d->n_round, (double)(d->verify_began - d->round_began),
-                        (double)(end - d->verify_began), !status && !d->disturbed && !d->n_busy);
+    act_speculation_end(&d->spec, (double)(d->verify_began - d->round_began), (double)(end - d->verify_began),
+                        !status && !d->disturbed && !d->n_busy);
 }

@@ -534,11 +534,13 @@ void act_plan_split(struct act_plan *p, struct act_plan_request *r, int n)
             remember(p, &r[i], survival);
     }
     qsort(p->item, (size_t)items, sizeof *p->item, compare_items);
-    if (dynamic && !p->probe && !p->given && p->options.budget == ACT_PLAN_EARLY_STOP)
+    bool stops = dynamic && !p->probe && !p->given && p->options.budget == ACT_PLAN_EARLY_STOP;
+    p->untrimmed = !stops && items && budget >= items;
+    if (stops)
         budget = early_stop(p, items);
     budget = budget < items ? budget : items;
     for (int k = 0; k < budget; k++)
-        if (!dynamic || p->probe || p->item[k].survival >= SURVIVAL_FLOOR)
+        if (!dynamic || p->probe || p->untrimmed || p->item[k].survival >= SURVIVAL_FLOOR)
             r[p->item[k].request].offer++;
     p->rows = n;
     for (int i = 0; i < n; i++)
@@ -552,13 +554,13 @@ void act_plan_split(struct act_plan *p, struct act_plan_request *r, int n)
     p->counters.trimmed += (uint64_t)(p->drafts - (p->rows - n));
 }
 
-void act_plan_done(struct act_plan *p, int tokens, double draft_ns, double verify_ns, bool refresh)
+void act_plan_done(struct act_plan *p, double draft_ns, double verify_ns, bool refresh)
 {
     if (!refresh || !p->table || p->options.mode != ACT_PLAN_DYNAMIC)
         return;
-    p->counters.expected_tokens += p->choice.tokens;
-    p->counters.expected_ns += p->choice.ns;
-    p->counters.seen_tokens += tokens;
+    /* Of the batch that ran: early stop, or survivals of nearly 0, may have left drafts of the chosen budget out. */
+    p->counters.expected_ns += act_steptime_draft_ns(p->table, p->requests, p->drafts) +
+                               act_steptime_verify_ns(p->table, p->requests, p->rows, p->other_rows);
     p->counters.seen_ns += draft_ns + verify_ns;
     act_steptime_observe(p->table, p->requests, p->drafts, p->rows, p->other_rows, draft_ns, verify_ns);
 }

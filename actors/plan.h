@@ -104,8 +104,8 @@ struct act_plan_given {
 
 struct act_plan_counters {
     uint64_t rounds, skipped, probes, trimmed; /* trimmed: drafts made and not offered */
-    double expected_tokens, expected_ns;       /* sums over dynamic rounds that were observed */
-    double seen_tokens, seen_ns;
+    double expected_ns,
+        seen_ns; /* dynamic rounds that were observed: what the table says of their batch; what it took */
 };
 
 struct act_plan {
@@ -121,6 +121,10 @@ struct act_plan {
     const struct act_plan_given *given; /* dynamic mode: set before act_plan_draft, used in its place; NULL: none */
     double scale;                       /* the search is for so many times the requests; below 1: 1 */
     bool probe, split;                  /* the present round; split: it was, before */
+    /* Of the split: every draft was to be verified before this block was there, so that its blocks are a fair sample
+     * for a calibration. Where a budget is shared out by this block, the ones that are verified whole are those that
+     * looked good, and in a round that stops by this block so are all. */
+    bool untrimmed;
     /* The last search, as long as it stands: nothing that it read has changed but the table, by a little. */
     struct act_plan_choice best, whole, rival; /* rival: the best of another depth */
     int quiet;                                 /* rounds that it has served */
@@ -153,8 +157,8 @@ void act_plan_draft(struct act_plan *p, struct act_plan_request *r, int n, int o
 /* The same requests in the same order. Sets offer of every request; remembers their survivals. Again for a round that
  * is run again from its start, with the same drafts: then it is counted and remembered once. */
 void act_plan_split(struct act_plan *p, struct act_plan_request *r, int n);
-/* tokens: emitted by the round. refresh: the times are those of an undisturbed round and may go into the table. */
-void act_plan_done(struct act_plan *p, int tokens, double draft_ns, double verify_ns, bool refresh);
+/* refresh: the times are those of an undisturbed round and may go into the table. */
+void act_plan_done(struct act_plan *p, double draft_ns, double verify_ns, bool refresh);
 
 /* The best choice for given survivals, without history, hysteresis or probes: for tables, simulations and tests.
  * survival: [n][block], falling; cap [n]. */

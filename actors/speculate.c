@@ -52,11 +52,7 @@ void act_speculation_split(struct act_speculation *s, struct mdl_stream *const *
         streams[i]->offer = s->request[i].offer;
 }
 
-void act_speculation_end(struct act_speculation *s, struct mdl_stream *const *streams, int n, double draft_ns,
-                         double verify_ns, bool refresh)
+void act_speculation_end(struct act_speculation *s, double draft_ns, double verify_ns, bool refresh)
 {
-    int tokens = 0;
-    for (int i = 0; i < n; i++)
-        tokens += streams[i]->n_emitted;
-    act_plan_done(&s->plan, tokens, draft_ns, verify_ns, refresh);
+    act_plan_done(&s->plan, draft_ns, verify_ns, refresh);
 }

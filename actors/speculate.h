@@ -35,7 +35,6 @@ void act_speculation_begin(struct act_speculation *s, struct mdl_stream *const *
 /* From the decoder's plan (mdl_plan_fn): sets `offer` of every stream, which are those of the last begin. */
 void act_speculation_split(struct act_speculation *s, struct mdl_stream *const *streams, int n);
 /* After the round. refresh: nothing else had the machine, the times may go into the table. */
-void act_speculation_end(struct act_speculation *s, struct mdl_stream *const *streams, int n, double draft_ns,
-                         double verify_ns, bool refresh);
+void act_speculation_end(struct act_speculation *s, double draft_ns, double verify_ns, bool refresh);
 
 #endif

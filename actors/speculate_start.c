@@ -26,6 +26,16 @@ static void read_calibration(const struct cfg_config *c, struct act_log *log, st
         act_log_write(log, ACT_LOG_WARNING, "serve", 0, "confidences are used as they are: %s", why.msg);
 }
 
+/* The ways of choosing that have a vector of their own; the others use the head as it is. */
+static const char *calibrated(const struct mdl_calibration *c, char out[32])
+{
+    size_t n = 0;
+    for (int m = 0; m < MDL_CHOICES; m++)
+        if (c->fitted[m])
+            n += (size_t)snprintf(out + n, 32 - n, "%s%s", n ? "," : "", mdl_choice_names[m]);
+    return n ? out : "no";
+}
+
 static int make_table(const struct cfg_config *c, struct act_log *log, struct act_engine *e, struct cfg_error *err)
 {
     struct act_steptime_identity id;
@@ -76,6 +86,7 @@ int act_speculation_prepare(const struct cfg_config *c, struct act_log *log, boo
     act_steptime_init(&e->steptime, e->limits.draft);
     e->log = log;
     e->rejection = !off && c->speculation.acceptance == CFG_ACCEPTANCE_REJECTION;
+    char list[32];
     int r = 0;
     if (!decodes)
         return 0;
@@ -86,7 +97,6 @@ int act_speculation_prepare(const struct cfg_config *c, struct act_log *log, boo
     if (!r)
         act_log_event(log, ACT_LOG_INFO, "serve", 0, "speculation", "mode=%s length=%d acceptance=%s calibrated=%s",
                       mode_name[e->plan.mode], e->limits.draft, e->rejection ? "rejection" : "match",
-                      e->calibration.fitted[MDL_CHOICE_GREEDY] || e->calibration.fitted[MDL_CHOICE_MATCH] ? "yes"
-                                                                                                          : "no");
+                      calibrated(&e->calibration, list));
     return r;
 }

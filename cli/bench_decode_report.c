@@ -215,12 +215,21 @@ static void print_number(double v, int width, int digits)
         printf(" %*.*f", width, digits, v);
 }
 
+static void print_change(const struct cell *c, const struct cell *other)
+{
+    double percent = NAN, half = NAN;
+    if (other->n && other->mode != c->mode)
+        change(c, other, &percent, &half);
+    print_number(percent, 9, 2);
+    print_number(half, 6, 2);
+}
+
 static void print_row(const struct bd_results *r, const struct cell *c, const struct cell *longest,
                       const struct cell *off)
 {
     char name[16];
     struct cli_spec_figures f = cli_spec_figures(&c->sum), whole = cli_spec_figures(&longest->sum);
-    double raw = (double)(c->sum.steps + c->sum.offered) / c->seconds, gain = NAN, gain_half;
+    double raw = (double)(c->sum.steps + c->sum.offered) / c->seconds;
     bd_mode_name(c->mode, name);
     printf("%5d %-8s %10.1f %8.1f %9.1f %10.1f", c->load, name, c->mean, c->half, c->mean / c->load, raw);
     print_number(f.emitted_per_step, 8, 3);
@@ -228,13 +237,8 @@ static void print_row(const struct bd_results *r, const struct cell *c, const st
     print_number(100 * f.accepted_per_offered, 8, 1);
     print_number(100 * f.accepted_per_drafted, 8, 1);
     print_number(longest->n ? 100 * (1 - f.rows_per_step / whole.rows_per_step) : NAN, 8, 1);
-    if (longest->n && longest->mode != c->mode)
-        change(c, longest, &gain, &gain_half);
-    print_number(gain, 9, 2);
-    gain = NAN;
-    if (off->n && c->mode)
-        change(c, off, &gain, &gain_half);
-    print_number(gain, 9, 2);
+    print_change(c, longest);
+    print_change(c, off);
     if (!isnan(r->convert)) {
         double tokens;
         struct cfg_error err;
@@ -267,20 +271,30 @@ static void print_dynamic(const struct bd_results *r, const int *loads, int n)
     }
 }
 
+/* Whether tokens are those that were to be expected, and not those that came out. */
+static bool luck_left_out(const struct bd_results *r)
+{
+    for (int i = 0; i < r->n; i++)
+        if (r->point[i].expected >= 0)
+            return true;
+    return false;
+}
+
 void bd_print(const struct bd_results *r)
 {
     int loads[BD_LOADS], modes[BD_MODES], n_loads = list_loads(r, loads), n_modes = list_modes(r, modes), longest = 0;
     for (int m = 0; m < n_modes; m++)
         longest = modes[m] > longest ? modes[m] : longest;
     print_conditions(r);
-    printf("\n%5s %-8s %10s %8s %9s %10s %8s %8s %8s %8s %8s %9s %9s%s\n", "seqs", "drafts", "emitted/s", "+-95%",
-           "per user", "raw rows/s", "emitted", "offered", "accepted", "accepted", "rows", "speed", "speed",
-           isnan(r->convert) ? "" : "  converted");
-    printf("%5s %-8s %10s %8s %9s %10s %8s %8s %8s %8s %8s %9s %9s%s\n", "", "", "", "", "", "", "/step", "/step",
-           "/offered", "/drafted", "saved %", "change %", "change %",
-           isnan(r->convert) ? "" : "  tokens/s, assumed rate");
-    printf("%5s %-8s %10s %8s %9s %10s %8s %8s %8s %8s %8s %9s %9s\n", "", "", "", "", "", "", "", "", "%", "%",
-           "to longest", "to longest", "to off");
+    bool assumed = !isnan(r->convert);
+    static const char head[] = "%5s %-8s %10s %8s %9s %10s %8s %8s %8s %8s %8s %9s %6s %9s %6s%s\n";
+    putchar('\n');
+    printf(head, "seqs", "drafts", luck_left_out(r) ? "expected/s" : "emitted/s", "+-95%", "per user", "raw rows/s",
+           "emitted", "offered", "accepted", "accepted", "rows", "speed", "", "speed", "",
+           assumed ? "  converted" : "");
+    printf(head, "", "", "", "", "", "", "/step", "/step", "/offered", "/drafted", "saved %", "change %", "+-95%",
+           "change %", "+-95%", assumed ? "  tokens/s, assumed rate" : "");
+    printf(head, "", "", "", "", "", "", "", "", "%", "%", "to longest", "to longest", "", "to off", "", "");
     for (int l = 0; l < n_loads; l++) {
         struct cell whole, off;
         make_cell(r, longest, loads[l], &whole);
@@ -344,7 +358,8 @@ int bd_write_csv(const struct bd_results *r, const char *path, struct cfg_error 
     if (!f)
         return cfg_error_set(err, errno, "%s: %s", path, strerror(errno));
     fputs("drafts,sequences,repeat,seconds,rounds,rounds_without_drafter,probes,steps,drafted,offered,accepted,emitted,"
-          "emitted_per_second,raw_rows_per_second,emitted_per_step,accepted_per_offered,accepted_per_drafted\n",
+          "emitted_per_second,raw_rows_per_second,emitted_per_step,accepted_per_offered,accepted_per_drafted,"
+          "expected,expected_per_second\n",
           f);
     for (int i = 0; i < r->n; i++) {
         const struct bd_point *p = &r->point[i];
@@ -359,7 +374,10 @@ int bd_write_csv(const struct bd_results *r, const char *path, struct cfg_error 
         const double ratio[] = {s.accepted_per_offered, s.accepted_per_drafted};
         for (int k = 0; k < 2; k++)
             fprintf(f, isnan(ratio[k]) ? "," : ",%.6g", ratio[k]);
-        fputc('\n', f);
+        if (p->expected >= 0)
+            fprintf(f, ",%.9g,%.6g\n", p->expected, p->expected / p->seconds);
+        else
+            fputs(",,\n", f);
     }
     return fclose(f) ? cfg_error_set(err, EIO, "%s cannot be written", path) : 0;
 }

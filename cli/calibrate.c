@@ -38,6 +38,7 @@ struct calibrate {
     struct mdl_model *m;
     struct mdl_ids text;
     int block;
+    bool wanted[MDL_CHOICES];
     struct probes probes[MDL_CHOICES];
     struct mdl_calibration result;
     struct mdl_calibration_place judged[MDL_CHOICES][MDL_MAX_BLOCK]; /* of one half, as judged on the other */
@@ -224,7 +225,7 @@ static int read_log_line(struct calibrate *c, char *line)
     }
     group = (int)(request & 0x7fffffff);
     int m = choice_of(choice);
-    if (m < 0 || kept < 0 || kept > c->block || !read_logits(c, logits, logit))
+    if (m < 0 || !c->wanted[m] || kept < 0 || kept > c->block || !read_logits(c, logits, logit))
         return 0;
     return add_probe(c, (enum mdl_choice)m, logit, kept, group);
 }
@@ -288,7 +289,8 @@ static void print_errors(const struct mdl_probes *held, struct mdl_calibration_p
     }
 }
 
-/* Both fits from one half, judged on the other; what is kept is then fitted to all blocks. */
+/* Both fits from one half, judged on the other; what is kept is then fitted to all blocks. -ENODATA: there are too few.
+ */
 static int fit(struct calibrate *c, enum mdl_choice choice)
 {
     const struct probes *p = &c->probes[choice];
@@ -363,6 +365,8 @@ static void plot_series(struct cli_plot *p, const struct mdl_probes *held, const
     cli_plot_printf(p, "EOD\n");
 }
 
+static const char *const colours[] = {"#4477aa", "#ee6677", "#228833", "#aa3377", "#66ccee", "#ccbb44", "#222222"};
+
 /* Reliability before and after, of the first choice that has probes, on the half that the fit behind it did not see. */
 static int plot(struct calibrate *c, enum mdl_choice choice)
 {
@@ -383,9 +387,9 @@ static int plot(struct calibrate *c, enum mdl_choice choice)
         cli_plot_printf(
             p,
             "set label 1 \"model revision %016llx, %s, %d blocks not seen by the fit, bins of 10 blocks and "
-            "more\" at screen 0.05,0.04 noenhanced font ',9'\nset multiplot layout 1,2 margins "
+            "more\" at screen 0.05,0.03 noenhanced font ',9'\nset multiplot layout 1,2 margins "
             "0.08,0.97,0.17,0.92 spacing 0.09\n"
-            "set xrange [0:1]\nset yrange [0:1]\nset grid\nset key top left\n"
+            "set xrange [0:1]\nset yrange [0:1]\nset grid\nset key at screen 0.97,0.075 right horizontal maxrows 1\n"
             "set xlabel 'stated survival'\nset ylabel 'share kept'\n",
             (unsigned long long)c->m->ck->revision, mdl_choice_names[choice], held.n);
         const char *const series[] = {"before", "after"};
@@ -393,9 +397,10 @@ static int plot(struct calibrate *c, enum mdl_choice choice)
             cli_plot_printf(p, "set title '%s: mean error %.3f'\nplot x lc rgb '#888888' notitle", series[s],
                             mean_error(&held, s ? c->judged[choice] : raw));
             for (int k = 0; k < c->block; k++)
-                cli_plot_printf(p, ", $%s index %d using 1:2 with linespoints pt 7 ps 0.5 title 'draft %d'", series[s],
-                                k, k + 1);
-            cli_plot_printf(p, "\nunset label\n");
+                cli_plot_printf(
+                    p, ", $%s index %d using 1:2 with linespoints pt 7 ps 0.7 lw 1.5 lc rgb '%s' title 'draft %d'",
+                    series[s], k, colours[k % (int)(sizeof colours / sizeof *colours)], k + 1);
+            cli_plot_printf(p, "\nunset label\nunset key\n"); /* one for both */
         }
         cli_plot_printf(p, "unset multiplot\n");
         bad = cli_plot_end(p, &c->err);
@@ -439,31 +444,62 @@ static int load(struct calibrate *c)
     return bad;
 }
 
+static int read_choices(struct calibrate *c)
+{
+    char list[128], *save;
+    snprintf(list, sizeof list, "%s", c->choices);
+    for (char *at = strtok_r(list, ",", &save); at; at = strtok_r(NULL, ",", &save)) {
+        int m = choice_of(at);
+        if (m < 0)
+            return cfg_error_set(&c->err, EINVAL, "--choices: \"%s\" is not greedy, match or reject", at);
+        c->wanted[m] = true;
+    }
+    return 0;
+}
+
+/* Every choice that has blocks. One with too few keeps what it has, with a word about it: little traffic of one kind
+ * must not be in the way of the others. first: of those that were fitted. -ENODATA: there is none. */
+static int fit_all(struct calibrate *c, int *first)
+{
+    bool few = false;
+    for (int m = 0; m < MDL_CHOICES; m++) {
+        int bad = c->probes[m].n ? fit(c, (enum mdl_choice)m) : 0;
+        if (bad && bad != -ENODATA)
+            return bad;
+        if (bad)
+            fprintf(stderr, "calibrate: left as it was: %s\n", c->err.msg);
+        else if (c->probes[m].n && *first < 0)
+            *first = m;
+        few |= bad != 0;
+    }
+    if (*first >= 0)
+        return 0;
+    return few ? cfg_error_set(&c->err, ENODATA, "no way of choosing has enough blocks to fit to")
+               : cfg_error_set(&c->err, ENODATA, "there is no whole block to fit to%s",
+                               c->log_file
+                                   ? "; a server that drafts as many tokens as the model does at once logs them at "
+                                     "level debug"
+                                   : "");
+}
+
 static int work(struct calibrate *c)
 {
-    char path[4096], list[128], *save;
-    int bad = load(c), first = -1;
+    char path[4096];
+    int bad = read_choices(c), first = -1;
+    if (!bad)
+        bad = load(c);
     if (bad)
         return bad;
     snprintf(path, sizeof path, "%s/" MDL_CALIBRATION_FILE, c->model_dir);
     /* Vectors of other choices stay. */
     mdl_calibration_read(c->out_file ? c->out_file : path, c->m->ck->revision, c->block, &c->result, &c->err);
-    snprintf(list, sizeof list, "%s", c->choices);
     if (c->log_file)
         bad = read_log(c);
-    for (char *at = strtok_r(list, ",", &save); at && !bad && !c->log_file; at = strtok_r(NULL, ",", &save)) {
-        int m = choice_of(at);
-        bad = m < 0 ? cfg_error_set(&c->err, EINVAL, "--choices: \"%s\" is not greedy, match or reject", at)
-                    : collect(c, (enum mdl_choice)m);
-    }
     for (int m = 0; m < MDL_CHOICES && !bad; m++)
-        if (c->probes[m].n) {
-            bad = fit(c, (enum mdl_choice)m);
-            first = first < 0 ? m : first;
-        }
-    if (!bad && first < 0)
-        bad = cfg_error_set(&c->err, ENODATA, "there is no whole block to fit to%s",
-                            c->log_file ? "; the server logs them at level debug" : "");
+        if (c->wanted[m] && !c->log_file)
+            bad = collect(c, (enum mdl_choice)m);
+    if (!bad)
+        bad = fit_all(c, &first);
     if (!bad && c->probes_file)
         bad = write_probes(c);
     if (!bad && c->plot_file)
@@ -484,7 +520,7 @@ int cli_calibrate_run(int argc, char **argv)
         {CLI_TEXT, "model", 'm', &c.model_dir, "DIR", "folder of the checkpoint (required)"},
         {CLI_TEXT, "text", 0, &c.text_file, "FILE", "text that prompts are cut from"},
         {CLI_TEXT, "log", 0, &c.log_file, "FILE", "instead: probes that a server logged at level debug, or --probes"},
-        {CLI_TEXT, "choices", 0, &c.choices, "LIST", "greedy, match, reject (default: all)"},
+        {CLI_TEXT, "choices", 0, &c.choices, "LIST", "of greedy, match, reject; with --log too (default: all)"},
         {CLI_DOUBLE, "temperature", 't', &c.temperature, "T", "of match and reject (default 1)", 0.01, 100},
         {CLI_INT, "prompts", 0, &c.prompts, "N", "prompts, spread evenly over the text (default 128)", 2, 1 << 20},
         {CLI_INT, "length", 0, &c.length, "N", "tokens of a prompt (default 64)", 4, 1 << 20},

@@ -86,7 +86,9 @@ const struct cfg_key cfg_keys[] = {
          "step from confidences and measured step times, down to no draft at all. The text does not depend on it, "
          "unless acceptance is rejection."},
     {"speculation.draft_length", CFG_INT, "tokens", 0, 32, AT(speculation.draft_length), .fallback = "3",
-     .help = "Tokens that are drafted per step and sequence; in dynamic mode at most that many. 0: no speculation."},
+     .help = "Tokens that are drafted per step and sequence; in dynamic mode at most that many. 0: no speculation. "
+             "With less than "
+             "the model drafts at once no blocks are logged for weft calibrate."},
     {"speculation.acceptance", CFG_ENUM, .values = acceptance_values, AT(speculation.acceptance), .fallback = "match",
      .help = "When temperature is above 0: match keeps a draft that is the token plain decoding would draw, so that a "
              "seed always gives the same text; rejection keeps more drafts and has the same distribution, but the text "

@@ -126,7 +126,10 @@ static void draft_metrics(const struct gw_decode_figures *d, struct gw_bytes *b)
     single(b, "spec_decode_steps_without_draft_total", "counter", "Decode steps in which nothing was drafted.",
            (double)d->undrafted);
     single(b, "spec_decode_probe_steps_total", "counter",
-           "Decode steps that verified whole blocks although that was not planned best.", (double)d->probes);
+           "Decode steps that were planned otherwise than is best, to look: with the whole block, or with the best "
+           "plan of "
+           "another length.",
+           (double)d->probes);
     single(b, "spec_decode_planned_seconds_total", "counter",
            "What planned steps were expected to take; only steps that nothing disturbed.",
            1e-9 * (double)d->planned_ns);

@@ -128,7 +128,7 @@ static void round_of(struct bench *b, const int *who, int n)
             s->run.offer = (b->trial + s->n_ids) % (BLOCK + 1);
         accept(b, s);
     }
-    act_speculation_end(&b->d.spec, run, n, 1, 1, false);
+    act_speculation_end(&b->d.spec, 1, 1, false);
 }
 
 /* Texts of all requests, with one seed. */

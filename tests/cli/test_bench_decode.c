@@ -7,6 +7,7 @@
 
 #include "cli/bench_decode.h"
 #include "model/sampler.h"
+#include "tests/support/plots.h"
 #include "tests/support/process.h"
 
 static bool has_gnuplot(void)
@@ -136,6 +137,7 @@ Test(bench_decode, counts_what_it_ran)
                                     "off,2,5,dynamic", "--accept", accept[a], "--json", json, "--csv", csv);
         cr_assert_eq(r.status, 0, "%s%s", r.out, r.err);
         cr_expect_not_null(strstr(r.out, "dynamic against the best"), "%s", r.out);
+        cr_expect_not_null(strstr(r.out, a == 1 ? " expected/s " : " emitted/s "), "%s", r.out);
         ts_result_free(&r);
         struct bd_results got = {0};
         struct cfg_error err;
@@ -159,6 +161,7 @@ Test(bench_decode, counts_what_it_ran)
         bd_free(&got);
     }
     char *text = ts_read_file(csv, NULL);
+    cr_expect_not_null(strstr(text, ",expected,expected_per_second\n"), "%s", text);
     int lines = 0;
     for (char *at = text; (at = strchr(at, '\n')); at++)
         lines++;
@@ -174,7 +177,10 @@ Test(bench_decode, refuses)
         const char *argument[6], *says;
         int status;
     } bad[] = {
-        {{"-m", "samples/tiny", "--preset", "decode-131k"}, "64 devices", 1},
+        {{"-m", "samples/tiny", "--preset", "decode-131k"}, "64 devices in one group", 1},
+        {{"-m", "samples/tiny", "--preset", "decode-131k"}, "in one process without any, on every machine; 384 exp", 1},
+        {{"-m", "samples/tiny", "--preset", "decode-131k"}, "a context of 131072 tokens (this model", 1},
+        {{"-m", "samples/tiny", "--preset", "decode-131k"}, "drawn with --from FILE.json", 1},
         {{"-m", "samples/tiny", "--convert", "0.75"}, "fixed number of drafts", 2},
         {{"--convert", "0.75", "--from", "tests/fixtures/bench/decode-recorded.json"}, "fixed number of drafts", 2},
         {{"-m", "samples/tiny", "--modes", "6"}, "0 to 5", 2},
@@ -299,6 +305,59 @@ Test(bench_decode, a_converted_plot_shows_what_is_printed)
     }
     for (int i = 0; i < 3; i++)
         free(plot[i]);
+    ts_remove_dir(dir);
+    free(dir);
+}
+
+/* Every change is drawn with its interval, those below zero like those above, on an axis that reaches them. */
+Test(bench_decode, losses_are_drawn_like_gains)
+{
+    static const char recorded[] = "tests/fixtures/bench/decode-recorded.json";
+    static const int modes[] = {0, 3, BD_DYNAMIC}, loads[] = {1, 4};
+    char *dir = ts_temp_dir(), svg[4200], name[16];
+    struct bd_results got = {0};
+    struct cfg_error err;
+    double at[8][8];
+    int below = 0;
+    snprintf(svg, sizeof svg, "%s/out.svg", dir);
+    ts_plots_record(dir);
+    struct ts_result r = ts_run(ts_weft(), "bench", "decode", "--from", recorded, "--plot", svg);
+    cr_assert_eq(r.status, 0, "%s", r.err);
+    ts_result_free(&r);
+    char *told = ts_plots_told(dir);
+    cr_assert_not_null(told);
+    cr_assert_eq(bd_read_json(recorded, &got, &err), 0, "%s", err.msg);
+    for (int m = 0; m < 3; m++) {
+        snprintf(name, sizeof name, "c%d", m);
+        int n = ts_plots_data(told, name, 3, 8, at);
+        cr_assert_eq(n, modes[m] ? 2 : 0, "%s has %d points: %s", name, n, told);
+        for (int l = 0; l < n; l++) {
+            double percent, half;
+            bd_change(&got, loads[l], modes[m], 0, &percent, &half);
+            cr_expect_float_eq(at[l][0], loads[l], 1e-9);
+            cr_expect_float_eq(at[l][1], percent, 1e-3 * fabs(percent), "%s", told);
+            cr_expect_float_eq(at[l][2], half, 1e-3 * half, "%s", told);
+            below += at[l][1] < 0;
+        }
+    }
+    cr_expect_geq(below, 3, "the recorded run has losses");
+    cr_assert_eq(ts_plots_data(told, "best", 3, 8, at), 2);
+    for (int l = 0; l < 2; l++) {
+        struct bd_verdict v;
+        cr_assert(bd_judge(&got, loads[l], &v));
+        cr_expect_float_eq(at[l][1], v.percent, 1e-3 * fabs(v.percent));
+    }
+    cr_expect_lt(at[1][1], -5, "dynamic lost at 4 sequences");
+    const char *changes = strstr(told, "set title 'Change of throughput'");
+    cr_assert_not_null(changes);
+    cr_expect(strstr(changes, "set yrange [*:*]") && strstr(changes, "set xzeroaxis"), "%s", changes);
+    for (int m = 1; m < 3; m++) {
+        snprintf(name, sizeof name, "$c%d using 1:2", m);
+        cr_expect_not_null(strstr(changes, name), "%s", changes);
+    }
+    cr_expect_not_null(strstr(changes, "$best using 1:2:3 with yerrorbars"));
+    free(told);
+    bd_free(&got);
     ts_remove_dir(dir);
     free(dir);
 }

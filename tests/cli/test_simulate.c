@@ -129,6 +129,53 @@ Test(simulate, the_fitted_point_comes_back)
     end(&f);
 }
 
+/* A block of 4 with a chance for each draft, and a curve of one's own. */
+#define CURVE(BASE, MICROSECONDS, PLAN)                                                                                \
+    "{\"name\":\"curve\",\"block\":4,\"plan_us\":" PLAN ",\"noise\":0,\"table_error\":0,\"price_per_device_hour\":1,"  \
+    "\"accept\":{\"base\":" BASE                                                                                       \
+    ",\"slope\":0,\"spread\":0,\"persist\":0},\"output_tokens\":101,\"plain_us\":" MICROSECONDS                        \
+    ",\"full_us\":" MICROSECONDS "}"
+
+static double offered_per_step(const struct fixture *f, size_t i)
+{
+    return figure(f, i, "offered") / figure(f, i, "steps");
+}
+
+/* A millisecond of planning in a round of 10 is paid by those who plan. */
+Test(simulate, planning_costs_what_the_profile_says)
+{
+    struct fixture f = begin(CURVE("-20", "[[1,10000],[4096,10000]]", "1000"));
+    RUN(&f, "--modes", "off,fixed,dynamic,early-stop", "--load", "8", "--fixed-lengths", "--seconds", "40", "--warm",
+        "5");
+    double off = figure(&f, 0, "tokens_per_second_and_rank");
+    cr_expect_float_eq(off, 800, 16);
+    cr_expect_float_eq(figure(&f, 1, "tokens_per_second_and_rank") / off, 1, 0.01, "a fixed length is not planned");
+    for (size_t i = 2; i < 4; i++)
+        cr_expect_float_eq(figure(&f, i, "tokens_per_second_and_rank") / off, 10 / 11.0, 0.01);
+    end(&f);
+}
+
+/* The first draft of a round costs more than it brings, all together are worth it: early stop stays where it is. */
+Test(simulate, early_stop_stops_early)
+{
+    struct fixture f = begin(CURVE("3", "[[4,10000],[5,13000],[20,13100],[4096,60000]]", "0"));
+    RUN(&f, "--modes", "dynamic,early-stop", "--load", "4", "--fixed-lengths", "--seconds", "20", "--warm", "5");
+    cr_expect_gt(offered_per_step(&f, 0), 3.5, "%g drafts", offered_per_step(&f, 0));
+    cr_expect_lt(offered_per_step(&f, 1), 0.2, "%g drafts", offered_per_step(&f, 1));
+    end(&f);
+}
+
+/* Three drafts are 0.3 % faster than four: too little for a change of plan where one has to be worth 0.5 %. */
+Test(simulate, hysteresis_keeps_the_plan)
+{
+    struct fixture f = begin(CURVE("0", "[[1,9776],[4097,1648176]]", "0"));
+    RUN(&f, "--modes", "dynamic,without-hysteresis", "--load", "1", "--fixed-lengths", "--seconds", "40", "--warm",
+        "5");
+    cr_expect_float_eq(offered_per_step(&f, 0), 4, 0.25);
+    cr_expect_float_eq(offered_per_step(&f, 1), 3, 0.25);
+    end(&f);
+}
+
 Test(simulate, many_ranks_serve_as_many_times_the_load)
 {
     struct fixture f = begin(FLAT("0", ",\"network_us\":20"));

@@ -103,7 +103,8 @@ Test(speculation, counters_agree_wherever_they_are_shown)
     char *log = ts_server_log(&server), line[128];
     snprintf(line, sizeof line, "steps=");
     cr_expect(strstr(log, "offered=") && strstr(log, "accepted=") && strstr(log, line), "%s", log);
-    cr_expect_not_null(strstr(log, "speculation mode=fixed length=3"), "the start says what is on: %s", log);
+    cr_expect_not_null(strstr(log, "speculation mode=fixed length=3 acceptance=match calibrated=greedy,match,reject"),
+                       "the start says what is on: %s", log);
     free(log);
 }
 

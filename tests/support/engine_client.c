@@ -183,9 +183,11 @@ static void take_message(struct act_self *self, struct ts_world *w, struct act_m
     }
     if (m->type == ACT_TOKENS && w->deaf)
         act_stop(self, 0);
-    else if (m->type == ACT_TOKENS)
+    else if (m->type == ACT_TOKENS) {
+        if (w->on_tokens)
+            w->on_tokens(w->before_ctx, m);
         take_tokens(self, o, m);
-    else if (m->type == ACT_PREFILLED) {
+    } else if (m->type == ACT_PREFILLED) {
         o->cached = (int)act_p_prefilled(m)->cached;
         act_place_progress(&o->place, false);
     } else if (m->type == ACT_FAILED) {

@@ -141,6 +141,8 @@ struct ts_world {
     bool (*before)(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m, int *fail);
     void *before_ctx;
     const struct ts_inner *frozen; /* takes nothing any more, as a process that stands still; may be set at any time */
+    /* Sees the TOKENS that the client gets, with before_ctx; NULL: nothing. */
+    void (*on_tokens)(void *ctx, struct act_msg *m);
     /* Called once at a virtual time, with before_ctx; NULL: not. */
     void (*at)(void *ctx);
     int64_t at_ns;
