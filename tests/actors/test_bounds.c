@@ -154,8 +154,8 @@ Test(bounds, a_cancelled_prompt_ends_with_its_step)
     ts_world_close(&w);
 }
 
-/* And of a stream, the round. */
-Test(bounds, a_cancelled_stream_ends_with_its_round)
+/* And of a stream, the round; wherever it runs. */
+static void cancel_stream(bool split)
 {
     enum { ROUNDS = 60, MOMENTS = 10 };
     struct asked whole = {0};
@@ -165,6 +165,8 @@ Test(bounds, a_cancelled_stream_ends_with_its_round)
         struct asked a = {.cancel = k ? start + (end - start) * k / MOMENTS : 0};
         ts_world_open(&w, 40, 2);
         w.e.plan.length = w.e.limits.draft = 0; /* a token is a round */
+        if (split)
+            ts_world_split(&w, 40, MDL_HANDOFF_FULL);
         w.cost[TS_PART_DECODE] = w.cost[TS_PART_EXPERT] = 20 * US;
         ts_world_requests(&w, 1, 4);
         w.wanted[0].n_prompt = 3;
@@ -183,6 +185,12 @@ Test(bounds, a_cancelled_stream_ends_with_its_round)
         ts_world_check_baseline(&w);
         ts_world_close(&w);
     }
+}
+
+Test(bounds, a_cancelled_stream_ends_with_its_round)
+{
+    cancel_stream(false);
+    cancel_stream(true);
 }
 
 enum { CANCELS = 10000 / TS_LESS, AT_A_TIME = 250 };

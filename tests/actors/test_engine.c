@@ -218,30 +218,45 @@ Test(engine, a_prompt_that_branches_off_goes_on_from_a_snapshot_point)
     }
 }
 
-/* The cancel is sent first, so it overtakes the prompt for certain; nothing of the request may remain or be answered.
- */
-Test(engine, a_cancel_that_overtakes_its_prompt_still_counts)
-{
-    struct ts_world w;
-    ts_world_open(&w, 40, 2);
-    ts_world_requests(&w, 2, 3);
-    w.wanted[0].start = 2000000;
-    w.wanted[0].cancel = 1000000;
-    w.wanted[1].start = 3000000;
-    ts_world_run(&w, 1);
-    cr_assert_eq(w.got[0].terminal, 0);
-    cr_assert_eq(w.got[0].n, 0, "%d tokens of a cancelled request", w.got[0].n);
-    ts_world_check_same(&w, 1);
-    ts_world_check_baseline(&w);
-    ts_world_close(&w);
-}
-
 /* To the first shard. */
 static bool count_dispatches(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m,
                              int *fail)
 {
     *(int *)w->before_ctx += who->part == TS_PART_EXPERT && who->index == 0 && m->type == ACT_EXPERT_DISPATCH;
     return false;
+}
+
+/* The cancel is sent first, so it overtakes the prompt for certain; nothing of the request may remain or be answered.
+ */
+Test(engine, a_cancel_that_overtakes_its_prompt_still_counts)
+{
+    struct ts_world w;
+    int dispatches = 0;
+    ts_world_open(&w, 40, 2);
+    ts_world_requests(&w, 2, 3);
+    w.before = count_dispatches;
+    w.before_ctx = &dispatches;
+    w.wanted[0].start = 2000000;
+    w.wanted[0].cancel = 1000000;
+    w.wanted[1].start = 3000000;
+    ts_world_run(&w, 1);
+    int with = dispatches;
+    cr_assert_eq(w.got[0].terminal, 0);
+    cr_assert_eq(w.got[0].n, 0, "%d tokens of a cancelled request", w.got[0].n);
+    ts_world_check_same(&w, 1);
+    ts_world_check_baseline(&w);
+    ts_world_close(&w);
+    dispatches = 0;
+    ts_world_open(&w, 40, 2);
+    ts_world_requests(&w, 2, 3);
+    w.wanted[0] = w.wanted[1];
+    w.n = 1;
+    w.wanted[0].start = 3000000;
+    w.before = count_dispatches;
+    w.before_ctx = &dispatches;
+    ts_world_run(&w, 1);
+    cr_expect_eq(with, dispatches, "the cancelled prompt was computed");
+    ts_world_close(&w);
 }
 
 /* Whoever asked is gone and never cancelled: its first tokens come back, and that ends the sequence. */

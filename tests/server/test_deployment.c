@@ -96,6 +96,11 @@ Test(deployment, status_tells_the_nodes_that_are_well_from_those_that_are_not)
     json_decref(j);
     ts_node_kill(&ts_cluster.node[P0]);
     ts_node_wait_ready(&ts_cluster.node[GATEWAY], 503);
+    struct ts_reply q =
+        ts_post(&ts_cluster.node[GATEWAY].http, "/v1/completions", "{\"prompt\":\"a\",\"max_tokens\":1}");
+    cr_expect_eq(q.status, 503, "nothing is full: %d %s", q.status, q.body);
+    cr_expect(strstr(q.body, "no prefill node is connected"), "%s", q.body);
+    ts_reply_free(&q);
     j = wait_status(1);
     cr_expect_str_eq(health_of(j, GATEWAY), "lost");
     cr_expect_str_eq(health_of(j, P0), "unreachable");
