@@ -488,6 +488,8 @@ static int shard_receive(struct act_self *self, void *state, struct act_msg *m, 
         else if (m[i].type == ACT_LINK_PUT_DONE ||
                  (m[i].type == ACT_UNDELIVERABLE && act_msg_returned_type(&m[i]) == ACT_LINK_PUT))
             act_expert_slots_put_done(&s->slots, &m[i]);
+        else if (m[i].type == ACT_UNDELIVERABLE && act_msg_returned_type(&m[i]) == ACT_EXPERT_RESULT)
+            act_expert_slots_returned(&s->slots, &m[i]);
         else if (m[i].type == ACT_TIMER)
             report(self, s);
         if (m[i].type != ACT_TIMER && s->arg->observer && !s->reporting) {

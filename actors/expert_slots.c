@@ -119,6 +119,28 @@ int act_expert_slots_put(struct act_expert_slots *s, const struct act_slot_work 
     return r;
 }
 
+void act_expert_slots_returned(struct act_expert_slots *s, struct act_msg *m)
+{
+    const struct act_p_expert_result *p = act_p_expert_result(m);
+    uint64_t epoch;
+    uint16_t node;
+    if (!s->slots || m->flags & ACT_MSG_ABANDONED ||
+        act_peer_identity(act_self_runtime(s->self), m->src.peer, &node, &epoch) || node >= ACT_SLOT_NODES ||
+        !s->slots->shape.rank[node])
+        return;
+    size_t each = (size_t)s->slots->shape.places * ACT_SLOT_SETS, rank = (size_t)s->slots->shape.rank[node] - 1;
+    for (size_t i = rank * each; i < (rank + 1) * each; i++) {
+        const struct act_slot_head *h = &s->seen[i];
+        const struct act_slot_work work = {
+            .head = *h, .source = m->src, .link = h->link, .rank = (int)rank, .set = (int)(i % ACT_SLOT_SETS)};
+        if (h->epoch != epoch || h->source_index != m->src.index || h->source_generation != m->src.generation ||
+            h->sequence != p->sequence || h->stream != p->stream || h->wave != p->wave || s->putting[i])
+            continue;
+        act_expert_slots_put(s, &work, 0, 0); /* else the slot's deadline ends it */
+        return;
+    }
+}
+
 void act_expert_slots_put_done(struct act_expert_slots *s, const struct act_msg *m)
 {
     if (s->slots && m->request < count(s->slots))

@@ -52,5 +52,8 @@ void act_server_free(struct act_server *s);
 /* Bytes of the windows that such a node has for the exchange with experts of other nodes (experts.slot_rows); 0: none.
  * Of the arguments alone, any thread. */
 int64_t act_server_slot_bytes(const struct cfg_config *c, const struct cfg_node *node, const struct mdl_config *m);
+/* -EINVAL: no node can have slots of this size; experts.slot_rows is to be lower. */
+int act_server_slots_check(const struct cfg_config *c, const struct cfg_node *node, const struct mdl_config *m,
+                           struct cfg_error *err);
 
 #endif

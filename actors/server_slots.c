@@ -68,6 +68,13 @@ int64_t act_server_slot_bytes(const struct cfg_config *c, const struct cfg_node 
            (p.shards ? (int64_t)act_slots_dispatches_bytes(&p.shape) : 0);
 }
 
+int act_server_slots_check(const struct cfg_config *c, const struct cfg_node *node, const struct mdl_config *m,
+                           struct cfg_error *err)
+{
+    struct plan p;
+    return make_plan(c, node, m, &p) ? act_slots_check(&p.shape, err) : 0;
+}
+
 static void add_source(struct act_slots *s, struct act_addr who)
 {
     if (!act_addr_is_nobody(who) && s->n_sources < (int)s->shape.places)

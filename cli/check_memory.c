@@ -148,7 +148,9 @@ void cli_check_memory(struct check *k, const struct mdl_config *m)
         r = add_computing(k, m, &need, &err);
     if (!r && k->node->roles & CFG_ROLE_EXPERT)
         r = add_shards(k, m, &need, &err);
-    k->slot_bytes = act_server_slot_bytes(c, k->node, m);
+    if (!r)
+        r = act_server_slots_check(c, k->node, m, &err);
+    k->slot_bytes = r ? 0 : act_server_slot_bytes(c, k->node, m);
     add(k, &need, "slots of the exchange with experts (experts.slot_rows)", k->slot_bytes);
     if (check_keeps(k)) {
         add(k, &need, "blocks for other nodes (kv.nodes.memory)", c->kv.nodes.memory);

@@ -382,6 +382,47 @@ static void shard_steps(struct rig *r)
     cr_assert(take(r, forged(good, 5), &w, LINK, r->peer), "the next one");
 }
 
+/* An answer that went as a message and came back: its source is gone, and the next one in its place needs the slot. */
+static void give_back(struct rig *r, uint32_t generation, uint32_t sequence)
+{
+    struct act_msg m = act_msg_make(ACT_EXPERT_RESULT, ACT_NOBODY);
+    *act_p_expert_result(&m) = (struct act_p_expert_result){.sequence = sequence, .map = 3, .rows = 2, .set = SET};
+    m.type = ACT_UNDELIVERABLE;
+    m.returned = ACT_EXPERT_RESULT;
+    m.src = (struct act_addr){.generation = generation, .peer = r->peer, .index = 10};
+    act_expert_slots_returned(&r->shard, &m);
+}
+
+static void give_others_back(struct rig *r)
+{
+    shard_steps(r);
+    give_back(r, 5, 5001 + ACT_SLOT_SEQUENCE + 1);
+    give_back(r, 4, 5001);
+}
+
+static void give_its_own_back(struct rig *r)
+{
+    cr_assert_eq(r->puts, 0, "a slot was answered in which another dispatch is");
+    give_back(r, 4, 5001 + ACT_SLOT_SEQUENCE + 1);
+    give_back(r, 4, 5001 + ACT_SLOT_SEQUENCE + 1); /* not while it is under way */
+}
+
+static void was_put(struct rig *r)
+{
+    struct act_slot_head h;
+    memcpy(&h, r->slots->dispatches + act_slots_answer(r->slots, 1, PLACE, SET, LOCAL), sizeof h);
+    cr_assert_eq(r->puts, 1);
+    cr_assert_eq(h.bytes, 0u);
+    cr_assert_eq(h.epoch, r->slots->epoch);
+    cr_assert_eq(h.source_generation, 4u);
+}
+
+Test(slots, an_answer_whose_source_is_gone_frees_the_slot)
+{
+    void (*const steps[])(struct rig *) = {give_others_back, give_its_own_back, was_put};
+    run(steps, 3);
+}
+
 Test(slots, a_shard_takes_a_dispatch_once_and_nothing_that_is_not_fresh)
 {
     void (*const steps[])(struct rig *) = {shard_steps};
