@@ -14,7 +14,7 @@
 
 #define MS INT64_C(1000000)
 
-enum { HIDDEN = 128, SHARDS = 3, ROWS = 4, K = 2, ASKED = 10, NODE = 7, EPOCH = 1000, LINK = 9 };
+enum { HIDDEN = 128, SHARDS = 3, ROWS = 4, K = 2, ASKED = 12, NODE = 7, EPOCH = 1000, LINK = 9 };
 
 static const struct act_slots_shape small = {.hidden = HIDDEN,
                                              .rows = ROWS,
@@ -771,6 +771,28 @@ Test(slots, the_end_of_an_older_put_does_not_leave_its_shard_out)
     run(steps, 3);
 }
 
+/* The same between the word of the next connection and the step that is run again for it. */
+static void end_a_put_of_the_one_before(struct rig *r)
+{
+    r->hold = true;
+    ask_first(r);
+    struct act_msg m = act_msg_make(ACT_EXPERT_SHARD, ACT_NOBODY);
+    *act_p_expert_shard(&m) = (struct act_p_expert_shard){
+        .shard = {.generation = 1, .peer = r->peer, .index = 21}, .index = 1, .link = LINK + 1};
+    cr_assert(act_exchange_message(&r->e, &m), "the step is lost");
+    m = act_msg_make(ACT_LINK_PUT_DONE, ACT_NOBODY);
+    m.request = ACT_EXCHANGE_TAG | ((r->e.sequence & 1) * SHARDS + 1);
+    act_p_link_put_done(&m)->status = -ESTALE;
+    cr_assert(act_exchange_message(&r->e, &m));
+    cr_assert(!act_shard_in(&r->e.out, 1));
+}
+
+Test(slots, the_end_of_a_put_says_nothing_of_the_next_connection)
+{
+    void (*const steps[])(struct rig *) = {end_a_put_of_the_one_before};
+    run(steps, 1);
+}
+
 /* ---- waves ---- */
 
 static const struct act_slots_shape few_pairs = {.hidden = HIDDEN,
@@ -792,7 +814,7 @@ static const struct {
     {{1, 3}, {0, 1}},                                     /* 4 rows and 5 pairs fill a slot */
     {{3, 5}, {2, 0}}, {{0, 1}, {0, 0}},                   /* shard 0: 2, then 4 pairs */
     {{0, 1}, {1, 1}},                                     /* 6 pairs again */
-    {{1, 4}, {1, 0}},
+    {{1, 4}, {1, 0}}, {{0, 5}, {1, 0}}, {{1, 4}, {1, 1}}, /* shard 2: 5 pairs would fit, the fifth row does not */
 };
 
 static void ask_for_waves(struct rig *r)
@@ -813,7 +835,7 @@ static void ask_for_waves(struct rig *r)
     cr_assert_eq(r->e.providers.experts(r->e.providers.ctx, NULL, &r->x), 0);
     for (int i = 0; i < ASKED * K; i++)
         cr_assert_eq(r->e.wave[i], cut[i / K].wave[i % K], "row %d: wave %d", i / K, r->e.wave[i]);
-    static const int waves[SHARDS] = {2, 3, 1};
+    static const int waves[SHARDS] = {2, 3, 2};
     for (int s = 0; s < SHARDS; s++) {
         cr_assert_eq(r->e.peer[s].waves, waves[s], "shard %d", s);
         for (int w = 0; w < waves[s]; w++) {
@@ -826,7 +848,7 @@ static void ask_for_waves(struct rig *r)
 /* Two of each shard are under way at most. */
 static void all_are_puts(struct rig *r)
 {
-    cr_assert_eq(r->puts, 5);
+    cr_assert_eq(r->puts, 2 * SHARDS);
     cr_assert_eq(r->messages, 0);
 }
 
