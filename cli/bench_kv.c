@@ -1,10 +1,12 @@
 /* `weft bench kv`: what the tiers deliver, each beside what its medium gives without them, in one run: memcpy for the
- * host tier; for the ssd tier fio, given the very requests that the tier has made (file, place, size, order, how many
- * at a time), and fio on places drawn at random. The first shows what the tier costs; the second can differ from it in
- * either direction, because requests that are neighbours on the device are faster or slower than others there. Each of
- * the two tiers is then read through a kv node, over tcp on loopback, beside the same reads on the node itself. */
+ * host tier; for the ssd and shared tiers fio, given the very requests that the tier has made (file, place, size,
+ * order, how many at a time), and fio on places drawn at random. The first shows what the tier costs; the second can
+ * differ from it in either direction, because requests that are neighbours on the device are faster or slower than
+ * others there. The host and ssd tiers are also read through a kv node, over tcp on loopback, beside the same reads on
+ * the node itself. */
 #include "cli/bench_kv.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,9 +21,11 @@
 #include "cli/options.h"
 #include "kvtiers/host.h"
 #include "kvtiers/memory.h"
+#include "kvtiers/shared.h"
 #include "kvtiers/ssd.h"
 
-enum { RUN = 16, OPS_MAX = 16, DEPTH = 192, POOL_RUNS = 16, ROUNDS_MAX = 99 };
+enum { SEGMENT_BYTES = 64 << 20 };
+enum { RUN = 16, OPS_MAX = 16, DEPTH = 192, POOL_RUNS = 16, ROUNDS_MAX = 99, TICK_MS = 20, PATIENCE_S = 60 };
 
 static struct {
     const char *path, *trace, *plot;
@@ -29,6 +33,12 @@ static struct {
     double seconds;
     bool json;
 } options = {.path = ".", .blocks = 2048, .rounds = 3, .ops = 8, .seconds = 3};
+
+/* What a tier on files reads, beside fio: medians of the rounds; bytes per second, 0: not measured. */
+struct files_read {
+    double tier, replay, random;
+    double replay_ratio, random_ratio; /* medians of those of the rounds */
+};
 
 struct bench {
     struct kv_layout layout;
@@ -39,8 +49,8 @@ struct bench {
     size_t node_pool_bytes;
     char folder[1024];
     /* bytes per second; 0: not measured */
-    double host_read, copy, ssd_write, ssd_read, fio_replay, fio_random, fio_write;
-    double replay_ratio, random_ratio; /* medians of those of the rounds */
+    double host_read, copy, ssd_write, shared_write, fio_write;
+    struct files_read ssd, shared;
     struct bench_kv_node host_node, ssd_node;
 };
 
@@ -108,7 +118,8 @@ static double drive(struct bench *b, struct kv_tier *t, bool store, const int *o
             (store ? t->ops->store : t->ops->read)(t, &f->op);
         }
         if (left && b->storage)
-            b->storage->ops->wait(b->storage, 1000);
+            b->storage->ops->wait(b->storage, TICK_MS);
+        t->ops->tick(t);
     }
     return now() - began;
 }
@@ -230,30 +241,28 @@ static double read_for(struct bench *b, struct kv_tier *t, const int *order, con
     return (double)passes * runs * RUN * (double)b->layout.block_bytes / took;
 }
 
-static int read_rounds(struct bench *b, struct kv_tier *t, const int *order, struct cfg_error *err)
+/* file: of random reads; NULL: there are none. */
+static int read_rounds(struct bench *b, struct kv_tier *t, const int *order, const char *file, struct files_read *out,
+                       struct cfg_error *err)
 {
     double tier[ROUNDS_MAX], replay[ROUNDS_MAX], draw[ROUNDS_MAX], same[ROUNDS_MAX], drawn[ROUNDS_MAX];
     bool beside = bench_kv_fio_available();
-    char log[1100], file[1100];
+    char log[1100];
     int n = options.rounds;
+    long long size = (long long)options.blocks * (long long)b->layout.block_bytes;
     snprintf(log, sizeof log, "%s/requests", b->folder);
-    snprintf(file, sizeof file, "%s/weft-kv.000", b->folder);
     for (int k = 0; k < n; k++) {
         tier[k] = read_for(b, t, order, log, err);
         if (!(tier[k] > 0))
             return -EIO;
         replay[k] = beside ? bench_kv_fio_replay(log, DEPTH) : 0;
-        draw[k] = beside ? bench_kv_fio(file, false, (long long)options.blocks * (long long)b->layout.block_bytes,
-                                        DEPTH, options.seconds)
-                         : 0;
+        draw[k] = beside && file ? bench_kv_fio(file, false, size, DEPTH, options.seconds) : 0;
         same[k] = replay[k] > 0 ? tier[k] / replay[k] : 0;
         drawn[k] = draw[k] > 0 ? tier[k] / draw[k] : 0;
     }
-    b->ssd_read = cli_bench_kv_median(tier, n);
-    b->fio_replay = cli_bench_kv_median(replay, n);
-    b->fio_random = cli_bench_kv_median(draw, n);
-    b->replay_ratio = cli_bench_kv_median(same, n);
-    b->random_ratio = cli_bench_kv_median(drawn, n);
+    *out =
+        (struct files_read){cli_bench_kv_median(tier, n), cli_bench_kv_median(replay, n), cli_bench_kv_median(draw, n),
+                            cli_bench_kv_median(same, n), cli_bench_kv_median(drawn, n)};
     return 0;
 }
 
@@ -280,16 +289,64 @@ static int bench_ssd(struct bench *b, struct cfg_error *err)
     }
     double took = drive(b, t, true, order, runs, options.ops, &good);
     b->ssd_write = (double)good * (double)b->layout.block_bytes / took;
-    r = read_rounds(b, t, order, err);
+    char file[1100];
+    snprintf(file, sizeof file, "%s/weft-kv.000", b->folder);
+    r = read_rounds(b, t, order, file, &b->ssd, err);
     if (!r)
         r = bench_node(b, t, b->recorder, order, runs, &b->ssd_node, err);
     t->ops->free(t);
-    if (bench_kv_fio_available()) {
-        char file[1100];
-        snprintf(file, sizeof file, "%s/weft-kv.000", b->folder); /* its blocks are not wanted any more */
+    if (bench_kv_fio_available()) /* its blocks are not wanted any more */
         b->fio_write = bench_kv_fio(file, true, (long long)options.blocks * (long long)b->layout.block_bytes, DEPTH,
                                     options.seconds);
+    free(order);
+    return r;
+}
+
+/* ---- shared ---- */
+
+/* Until every block is in a sealed segment and found. */
+static int wait_sealed(struct bench *b, struct kv_tier *t, struct cfg_error *err)
+{
+    struct kv_tier_stats s = {.rebuilding = true};
+    for (double end = now() + PATIENCE_S; s.rebuilding || s.blocks < (uint64_t)options.blocks;) {
+        if (now() > end)
+            return cfg_error_set(err, ETIMEDOUT, "%d of %d blocks were found in the shared folder after %d s",
+                                 (int)s.blocks, options.blocks, PATIENCE_S);
+        t->ops->tick(t);
+        b->storage->ops->wait(b->storage, TICK_MS);
+        t->ops->stat(t, &s);
     }
+    return 0;
+}
+
+/* One process alone in its folder: what the form of the files costs, not what a shared file system does. */
+static int bench_shared(struct bench *b, struct cfg_error *err)
+{
+    struct kv_tier *t;
+    int runs = options.blocks / RUN, good, *order = shuffled(runs, 3);
+    const struct kv_shared_params p = {.storage = b->recorder,
+                                       .folder = b->folder,
+                                       .node = "bench",
+                                       .layout = b->layout,
+                                       .bytes = 2 * (int64_t)options.blocks * (int64_t)b->layout.block_bytes,
+                                       .segment_bytes = SEGMENT_BYTES,
+                                       .seal_ns = 100000000,
+                                       .poll_ns = 10000000,
+                                       .orphan_ns = INT64_MAX / 2,
+                                       .removals_per_s = 1,
+                                       .direct = true,
+                                       .clock = kv_clock_system};
+    int r = order ? kv_shared_new(&p, &t, err) : -ENOMEM;
+    if (r) {
+        free(order);
+        return r;
+    }
+    double took = drive(b, t, true, order, runs, options.ops, &good);
+    b->shared_write = (double)good * (double)b->layout.block_bytes / took;
+    r = wait_sealed(b, t, err);
+    if (!r)
+        r = read_rounds(b, t, order, NULL, &b->shared, err);
+    t->ops->free(t);
     free(order);
     return r;
 }
@@ -324,9 +381,11 @@ static void print_all(const struct bench *b)
     if (options.json) {
         printf("{\"block_bytes\":%zu,\"blocks\":%d,\"ops\":%d,\"depth\":%d,\"host_read\":%.0f,\"memcpy\":%.0f,"
                "\"ssd_write\":%.0f,\"fio_write\":%.0f,\"ssd_read\":%.0f,\"fio_replay\":%.0f,\"fio_random\":%.0f,"
-               "\"replay_ratio\":%.3f,\"random_ratio\":%.3f,",
+               "\"replay_ratio\":%.3f,\"random_ratio\":%.3f,\"shared_write\":%.0f,\"shared_read\":%.0f,"
+               "\"shared_fio_replay\":%.0f,\"shared_replay_ratio\":%.3f,",
                b->layout.block_bytes, options.blocks, options.ops, DEPTH, b->host_read, b->copy, b->ssd_write,
-               b->fio_write, b->ssd_read, b->fio_replay, b->fio_random, b->replay_ratio, b->random_ratio);
+               b->fio_write, b->ssd.tier, b->ssd.replay, b->ssd.random, b->ssd.replay_ratio, b->ssd.random_ratio,
+               b->shared_write, b->shared.tier, b->shared.replay, b->shared.replay_ratio);
         json_node("node_host", &b->host_node);
         putchar(',');
         json_node("node_ssd", &b->ssd_node);
@@ -337,9 +396,12 @@ static void print_all(const struct bench *b)
            "in the kernel;\n%d rounds, tier and fio in turn, medians; folder %s\n",
            b->layout.block_bytes, options.blocks, RUN, options.ops, DEPTH, options.rounds, options.path);
     print_one("host, read and verified", b->host_read, "memcpy", b->copy, 0);
-    print_one("ssd, read and verified", b->ssd_read, "fio, the same requests", b->fio_replay, b->replay_ratio);
-    print_one("", b->ssd_read, "fio, random places", b->fio_random, b->random_ratio);
+    print_one("ssd, read and verified", b->ssd.tier, "fio, the same requests", b->ssd.replay, b->ssd.replay_ratio);
+    print_one("", b->ssd.tier, "fio, random places", b->ssd.random, b->ssd.random_ratio);
     print_one("ssd, stored durably", b->ssd_write, "fio, writes, no flush", b->fio_write, 0);
+    print_one("shared, read and verified", b->shared.tier, "fio, the same requests", b->shared.replay,
+              b->shared.replay_ratio);
+    print_one("shared, stored durably", b->shared_write, "fio, writes, no flush", b->fio_write, 0);
     printf("through a kv node, over tcp on 127.0.0.1:\n");
     print_node("its host tier", &b->host_node);
     print_node("its ssd tier", &b->ssd_node);
@@ -347,13 +409,14 @@ static void print_all(const struct bench *b)
 
 static void clean_up(const struct bench *b)
 {
-    static const char *const names[] = {"weft-kv.000",   "weft-kv.001",  "weft-kv.002", "weft-kv.003",
-                                        "weft-kv.index", "weft-kv.lock", "requests"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        char path[1100];
-        snprintf(path, sizeof path, "%s/%s", b->folder, names[i]);
-        unlink(path);
+    DIR *d = opendir(b->folder);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        char path[1400];
+        snprintf(path, sizeof path, "%s/%s", b->folder, e->d_name);
+        unlink(path); /* not of the folder itself and the one above it */
     }
+    if (d)
+        closedir(d);
     rmdir(b->folder);
 }
 
@@ -374,9 +437,10 @@ int cli_bench_kv_run(int argc, char **argv)
         {.kind = CLI_END},
     };
     const struct cli_usage usage = {.synopsis = "bench kv [OPTIONS]",
-                                    .intro = "Measures the host and ssd tiers beside memcpy and fio (where it is "
-                                             "installed) on the same memory and file,\nand each read through a kv node "
-                                             "beside the node's own reads.",
+                                    .intro =
+                                        "Measures the host, ssd and shared tiers beside memcpy and fio (where it is "
+                                        "installed) on the same memory and file,\nand each read through a kv node "
+                                        "beside the node's own reads.",
                                     .options = table};
     int r = cli_options_parse(&usage, argc, argv, NULL);
     struct bench b = {0};
@@ -410,6 +474,8 @@ int cli_bench_kv_run(int argc, char **argv)
         r = bench_host(&b, &err);
     if (!r)
         r = bench_ssd(&b, &err);
+    if (!r)
+        r = bench_shared(&b, &err);
     if (!r)
         print_all(&b);
     kv_storage_free(b.recorder);

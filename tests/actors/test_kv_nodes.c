@@ -44,6 +44,7 @@ struct rig {
     int64_t down;  /* when node 0 is told to be lost; 0: never */
     bool puts;     /* nodes write into the reader's window */
     int unlisted;  /* of the nodes, the last ones: the process does not know them when it starts */
+    int behind;    /* blocks that may be on their way to nodes; 0: 64 */
     int bad_put;   /* this one fails after half of its bytes; -1: none */
     int hung_put;  /* this one has no end before its connection is ended; -1: none */
     struct act_promise hung;
@@ -238,7 +239,7 @@ static void open_process(int pages)
                               .n = NODES - rig.unlisted,
                               .find_ns = 50 * MS,
                               .quiet_ns = 200 * MS,
-                              .store_bytes = 64 * t->layout.block_bytes};
+                              .store_bytes = (size_t)(rig.behind ? rig.behind : 64) * t->layout.block_bytes};
     rig.link_addr = ACT_NOBODY;
     rig.n_puts = rig.n_fences = rig.n_node_fences = 0;
     rig.hung = (struct act_promise){0};
@@ -947,5 +948,25 @@ Test(kv_nodes, a_silent_node_is_left_out_for_longer_and_longer)
     cr_assert_gt(rig.node[0].fate.count, 1, "it is tried again");
     rig.node[0].fate.over = true;
     check("silent", N);
+    forget_nodes();
+}
+
+/* And so is what is on its way to nodes: the rest is refused, and nothing waits for it. */
+Test(kv_nodes, more_stores_than_may_be_on_their_way_are_refused)
+{
+    memset(&rig, 0, sizeof rig);
+    rig.t.script.ok = -1;
+    rig.behind = 2;
+    rig.link = (struct act_sim_fault){.delay_min = 15 * MS, .delay_max = 20 * MS};
+    open_process(64);
+    ts_tiers_prompts(&rig.t, 1);
+    ts_world_run(&rig.t.w, 1);
+    struct kv_tier_stats s;
+    rig.t.store.nodes->ops->stat(rig.t.store.nodes, &s);
+    cr_assert_geq(s.refused, 4u, "%d refused, %d stored", (int)s.refused, (int)s.stored);
+    cr_assert_geq(s.stored, 1u);
+    cr_assert_eq(s.queue, 0);
+    check("behind", 1);
+    rig.link = (struct act_sim_fault){0};
     forget_nodes();
 }

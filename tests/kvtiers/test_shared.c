@@ -598,6 +598,34 @@ Test(shared, room_is_made_slowly_and_harms_no_reader)
     kv_disk_free(disk);
 }
 
+/* Row 56: of one's own segments those go whose blocks nobody reads. */
+Test(shared, what_is_used_is_kept)
+{
+    struct kv_disk *disk = kv_disk_new(8);
+    struct node a = {.layout = ts_layout(256), .storage = kv_storage_sim_new(disk)};
+    struct kv_shared_params p = params(&a, "a");
+    p.bytes = 40 * (int64_t)a.layout.block_bytes;
+    p.segment_bytes = 5 * (int64_t)a.layout.block_bytes;
+    open_with(&a, &p);
+    struct node *all[] = {&a};
+    for (int i = 0; i < 10; i++)
+        cr_assert(store(&a, i));
+    pass(all, 1, 400);
+    for (int k = 0; k < 40; k++)
+        cr_assert(read_back(&a, 1));
+    for (int i = 20; i < 60; i++) {
+        cr_assert(store(&a, i));
+        pass(all, 1, 120);
+    }
+    int others = 0;
+    for (int i = 5; i < 30; i++)
+        others += has(&a, i);
+    cr_assert(has(&a, 1), "the block that was read went before %d others", others);
+    cr_assert_not(has(&a, 7), "of the same age, and never read");
+    close_node(&a);
+    kv_disk_free(disk);
+}
+
 Test(shared, failed_writes_are_not_published)
 {
     static const enum kv_io_op ops[] = {KV_IO_WRITE, KV_IO_SYNC, KV_IO_RENAME, KV_IO_OPEN};
