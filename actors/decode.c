@@ -227,7 +227,9 @@ static void report_load(struct decode *d)
     struct kv_device_stats s;
     struct act_b_load load = {0};
     int held = d->n_lease;
-    struct act_addr to = act_addr_is_nobody(d->e->load) ? d->e->router : d->e->load;
+    /* The Landing may have begun again. */
+    struct act_addr landing = act_current(act_self_runtime(d->self), d->e->load);
+    struct act_addr to = act_addr_is_nobody(d->e->load) ? d->e->router : landing;
     if (act_addr_is_nobody(to))
         return;
     for (int i = 0; i < d->e->limits.streams; i++) {

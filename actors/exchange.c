@@ -535,7 +535,6 @@ static bool take_rows(struct act_exchange *e, int s, const struct act_p_expert_r
         return true;
     }
     e->counters.results++;
-    e->losses = 0;
     peer->answers = true;
     back_in_service(e, s);
     note_others(e, s, p->rows);

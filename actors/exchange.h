@@ -29,7 +29,7 @@
 #include "model/step.h"
 
 enum {
-    ACT_EXCHANGE_LOSSES = 64,  /* in a row, without an answer of anybody; more fail the step */
+    ACT_EXCHANGE_LOSSES = 64,  /* of one step, however often it begins again; more fail it */
     ACT_EXCHANGE_REFUSALS = 3, /* of one step by a shard that is alive; then it is left out */
     ACT_EXCHANGE_WAVES = 2,    /* under way to one shard */
     ACT_EXCHANGE_ROWS = 512,   /* of a wave, where the limits do not say */
@@ -124,7 +124,7 @@ struct act_exchange {
     struct act_exchange_slot *slot; /* [sets][shards] (exchange_slots.h); NULL: none */
     bool in_step;
     bool lost;  /* the step must be run again */
-    int losses; /* exchanges lost in a row */
+    int losses; /* exchanges lost since the step began first */
     /* Rows of others that the busiest shard worked on together with this source's, in proportion to all rows of this
      * source (act_steptime_verify_ns); 0: none, unknown, or of a step before the last. */
     int other_rows;

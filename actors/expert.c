@@ -444,7 +444,7 @@ static void release_others(const struct shard *s, const struct act_map *old)
 }
 
 /* Every source uses the map by now. */
-static void take_retire(struct shard *s, uint32_t version)
+static void take_retire(struct act_self *self, struct shard *s, uint32_t version)
 {
     if (!s->next || s->next->version != version)
         return;
@@ -452,6 +452,8 @@ static void take_retire(struct shard *s, uint32_t version)
     struct act_map *old_own = s->own;
     s->map = s->own = s->next;
     s->next = NULL;
+    if (s->loading) /* the map is in use before all of it is loaded; who planned it waits for no more than that */
+        ready(self, &s->ready, version, 0);
     s->loading = false;
     if (s->arg->release)
         release_others(s, old);
@@ -482,7 +484,7 @@ static int shard_receive(struct act_self *self, void *state, struct act_msg *m, 
         else if (m[i].type == ACT_EXPERT_PLAN)
             take_plan(self, s, &m[i]);
         else if (m[i].type == ACT_EXPERT_RETIRE)
-            take_retire(s, act_p_expert_retire(&m[i])->map);
+            take_retire(self, s, act_p_expert_retire(&m[i])->map);
         else if (m[i].type == ACT_LINK_IMMEDIATE)
             take_slot(self, s, &m[i]);
         else if (m[i].type == ACT_LINK_PUT_DONE ||

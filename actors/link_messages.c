@@ -30,11 +30,11 @@ static struct link_peer *peer_of(struct link *l, unsigned number)
     return index >= 0 && l->peer[index].number == number ? &l->peer[index] : NULL;
 }
 
-static int remember(struct link *l, const struct act_msg *m)
+static struct link_call *remember(struct link *l, const struct act_msg *m)
 {
     struct link_call *c = malloc(sizeof *c), **at = bucket(l, m->request);
     if (!c)
-        return -ENOMEM;
+        return NULL;
     *c = (struct link_call){.from = m->src,
                             .to = m->dst,
                             .request = m->request,
@@ -47,7 +47,18 @@ static int remember(struct link *l, const struct act_msg *m)
         at = &(*at)->next;
     *at = c;
     peer_of(l, m->dst.peer)->calls++;
-    return 0;
+    return c;
+}
+
+/* This one alone, and none of its equals that are under way. */
+static void forget(struct link *l, struct link_call *c)
+{
+    struct link_call **at = bucket(l, c->request);
+    while (*at != c)
+        at = &(*at)->next;
+    *at = c->next;
+    peer_of(l, c->to.peer)->calls--;
+    free(c);
 }
 
 /* Takes out the request of `from` to `to`; equal ones cannot be told apart by their sender either. */
@@ -164,14 +175,10 @@ void link_send(struct link *l, struct act_msg *m)
         return;
     }
     bool request = (m->flags & ACT_MSG_WANTS_REPLY) != 0;
-    int r = p ? 0 : -ENOTCONN;
-    if (!r && request)
-        r = remember(l, m);
-    if (!r) {
-        r = send_one(l, index, LINK_MESSAGE, m->type, m);
-        if (r && request)
-            free(recall(l, m->src, m->dst, m->request, m->attempt));
-    }
+    struct link_call *c = p && request ? remember(l, m) : NULL;
+    int r = !p ? -ENOTCONN : request && !c ? -ENOMEM : send_one(l, index, LINK_MESSAGE, m->type, m);
+    if (r && c)
+        forget(l, c);
     if (!r)
         return;
     l->bounced++;

@@ -126,7 +126,8 @@ static void take_prompt(struct prefill *p, struct act_msg *m)
     j->max_tokens = j->recipe.n_ids + (wanted < room ? wanted : room);
     struct kv_device_stats s;
     kv_device_stat(p->e->device, &s);
-    if (pre_blocks(p, j->max_tokens) > s.pages)
+    int lent = p->e->n_decode * p->e->limits.lease; /* to Decode actors, which keep them: no prompt ever gets these */
+    if (pre_blocks(p, j->max_tokens) > s.pages || pre_blocks(p, j->recipe.n_ids) > s.pages - lent)
         pre_job_fail(p, j, -E2BIG, "the prompt and its output can never fit in the KV memory");
 }
 

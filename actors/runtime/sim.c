@@ -479,6 +479,21 @@ int act_sim_add(struct act_sim *sim, const struct act_config *config, struct act
     return 0;
 }
 
+void act_sim_end(struct act_runtime *rt, int worker, bool back)
+{
+    for (int i = worker < 0 ? 0 : worker; i <= (worker < 0 ? rt->workers - 1 : worker); i++) {
+        struct act_worker *w = &rt->worker[i];
+        w->now = rt->world->now(rt->world_ctx);
+        for (int k = 0; back && k < w->actor_count; k++)
+            if (w->actors[k].state == ACTOR_ALIVE)
+                actor_end(&w->actors[k], -EIO, true);
+        if (!back)
+            worker_end_actors(w, -ESHUTDOWN);
+        worker_publish(w, true);
+        worker_flush(w);
+    }
+}
+
 void act_sim_free(struct act_sim *sim)
 {
     if (!sim)

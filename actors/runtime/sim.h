@@ -51,6 +51,10 @@ uint64_t act_sim_trace(const struct act_sim *sim);
 uint64_t act_sim_random(struct act_sim *sim);
 /* fn(ctx) is called at this virtual time, between steps: what the world outside does. Runs once. -ENOMEM. */
 int act_sim_at(struct act_sim *sim, int64_t at, void (*fn)(void *ctx), void *ctx);
+/* Ends the actors of a worker (below 0: of every worker) at this instant, as the end of their process does: none of
+ * them gets anything to do with the end of another. back: those whose policy says so begin again after their restart
+ * delay, which has to be above 0; otherwise nobody does. Between two steps, or in what act_sim_at calls. */
+void act_sim_end(struct act_runtime *rt, int worker, bool back);
 /* Ends all actors (stop callbacks run), then all runtimes. */
 void act_sim_free(struct act_sim *sim);
 

@@ -741,3 +741,66 @@ Test(exchange, a_dispatch_that_makes_no_sense_is_refused)
         ts_world_close(&w);
     }
 }
+
+/* ---- plans ---- */
+
+/* Asks a shard for a map and says at once that everybody uses it, as when a shard begins again in the middle. */
+struct planner {
+    struct ts_world *w;
+    struct act_map *map;
+    int ready, status;
+};
+
+static struct planner planner;
+
+static int planner_start(struct act_self *self, void *state, const void *arg)
+{
+    struct act_msg plan, retire = act_msg_make(ACT_EXPERT_RETIRE, planner.w->e.experts.shard[0]);
+    size_t bytes;
+    (void)state, (void)arg;
+    cr_assert_eq(act_msg_new(ACT_EXPERT_PLAN, planner.w->e.experts.shard[0], act_map_bytes(planner.map), &plan), 0);
+    act_p_expert_plan(&plan)->map = act_p_expert_retire(&retire)->map = planner.map->version;
+    act_map_write(planner.map, act_msg_tail(&plan, &bytes));
+    cr_assert_eq(act_request(self, &plan), 0);
+    cr_assert_eq(act_send(self, &retire), 0);
+    return 0;
+}
+
+static int planner_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    (void)self, (void)state;
+    for (int i = 0; i < count; i++)
+        if (m[i].type == ACT_EXPERT_READY) {
+            planner.ready++;
+            planner.status = act_p_expert_ready(&m[i])->status;
+        }
+    return 0;
+}
+
+static const struct act_behaviour planner_behaviour = {
+    .name = "planner", .start = planner_start, .receive = planner_receive};
+
+static void spawn_planner(struct ts_world *w)
+{
+    struct cfg_error err;
+    struct act_addr a;
+    const struct act_spawn spec = {.behaviour = &planner_behaviour, .worker = TS_WORLD_CLIENT};
+    planner.w = w;
+    cr_assert_eq(act_runtime_spawn(w->rt, &spec, &a, &err), 0);
+}
+
+Test(exchange, a_plan_that_is_in_use_before_it_is_loaded_has_an_answer)
+{
+    struct ts_world w;
+    ts_world_open(&w, 40, SHARDS);
+    planner = (struct planner){0};
+    planner.map = random_map(&w, 5, 2);
+    w.before_sources = spawn_planner;
+    ts_world_requests(&w, 1, 3);
+    ts_world_run(&w, 2);
+    ts_world_check_same(&w, 0);
+    cr_assert_eq(planner.ready, 1, "the plan has %d answers", planner.ready);
+    cr_assert_eq(planner.status, 0);
+    act_map_free(planner.map);
+    ts_world_close(&w);
+}

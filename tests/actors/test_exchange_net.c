@@ -128,6 +128,24 @@ Test(exchange_net, refused_puts_are_tried_again)
     disturb(TP_FAULT_REFUSE, TP_FAULT_PUT, 0, "refused puts");
 }
 
+/* Something is lost in every step, and something arrives: steps that begin again and again are given up in the end. */
+Test(exchange_net, a_network_that_lets_no_step_through_fails_requests_in_time)
+{
+    ts_net_open(&net, 3, 1, 2, 5);
+    for (int i = 0; i < net.w.n; i++)
+        net.w.wanted[i].n_prompt = 60;
+    net.fault[0].rule[0] = (struct tp_fault_rule){
+        .on = TP_FAULT_IMMEDIATE, .classes = 1 << TP_CLASS_EXPERT, .what = TP_FAULT_LOSE, .at = 40, .every = 40};
+    net.fault[0].rules = 1;
+    ts_net_start(&net, 5);
+    ts_net_run(&net);
+    for (int i = 0; i < net.w.n; i++)
+        cr_assert(net.w.got[i].terminal == 1 && net.w.got[i].status == -EHOSTDOWN, "request %d: %d ends, status %d", i,
+                  net.w.got[i].terminal, net.w.got[i].status);
+    cr_assert_gt(puts_at(&net), 1000, "nothing got through at all");
+    ts_net_close(&net);
+}
+
 /* The source, or a shard's node, is cut off at its k-th write of class expert. */
 static void cut(int node, const char *name)
 {

@@ -432,6 +432,29 @@ Test(link, a_lost_node_gives_back_what_it_was_asked)
     pair_free(p);
 }
 
+/* One that cannot leave ends alone: its equal, which is under way, keeps its own end. */
+Test(link, a_request_that_cannot_leave_does_not_end_its_equal)
+{
+    struct pair *p = pair_new(false, 6);
+    struct client *c = &p->client;
+    int messages, requests;
+    tell(p, ACT_RELOAD, 0, 0, 0);
+    run(p, 500);
+    tell(p, ACT_PING, A_REQUEST_KEEPS, 1, 100);
+    run(p, 100);
+    tell(p, ACT_PING, A_REQUEST_KEEPS, 1, TP_MESSAGE_MAX);
+    run(p, 100);
+    cr_expect_eq(c->returned, 1);
+    cr_expect_eq(c->abandoned, 0);
+    struct act_msg end = act_msg_make(ACT_DRAIN, p->server);
+    act_runtime_post(p->rt[1], &end);
+    run(p, 100);
+    cr_expect_eq(c->abandoned, 1, "%d of the kept requests have ended", c->abandoned);
+    cr_assert_eq(act_stats_lane(p->rt[0], 1, 0, &messages, &requests), 0);
+    cr_expect_eq(messages + requests, 0, "no room has leaked");
+    pair_free(p);
+}
+
 Test(link, puts_land_and_tell_their_port)
 {
     struct pair *p = pair_new(false, 4);

@@ -96,7 +96,35 @@ static void take_logprobs(struct ts_outcome *o, const struct act_p_tokens *p, co
     }
 }
 
-static void take_tokens(struct act_self *self, struct ts_outcome *o, struct act_msg *m)
+static void kill_one(struct act_self *self, struct ts_world *w, const struct ts_kill *k, const struct ts_far *f)
+{
+    struct act_addr who = k->shard                      ? (k->other ? &w->far.e : &w->e)->experts.shard[k->index]
+                          : k->role == CFG_ROLE_PREFILL ? w->e.prefill[k->index]
+                          : k->role == CFG_ROLE_KV      ? f->landing
+                          : k->role == CFG_ROLE_EXPERT  ? f->replay
+                          : w->split                    ? f->e.decode[k->index]
+                                                        : w->e.decode[k->index];
+    struct act_msg drain = act_msg_make(ACT_DRAIN, act_current(w->rt, who));
+    if (!k->drain)
+        act_exit(self, act_current(w->rt, who), -EIO);
+    else if (!act_addr_is_nobody(drain.dst))
+        cr_assert_eq(act_send(self, &drain), 0);
+}
+
+/* Tokens from src, behind which more are to come. */
+static void kill_at_tokens(struct act_self *self, struct ts_world *w, struct act_addr src)
+{
+    const struct ts_far *from = &w->far;
+    for (int i = 0; i < w->other.e.n_decode; i++)
+        if (w->other.e.decode[i].index == src.index)
+            from = &w->other;
+    w->tokens++;
+    for (int i = 0; i < w->n_kills; i++)
+        if (w->kill[i].tokens == w->tokens)
+            kill_one(self, w, &w->kill[i], from);
+}
+
+static void take_tokens(struct act_self *self, struct ts_world *w, struct ts_outcome *o, struct act_msg *m)
 {
     const struct act_p_tokens *p = act_p_tokens(m);
     size_t bytes;
@@ -111,6 +139,8 @@ static void take_tokens(struct act_self *self, struct ts_outcome *o, struct act_
     }
     for (int i = 0; i < p->count; i++)
         o->ids[o->n++] = ids[i];
+    if (!p->finish)
+        kill_at_tokens(self, w, m->src);
     if (p->first && act_now(self) - o->last > o->gap)
         o->gap = act_now(self) - o->last;
     o->last = act_now(self);
@@ -138,17 +168,7 @@ static void take_timer(struct act_self *self, struct ts_world *w, int tag)
         }
     } else {
         const struct ts_kill *k = &w->kill[tag - 2 * TS_WORLD_REQUESTS];
-        const struct ts_far *f = k->other ? &w->other : &w->far;
-        struct act_addr who = k->role == CFG_ROLE_PREFILL  ? w->e.prefill[k->index]
-                              : k->role == CFG_ROLE_KV     ? f->landing
-                              : k->role == CFG_ROLE_EXPERT ? f->replay
-                              : w->split                   ? f->e.decode[k->index]
-                                                           : w->e.decode[k->index];
-        struct act_msg drain = act_msg_make(ACT_DRAIN, who);
-        if (!k->drain)
-            act_exit(self, who, -EIO);
-        else
-            cr_assert_eq(act_send(self, &drain), 0);
+        kill_one(self, w, k, k->other ? &w->other : &w->far);
     }
 }
 
@@ -186,7 +206,7 @@ static void take_message(struct act_self *self, struct ts_world *w, struct act_m
     else if (m->type == ACT_TOKENS) {
         if (w->on_tokens)
             w->on_tokens(w->before_ctx, m);
-        take_tokens(self, o, m);
+        take_tokens(self, w, o, m);
     } else if (m->type == ACT_PREFILLED) {
         o->cached = (int)act_p_prefilled(m)->cached;
         act_place_progress(&o->place, false);
@@ -335,7 +355,9 @@ static int client_start(struct act_self *self, void *state, const void *arg)
                          (uint64_t)(TS_WORLD_REQUESTS + i));
     }
     for (int i = 0; i < w->n_kills; i++)
-        act_timer_at(self, &w->timer[2 * TS_WORLD_REQUESTS + i], w->kill[i].at, (uint64_t)(2 * TS_WORLD_REQUESTS + i));
+        if (!w->kill[i].tokens)
+            act_timer_at(self, &w->timer[2 * TS_WORLD_REQUESTS + i], w->kill[i].at,
+                         (uint64_t)(2 * TS_WORLD_REQUESTS + i));
     return 0;
 }
 

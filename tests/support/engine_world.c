@@ -8,6 +8,15 @@
 
 /* ---- the world ---- */
 
+static struct kv_device *new_device(const struct act_engine *e, int pages)
+{
+    struct kv_device *d;
+    struct cfg_error err;
+    cr_assert_eq(kv_device_new(pages, e->layout.block_bytes, 8 << 20, &d, &err), 0);
+    cr_assert_eq(kv_device_canary(d), 0);
+    return d;
+}
+
 void ts_world_open(struct ts_world *w, int pages, int shards)
 {
     struct cfg_error err;
@@ -20,8 +29,7 @@ void ts_world_open(struct ts_world *w, int pages, int shards)
     w->e.plan = (struct act_plan_options){.mode = ACT_PLAN_FIXED, .length = w->e.limits.draft};
     mdl_calibration_identity(&w->e.calibration, w->m->cfg->draft_block);
     cr_assert_eq(mdl_kv_layout_init(w->m->cfg, TS_WORLD_BLOCK, &w->e.layout, &err), 0);
-    cr_assert_eq(kv_device_new(pages, w->e.layout.block_bytes, 8 << 20, &w->e.device, &err), 0);
-    cr_assert_eq(kv_device_canary(w->e.device), 0);
+    w->e.device = new_device(&w->e, pages);
     w->e.experts.n = shards;
     cr_assert_eq(act_map_even(1, w->m->cfg->n_layers, w->m->cfg->n_experts, shards, &w->map), 0);
     w->e.experts.map = w->map;
@@ -54,6 +62,14 @@ static void check_pages_back(const struct ts_world *w, const struct kv_device *d
                   "page %u is given back while a put is on its way to it", page[i]);
 }
 
+static void note_seen(struct ts_seen *s, enum ts_part part, const struct act_msg *m)
+{
+    if (m->type == ACT_UNDELIVERABLE)
+        s->back[part][m->returned]++;
+    else
+        s->got[part][m->type]++;
+}
+
 static int outer_receive(struct act_self *self, void *state, struct act_msg *m, int count)
 {
     struct outer *o = state;
@@ -61,6 +77,8 @@ static int outer_receive(struct act_self *self, void *state, struct act_msg *m, 
     int fail = 0;
     if (o->in->silent)
         return 0;
+    for (int i = 0; w->seen && i < count; i++)
+        note_seen(w->seen, o->in->part, &m[i]);
     for (int i = 0; w->before && i < count && !fail; i++)
         if (w->before(w, o->in, self, &m[i], &fail))
             m[i].type = ACT_NONE;
@@ -102,6 +120,7 @@ static void spawn(struct ts_world *w, enum ts_part part, int index, const void *
                                    .outbox = 256,
                                    .policy = (part == TS_PART_EXPERT && !w->mortal) || w->restart ? ACT_POLICY_RESTART
                                                                                                   : ACT_POLICY_STOP,
+                                   .restart_delay_ns = w->restart_ns,
                                    .run_class = part == TS_PART_PREFILL ? w->prefill_class : ACT_CLASS_URGENT};
     cr_assert_eq(act_runtime_spawn(w->rt, &spec, out, &err), 0, "%s", err.msg);
 }
@@ -121,11 +140,9 @@ static void spawn_at_client(struct ts_world *w, const struct act_behaviour *b, c
 
 static void make_far(struct ts_world *w, struct ts_far *f, int pages)
 {
-    struct cfg_error err;
     f->e = w->e;
     cr_assert_le(w->e.experts.n, TS_OTHER - TS_FAR);
-    cr_assert_eq(kv_device_new(pages, f->e.layout.block_bytes, 8 << 20, &f->e.device, &err), 0);
-    cr_assert_eq(kv_device_canary(f->e.device), 0);
+    f->e.device = new_device(&f->e, pages);
     cr_assert_eq(act_map_even(1, w->m->cfg->n_layers, w->m->cfg->n_experts, w->e.experts.n, &f->map), 0);
     f->e.experts.map = f->map;
 }
@@ -184,20 +201,56 @@ static void link_client(struct ts_world *w, int workers)
         }
 }
 
+int ts_world_worker(const struct ts_world *w, int k)
+{
+    return TS_WORLD_APART + (w->apart ? w->e.experts.n : 0) + k;
+}
+
+struct act_engine *ts_world_engine(struct ts_world *w, enum ts_process p)
+{
+    return p == TS_HERE ? &w->e : p == TS_THERE ? &w->far.e : &w->other.e;
+}
+
+struct act_addr ts_world_next_life(struct act_addr who)
+{
+    if (!++who.generation)
+        who.generation = 1;
+    return who;
+}
+
+void ts_world_end_process(struct ts_world *w, enum ts_process p)
+{
+    static const int worker[] = {TS_WORLD_ENGINE, TS_WORLD_FAR, TS_WORLD_OTHER};
+    struct act_engine *e = ts_world_engine(w, p);
+    cr_assert(w->restart && w->restart_ns > 0);
+    cr_assert_lt(w->n_old, TS_WORLD_OLD);
+    act_sim_end(w->rt, worker[p], true);
+    w->old[w->n_old++] = e->device;
+    e->device = new_device(e, kv_device_pages(e->device));
+    e->tier = ts_world_next_life(e->tier);
+    if (p == TS_HERE)
+        w->members.device = e->device;
+    if (!w->split)
+        return;
+    struct act_msg m = act_msg_make(ACT_PING, w->e.link);
+    ts_wire_process_ended(&w->wire, w->old[w->n_old - 1], e->device);
+    cr_assert_eq(act_runtime_post(w->rt, &m), 0);
+}
+
 void ts_world_start(struct ts_world *w, uint64_t seed)
 {
     struct cfg_error err;
     cr_assert_eq(
         act_sim_new(&(struct act_sim_config){.seed = seed, .in_turn = w->in_turn, .trace = w->trace}, &w->sim, &err),
         0);
-    struct act_config c = {.epoch = 1, .workers = TS_WORLD_APART + (w->apart ? w->e.experts.n : 0)};
+    struct act_config c = {.epoch = 1, .workers = ts_world_worker(w, w->more_workers)};
     c.worker[TS_WORLD_ENGINE] = (struct act_worker_config){.name = "engine", .kind = ACT_WORKER_ENGINE, .cpu = -1};
     c.worker[TS_WORLD_FAR] = (struct act_worker_config){.name = "far", .kind = ACT_WORKER_ENGINE, .cpu = -1};
     c.worker[TS_WORLD_OTHER] = (struct act_worker_config){.name = "other", .kind = ACT_WORKER_ENGINE, .cpu = -1};
     c.worker[TS_WORLD_CLIENT] = (struct act_worker_config){.name = "client", .kind = ACT_WORKER_ENGINE, .cpu = -1};
     c.worker[TS_WORLD_WIRE] = (struct act_worker_config){.name = "wire", .kind = ACT_WORKER_ENGINE, .cpu = -1};
     for (int i = TS_WORLD_APART; i < c.workers; i++)
-        c.worker[i] = (struct act_worker_config){.name = "shard", .kind = ACT_WORKER_ENGINE, .cpu = -1};
+        c.worker[i] = (struct act_worker_config){.name = "apart", .kind = ACT_WORKER_ENGINE, .cpu = -1};
     cr_assert_eq(act_sim_add(w->sim, &c, &w->rt, &err), 0, "%s", err.msg);
     for (int i = 0; i < w->e.experts.n && w->apart; i++) {
         act_sim_link(w->sim, w->rt, TS_WORLD_ENGINE, TS_WORLD_APART + i, &w->link);
@@ -221,6 +274,8 @@ void ts_world_start(struct ts_world *w, uint64_t seed)
         w->far.e.link = w->other.e.link = w->e.link;
     }
     link_client(w, c.workers);
+    if (w->before_tiers)
+        w->before_tiers(w, w->tiers_ctx);
     if (w->store) {
         w->e.store_layout = w->store->layout;
         spawn_at_client(w, &act_tier_store_behaviour, w->store, &w->e.store);
@@ -318,6 +373,8 @@ void ts_world_close(struct ts_world *w)
     kv_device_free(w->e.device);
     kv_device_free(w->far.e.device);
     kv_device_free(w->other.e.device);
+    for (int i = 0; i < w->n_old; i++)
+        kv_device_free(w->old[i]);
     act_map_free(w->map);
     act_map_free(w->far.map);
     act_map_free(w->other.map);

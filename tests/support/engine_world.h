@@ -28,6 +28,7 @@ enum {
     TS_WORLD_BLOCK = 16,
     TS_WORLD_IDS = 256,
     TS_WORLD_KILLS = 8,
+    TS_WORLD_OLD = 8,
     TS_WORLD_REPORTS = 32,
     TS_WORLD_NEW = 24, /* tokens that ts_world_requests asks for, at most */
 };
@@ -60,8 +61,10 @@ struct ts_outcome {
 /* An actor that fails at a virtual time. */
 struct ts_kill {
     int64_t at;
+    int tokens; /* or, of a drain, when the client gets tokens for this time that others follow: where they come from */
     bool drain; /* or, a Landing, that is told to drain */
     bool other; /* of the second Decode process */
+    bool shard; /* or an expert shard of the first process; other: of that with Decode */
     unsigned
         role; /* CFG_ROLE_PREFILL, CFG_ROLE_DECODE; CFG_ROLE_KV: the Landing; CFG_ROLE_EXPERT: the replaying Prefill */
     int index;
@@ -86,12 +89,20 @@ struct ts_far {
     struct act_landing_stats stats;
 };
 
+/* A process: the first one with Prefill, those with Decode of a world that is split. */
+enum ts_process { TS_HERE, TS_THERE, TS_SECOND, TS_PROCESSES };
+
 enum ts_part { TS_PART_TIER, TS_PART_EXPERT, TS_PART_DECODE, TS_PART_PREFILL, TS_PART_LANDING, TS_PARTS };
 
 /* ts_inner.index of what is in the other process of a split world is at least this; in the second one at least
  * TS_OTHER.
  */
 enum { TS_FAR = 4, TS_OTHER = 8 };
+
+/* What came to actors of a kind, over several worlds. */
+struct ts_seen {
+    uint64_t got[TS_PARTS][ACT_TYPES], back[TS_PARTS][ACT_TYPES]; /* back: as undeliverable */
+};
 
 /* An actor of the engine with something of the test before it. */
 struct ts_world;
@@ -122,10 +133,17 @@ struct ts_world {
     void (*before_sources)(struct ts_world *w); /* called when the shards are there; NULL: nothing */
     bool balance;                               /* with a balancer; what it does not say of `balancer` is filled in */
     struct act_balancer_arg balancer;
-    int prefills, decodes; /* actors; 0: one */
-    bool restart;          /* one that failed begins again */
+    int prefills, decodes;                               /* actors; 0: one */
+    bool restart;                                        /* one that failed begins again */
+    int64_t restart_ns;                                  /* after so long */
+    int more_workers;                                    /* for actors of the test; ts_world_worker */
+    void (*before_tiers)(struct ts_world *w, void *ctx); /* called when there are no actors yet; NULL: nothing */
+    void *tiers_ctx;
     struct ts_kill kill[TS_WORLD_KILLS];
-    int n_kills;
+    int n_kills, tokens;
+    struct ts_seen *seen;                /* NULL: nobody wants to know */
+    struct kv_device *old[TS_WORLD_OLD]; /* of processes that have ended: what was under way may still read them */
+    int n_old;
     bool deaf;                  /* the client ends when its first tokens come */
     bool client_silent;         /* it hears nothing and does nothing */
     enum act_type client_loses; /* the first of these to it is lost; of TOKENS, the first with an end */
@@ -185,6 +203,14 @@ void ts_world_reports(struct ts_world *w);
 void ts_world_cancel(struct ts_world *w, int i);
 /* Ends every Prefill, Decode and Landing, as if each had failed; runs until that is known everywhere. */
 void ts_world_end_all(struct ts_world *w);
+/* The process ends as a whole, at this instant: its actors, its pages, its connections. Its actors begin again
+ * restart_ns later, with new pages; w->restart is set. Between two steps of the simulation. */
+void ts_world_end_process(struct ts_world *w, enum ts_process p);
+/* Where an actor will be that has ended and begins again. */
+struct act_addr ts_world_next_life(struct act_addr who);
+struct act_engine *ts_world_engine(struct ts_world *w, enum ts_process p);
+/* The k-th of more_workers. */
+int ts_world_worker(const struct ts_world *w, int k);
 void ts_world_close(struct ts_world *w);
 
 /* The tokens of a request without actors; chunk and draft as the engine has them, experts from `providers` (NULL: local

@@ -40,25 +40,49 @@ static void garble(const struct ts_net_shard *s, struct act_msg *m)
     memset(at + sizeof(struct act_slot_head), 0xff, sizeof(uint32_t));
 }
 
+static int wave_of(const struct ts_net_shard *s, struct act_msg *m)
+{
+    const struct act_slots *slots = s->net->slots[s->node];
+    if (m->type == ACT_EXPERT_DISPATCH)
+        return act_p_expert_dispatch(m)->wave;
+    struct act_slot_word w = act_slot_word_of(act_p_link_immediate(m)->immediate);
+    const uint8_t *at = slots->dispatches + act_slots_dispatch(slots, 0, (int)w.other, (int)w.set, 0);
+    return ((const struct act_slot_head *)(const void *)at)->wave;
+}
+
+/* Whether the shard fails at this dispatch. */
+static bool take_dispatch(struct ts_net_shard *s, struct act_msg *m)
+{
+    struct ts_net_counts *c = &s->net->count;
+    bool put = m->type == ACT_LINK_IMMEDIATE, later = wave_of(s, m) > 0;
+    s->puts += put;
+    s->messages += !put;
+    c->puts += put;
+    c->messages += !put;
+    c->waves += later;
+    if (s->die_at && s->puts + s->messages >= s->die_at && (later || !s->later_wave)) {
+        s->die_at = 0;
+        c->deaths++;
+        c->in_wave += later;
+        c->gone += s->for_good;
+        return true;
+    }
+    if (put && s->garbled_from && s->puts >= s->garbled_from)
+        garble(s, m);
+    if (put && s->deaf > 0) {
+        s->deaf--;
+        c->forgotten++;
+        m->type = ACT_NONE;
+    }
+    return false;
+}
+
 static int outer_receive(struct act_self *self, void *state, struct act_msg *m, int count)
 {
     struct outer *o = state;
-    struct ts_net_shard *s = o->in;
-    for (int i = 0; i < count; i++) {
-        bool put = m[i].type == ACT_LINK_IMMEDIATE, dispatch = m[i].type == ACT_EXPERT_DISPATCH;
-        s->puts += put;
-        s->messages += dispatch;
-        if (put && s->garbled_from && s->puts >= s->garbled_from)
-            garble(s, &m[i]);
-        if ((put || dispatch) && s->deaf > 0) {
-            s->deaf--;
-            m[i].type = ACT_NONE;
-        }
-        if ((put || dispatch) && s->die_at && s->puts + s->messages == s->die_at) {
-            s->die_at = 0;
+    for (int i = 0; i < count; i++)
+        if ((m[i].type == ACT_LINK_IMMEDIATE || m[i].type == ACT_EXPERT_DISPATCH) && take_dispatch(o->in, &m[i]))
             return -EIO;
-        }
-    }
     return act_expert_behaviour.receive(self, o->state, m, count);
 }
 
@@ -76,13 +100,13 @@ static struct act_addr spawn(struct ts_expert_net *n, int node, int worker, cons
                              const void *arg)
 {
     bool source = b == &act_decode_behaviour || b == &act_prefill_behaviour;
-    const struct act_spawn spec = {
-        .behaviour = b,
-        .worker = worker,
-        .arg = arg,
-        .outbox = 4096,
-        .policy = b == &outer_behaviour || (source && n->restart_sources) ? ACT_POLICY_RESTART : ACT_POLICY_STOP,
-        .restart_delay_ns = b == &outer_behaviour ? n->restart_delay_ns : 0};
+    bool back = (b == &outer_behaviour && !n->shard[node].for_good) || (source && n->restart_sources);
+    const struct act_spawn spec = {.behaviour = b,
+                                   .worker = worker,
+                                   .arg = arg,
+                                   .outbox = 4096,
+                                   .policy = back ? ACT_POLICY_RESTART : ACT_POLICY_STOP,
+                                   .restart_delay_ns = b == &outer_behaviour ? n->restart_delay_ns : 0};
     struct act_addr a;
     struct cfg_error err;
     cr_assert_eq(act_runtime_spawn(n->rt[node], &spec, &a, &err), 0, "%s", err.msg);
@@ -105,7 +129,7 @@ static void make_slots(struct ts_expert_net *n, int node)
     if (!rows)
         return;
     cr_assert_eq(act_slots_new(&shape, node == 0, node > 0, &n->slots[node], &err), 0, "%s", err.msg);
-    n->slots[node]->epoch = 1;
+    n->slots[node]->epoch = n->epoch[node];
     struct act_link_arg *a = &n->link[node];
     const struct act_slots *s = n->slots[node];
     a->window[a->n_windows++] =
@@ -123,13 +147,14 @@ static void spawn_link(struct ts_expert_net *n, int i)
 {
     struct act_link_arg *a = &n->link[i];
     *a = (struct act_link_arg){
-        .net = {.ops = &tp_faulty,
-                .endpoint = {.provider = &n->fault[i], .connect_ns = 100 * MS},
-                .self = {.kind = TP_KIND_NODE, .number = (uint16_t)(i + 1), .epoch = 1, .roles = 1, .model = 1},
-                .handshake_ns = 200 * MS,
-                .retry_max_ns = 100 * MS,
-                .ping_ns = 100 * MS,
-                .silence_ns = 400 * MS},
+        .net =
+            {.ops = &tp_faulty,
+             .endpoint = {.provider = &n->fault[i], .connect_ns = 100 * MS},
+             .self = {.kind = TP_KIND_NODE, .number = (uint16_t)(i + 1), .epoch = n->epoch[i], .roles = 1, .model = 1},
+             .handshake_ns = 200 * MS,
+             .retry_max_ns = 100 * MS,
+             .ping_ns = 100 * MS,
+             .silence_ns = 400 * MS},
         .peer = n->peer[i]};
     make_slots(n, i);
     snprintf(a->net.self.name, sizeof a->net.self.name, "n%d", i);
@@ -168,6 +193,7 @@ static void spawn_shard_node(struct ts_expert_net *n, int i)
         .m = n->w.m, .map = n->w.map, .index = i - 1, .slots = n->slots[i], .link = n->link_addr[i]};
     n->shard[i].net = n;
     n->shard[i].node = i;
+    n->shard[i].starts = 0;
     e->shard[i - 1] = spawn(n, i, ENGINE_WORKER, &outer_behaviour, &n->shard[i]);
     n->link[i].fan[TP_CLASS_EXPERT][ACT_PORT_SHARDS] = (struct act_link_fan){&e->shard[i - 1], 1};
     add_own(&n->link[i], ACT_NODE_EXPERT, e->shard[i - 1], (uint32_t)i - 1, (uint32_t)n->shards);
@@ -249,18 +275,38 @@ void ts_net_replicate(struct ts_expert_net *n, uint64_t seed)
     free(load);
 }
 
+static void add_node(struct ts_expert_net *n, int i)
+{
+    struct cfg_error err;
+    struct act_config c = {.node = (uint16_t)(i + 1), .epoch = ++n->epoch[i], .workers = WORKERS};
+    for (int k = 0; k < WORKERS; k++)
+        c.worker[k] = (struct act_worker_config){.kind = ACT_WORKER_ENGINE, .cpu = -1};
+    cr_assert_eq(act_sim_add(n->w.sim, &c, &n->rt[i], &err), 0, "%s", err.msg);
+    spawn_link(n, i);
+}
+
+void ts_net_end(struct ts_expert_net *n, int node)
+{
+    act_sim_end(n->rt[node], -1, false);
+    cr_assert_lt(n->n_old, TS_NET_OLD);
+    n->old[n->n_old++] = n->slots[node];
+    n->slots[node] = NULL;
+    n->count.restarts++;
+}
+
+void ts_net_begin(struct ts_expert_net *n, int node)
+{
+    add_node(n, node);
+    spawn_shard_node(n, node);
+}
+
 void ts_net_start(struct ts_expert_net *n, uint64_t seed)
 {
     struct cfg_error err;
     outer_behaviour.state_size = sizeof(struct outer) + act_expert_behaviour.state_size;
-    cr_assert_eq(act_sim_new(&(struct act_sim_config){.seed = seed}, &n->w.sim, &err), 0);
-    for (int i = 0; i <= n->shards; i++) {
-        struct act_config c = {.node = (uint16_t)(i + 1), .epoch = 1, .workers = WORKERS};
-        for (int k = 0; k < WORKERS; k++)
-            c.worker[k] = (struct act_worker_config){.kind = ACT_WORKER_ENGINE, .cpu = -1};
-        cr_assert_eq(act_sim_add(n->w.sim, &c, &n->rt[i], &err), 0, "%s", err.msg);
-        spawn_link(n, i);
-    }
+    cr_assert_eq(act_sim_new(&(struct act_sim_config){.seed = seed, .trace = n->w.trace}, &n->w.sim, &err), 0);
+    for (int i = 0; i <= n->shards; i++)
+        add_node(n, i);
     for (int i = 1; i <= n->shards; i++)
         spawn_shard_node(n, i);
     spawn_source_node(n);
@@ -302,6 +348,8 @@ void ts_net_close(struct ts_expert_net *n)
     tp_sim_net_free(n->net);
     for (int i = 0; i <= n->shards; i++)
         act_slots_free(n->slots[i]);
+    for (int i = 0; i < n->n_old; i++)
+        act_slots_free(n->old[i]);
     cr_assert_eq(act_buf_live(), n->buffers, "%ld buffers are left", act_buf_live() - n->buffers);
 }
 

@@ -11,7 +11,7 @@
 #include "transport/fault.h"
 #include "transport/sim.h"
 
-enum { TS_NET_NODES = 6 };
+enum { TS_NET_NODES = 6, TS_NET_OLD = 16 };
 
 struct ts_expert_net;
 
@@ -21,9 +21,19 @@ struct ts_net_shard {
     int node;
     int starts, puts, messages; /* of the newest incarnation: dispatches in slots, and as messages */
     int die_at;                 /* it fails at this dispatch, once; 0: never */
-    int deaf;                   /* dispatches that it takes and forgets */
+    bool later_wave;            /* or at the first one from there on that is of a second wave, or a later one */
+    bool for_good;              /* and does not begin again */
+    int deaf;                   /* dispatches in slots that it takes and forgets */
     int garbled_from;           /* what is in its slots makes no sense from this dispatch on; 0: never */
     bool stillborn;             /* once dead it cannot be started again */
+};
+
+/* Over the life of a net, all shards together. */
+struct ts_net_counts {
+    int puts, messages, waves; /* dispatches in slots, as messages; of these, in waves behind the first */
+    int deaths, in_wave, gone; /* shards that failed; while in such a wave; for good */
+    int forgotten;             /* dispatches that a deaf shard took */
+    int restarts;              /* of nodes */
 };
 
 struct ts_expert_net {
@@ -42,6 +52,10 @@ struct ts_expert_net {
     struct act_finder_arg finder[TS_NET_NODES];
     struct act_expert_arg expert[TS_NET_NODES];
     struct ts_net_shard shard[TS_NET_NODES];
+    struct ts_net_counts count;
+    uint64_t epoch[TS_NET_NODES];
+    struct act_slots *old[TS_NET_OLD]; /* slots of processes that have ended */
+    int n_old;
     int64_t restart_delay_ns;
     bool restart_sources; /* Prefill and Decode begin again when they have failed */
     bool balance;         /* with balancers; they say what they did to `changed`, with balancer[i].ctx */
@@ -68,6 +82,10 @@ void ts_net_cut(struct ts_expert_net *n, int node, bool cut);
 uint32_t ts_net_connections(struct ts_expert_net *n, int node, int other, enum tp_class class);
 /* Whether the node's directory has a shard. */
 bool ts_net_has_shard(const struct ts_expert_net *n, int node);
+/* The process of a node with a shard ends, and one of the next epoch begins in its place; ts_net_begin after
+ * ts_net_end. Between two steps. */
+void ts_net_end(struct ts_expert_net *n, int node);
+void ts_net_begin(struct ts_expert_net *n, int node);
 /* A rule that strikes never: for its count. */
 struct tp_fault_rule *ts_net_count(struct ts_expert_net *n, int node, uint32_t on);
 

@@ -12,7 +12,7 @@ struct ts_put {
     int64_t due;
     struct act_promise promise;
     uint32_t immediate;
-    struct kv_device *from;
+    struct kv_device *from, *to; /* as they were when it was made */
     int n;
     struct act_put_range range[];
 };
@@ -26,6 +26,7 @@ static int wire_start(struct act_self *self, void *state, const void *arg)
         w->end[i].first = NULL;
         w->end[i].last = &w->end[i].first;
         w->end[i].last_due = 0;
+        w->end[i].broken = false;
     }
     w->bytes = 0;
     w->puts = w->landed = w->lost = w->refused = w->fences = w->ends = 0;
@@ -39,21 +40,21 @@ static void answer(struct act_self *self, struct act_promise *promise, int statu
     act_reply(self, promise, &m);
 }
 
-static void copy(const struct ts_wire *w, const struct ts_wire_end *to, const struct ts_put *p)
+static void copy(const struct ts_wire *w, const struct ts_put *p)
 {
     for (int i = 0; i < p->n; i++) {
         const struct act_put_range *r = &p->range[i];
         cr_assert_le(r->from + r->size, (size_t)kv_device_pages(p->from) * w->page_bytes);
-        cr_assert_le(r->to + r->size, (size_t)kv_device_pages(to->device) * w->page_bytes);
-        memcpy(kv_device_bytes(to->device, 0) + r->to, kv_device_bytes(p->from, 0) + r->from, r->size);
+        cr_assert_le(r->to + r->size, (size_t)kv_device_pages(p->to) * w->page_bytes);
+        memcpy(kv_device_bytes(p->to, 0) + r->to, kv_device_bytes(p->from, 0) + r->from, r->size);
     }
 }
 
 bool ts_wire_writes_to(const struct ts_wire *w, const struct kv_device *device, uint32_t page)
 {
     for (int e = 0; e < TS_WIRE_ENDS; e++)
-        for (const struct ts_put *p = w->end[e].device == device ? w->end[e].first : NULL; p; p = p->next)
-            for (int i = 0; i < p->n; i++)
+        for (const struct ts_put *p = w->end[e].first; p; p = p->next)
+            for (int i = 0; i < p->n && p->to == device; i++)
                 if (p->range[i].to / w->page_bytes == page)
                     return true;
     return false;
@@ -81,7 +82,7 @@ static void land(struct act_self *self, struct ts_wire *w, struct ts_wire_end *e
 {
     struct ts_put *p = pop(e);
     struct act_msg m = act_msg_make(ACT_LINK_IMMEDIATE, act_current(act_self_runtime(self), *e->landing));
-    copy(w, e, p);
+    copy(w, p);
     *act_p_link_immediate(&m) =
         (struct act_p_link_immediate){.class = TP_CLASS_KV, .immediate = p->immediate, .generation = e->generation};
     if (!act_addr_is_nobody(m.dst) && act_send(self, &m))
@@ -103,8 +104,9 @@ static void tell(struct act_self *self, const struct ts_wire_end *e, bool up)
 static void end(struct act_self *self, struct ts_wire *w, struct ts_wire_end *e)
 {
     w->ends++;
+    e->broken = false;
     if (w->half && e->first)
-        copy(w, e, e->first);
+        copy(w, e->first);
     while (e->first) {
         struct ts_put *p = pop(e);
         w->lost++;
@@ -116,6 +118,20 @@ static void end(struct act_self *self, struct ts_wire *w, struct ts_wire_end *e)
     e->generation += 2;
     e->last_due = 0;
     tell(self, e, true);
+}
+
+void ts_wire_process_ended(struct ts_wire *w, const struct kv_device *device, struct kv_device *next)
+{
+    for (int i = 0; i < TS_WIRE_ENDS; i++) {
+        struct ts_wire_end *e = &w->end[i];
+        if (i)
+            e->broken |= e->landing && (e->device == device || w->end[0].device == device);
+        for (const struct ts_put *p = e->first; p; p = p->next)
+            e->broken |= p->from == device;
+    }
+    for (int i = 0; i < TS_WIRE_ENDS; i++)
+        if (w->end[i].device == device)
+            w->end[i].device = next;
 }
 
 /* Where a put of this connection goes. */
@@ -161,6 +177,7 @@ static void take_put(struct act_self *self, struct ts_wire *w, struct act_msg *m
                          .promise = promise,
                          .immediate = act_p_link_put(m)->immediate,
                          .from = from_of(w, m->src),
+                         .to = e->device,
                          .n = (int)(bytes / sizeof *range)};
     memcpy(p->range, range, bytes);
     for (int i = 0; i < p->n; i++)
@@ -188,6 +205,9 @@ static int wire_receive(struct act_self *self, void *state, struct act_msg *m, i
 {
     struct ts_wire *w = *(struct ts_wire **)state;
     int64_t next = INT64_MAX;
+    for (int k = 1; k < TS_WIRE_ENDS; k++)
+        if (w->end[k].broken)
+            end(self, w, &w->end[k]);
     for (int i = 0; i < count; i++) {
         if (m[i].type == ACT_LINK_PUT)
             take_put(self, w, &m[i]);

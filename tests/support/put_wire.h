@@ -18,6 +18,7 @@ struct ts_wire_end {
     uint32_t generation; /* of the connection to it; its lowest bit is the end's */
     struct ts_put *first, **last;
     int64_t last_due;
+    bool broken; /* the connection ends as soon as the link runs */
 };
 
 enum { TS_WIRE_ENDS = 3 }; /* the first one is Prefill's */
@@ -44,6 +45,9 @@ bool ts_wire_writes_to(const struct ts_wire *w, const struct kv_device *device, 
 
 /* What is under way takes so much longer. */
 void ts_wire_hang(struct ts_wire *w, int64_t ns);
+/* The process with this device has ended, and the next one has another. Its connections, and those over which it had
+ * something under way, end; that is told when the link gets its next message. Between two steps. */
+void ts_wire_process_ended(struct ts_wire *w, const struct kv_device *device, struct kv_device *next);
 
 extern const struct act_behaviour ts_wire_behaviour; /* arg: struct ts_wire * */
 
