@@ -581,13 +581,14 @@ static void tell_lie(struct act_self *self, struct act_addr to, uint32_t load, e
     const struct kv_layout *l = &rig.t.layout;
     struct act_msg m;
     size_t each = sizeof(uint64_t) + l->bytes[0], tail;
-    uint16_t n = (uint16_t)(lie == TOO_MANY ? blocks + 1 : blocks);
-    cr_assert_eq(act_msg_new(ACT_REMOTE_ROWS, to, lie == SHORT_TAIL ? each * n - 1 : each * n, &m), 0);
-    memset(act_msg_tail(&m, &tail), 0xab, lie == SHORT_TAIL ? each * n - 1 : each * n);
+    uint16_t n = (uint16_t)(lie == TOO_MANY ? blocks + 1 : lie == A_GAP ? blocks - 1 : blocks);
+    size_t size = lie == SHORT_TAIL ? each * n - 1 : each * n;
+    cr_assert_eq(act_msg_new(ACT_REMOTE_ROWS, to, size, &m), 0);
+    memset(act_msg_tail(&m, &tail), 0xab, size);
     *act_p_remote_rows(&m) = (struct act_p_remote_rows){.load = lie == OTHER_LOAD ? load + 1000 : load,
                                                         .source = lie == NO_SUCH_SOURCE ? 99 : 0,
                                                         .first = lie == A_GAP ? 1 : 0,
-                                                        .blocks = lie == A_GAP ? (uint16_t)(n - 1) : n};
+                                                        .blocks = n};
     if (act_request(self, &m))
         act_msg_drop(&m);
 }
