@@ -3,6 +3,7 @@
 #include "tests/harness.h"
 
 #include "tests/support/engine_world.h"
+#include "tests/support/less.h"
 
 Test(engine, requests_get_the_tokens_of_a_plain_run)
 {
@@ -35,7 +36,7 @@ Test(engine, a_crowd_in_little_memory_is_parked_and_comes_back)
 Test(engine, two_prompts_with_hits_never_wait_for_each_others_pages)
 {
     enum { KNOWN = 160, LONGER = 188, PAGES = 23 /* the blocks of both, the lease, and one */ };
-    for (uint64_t seed = 1; seed <= 2; seed++) {
+    for (uint64_t seed = 1; seed <= (TS_LESS > 2 ? 1 : 2); seed++) {
         struct ts_world w;
         ts_world_open(&w, PAGES, 2);
         w.e.limits.replay = 0;
