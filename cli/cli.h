@@ -1,8 +1,8 @@
 /* The command line: a table of subcommands and what they share. The commands sit above every other layer; weft.c holds
  * nothing but the table.
  *
- * Exit status: 0 done, 1 the work failed, 2 the command line or a configuration file is wrong, 3 (weft serve, weft drain) a
- * node ended as it was asked to, and what still ran was cut off. Messages go to standard error as "weft: ..."; results go to
+ * Exit status: 0 done, 1 the work failed, 2 the command line or a configuration file is wrong, 3 (weft serve, drain, down)
+ * what was asked to end has ended, and what still ran was cut off. Messages go to standard error as "weft: ..."; results go to
  * standard output. Main thread only. */
 #ifndef WEFT_CLI_CLI_H
 #define WEFT_CLI_CLI_H

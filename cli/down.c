@@ -22,6 +22,7 @@ struct ending {
     int supervisor; /* pidfd; -1: it is gone */
     pid_t pid;      /* of it */
     int stale;
+    long log_at; /* size of the supervisor's log before it was asked */
 };
 
 /* Takes a descriptor of what the file names; a file about a process that has ended is removed. */
@@ -70,10 +71,41 @@ static int still_there(struct ending *e, const char *who)
     return CLI_FAILED;
 }
 
+static FILE *open_log(const struct ending *e)
+{
+    char path[RUN_PATH_TEXT];
+    run_dir_path(e->dir, RUN_SUPERVISOR, ".log", path);
+    return fopen(path, "re");
+}
+
+/* Prints what the supervisor's log says by now of nodes that did not end well. Whether there was something. */
+static bool say_what_was_cut(const struct ending *e)
+{
+    FILE *f = open_log(e);
+    char line[1024];
+    bool cut = false;
+    if (!f)
+        return false;
+    if (fseek(f, e->log_at, SEEK_SET) == 0)
+        while (fgets(line, sizeof line, f)) {
+            const char *at = strstr(line, "node ");
+            bool says = strstr(line, " was cut off") || strstr(line, " were killed");
+            if (says)
+                fputs(at ? at : line, stdout);
+            cut |= says;
+        }
+    fclose(f);
+    return cut;
+}
+
 /* It stops its nodes itself. */
 static int stop_supervisor(struct ending *e, int64_t limit_ms, bool now)
 {
     int64_t end = sup_now_ms() + limit_ms;
+    FILE *f = open_log(e);
+    e->log_at = f && fseek(f, 0, SEEK_END) == 0 ? ftell(f) : 0;
+    if (f)
+        fclose(f);
     pidfd_send_signal(e->supervisor, SIGTERM, NULL, 0);
     while (!has_ended(e->supervisor, TURN_MS)) {
         if (now)
@@ -129,9 +161,11 @@ static int down(struct ending *e, int wait_s, bool now)
         r = stop_supervisor(e, limit_ms, now);
     if (!r && e->n)
         r = stop_nodes(e, limit_ms, now); /* also what a supervisor that was killed meanwhile has left */
-    if (!r)
-        printf("%d node%s ended\n", n, n == 1 ? " has" : "s have");
-    return r;
+    if (r)
+        return r;
+    bool cut = e->supervisor >= 0 && say_what_was_cut(e);
+    printf("%d node%s ended\n", n, n == 1 ? " has" : "s have");
+    return cut && !now ? CLI_CUT_OFF : CLI_OK;
 }
 
 int cli_down_run(int argc, char **argv)
@@ -155,7 +189,8 @@ int cli_down_run(int argc, char **argv)
             "Ends what `weft up` started from this file on this machine: gateways drain first, then prefill and\n"
             "decode, then the rest, each for at most limits.drain; what has not ended then is killed. It signals only\n"
             "processes that its pid files name by pid, start time and boot, so never another one that got the pid.\n"
-            "Exit status 0: nothing is left, or nothing was there; 1: not so; 2: the file is wrong.",
+            "Exit status 0: nothing is left, or nothing was there; 3: the same, but what still ran was cut off, as\n"
+            "limits.drain passed; 1: something is left; 2: the file is wrong.",
         .options = options,
         .min_args = 1,
         .max_args = 1,

@@ -153,7 +153,8 @@ struct rig {
     struct act_b_load load[MEMBERS];
     struct act_key chain[5];
     int n_chain;
-    bool done; /* each request is over before the next one asks */
+    bool done;                                                    /* each request is over before the next one asks */
+    enum { NO_KEEPER, KEEPER, KEEPER_LEFT, KEEPER_AGAIN } keeper; /* a kv node, before the first request */
     int asked, answered, status;
     int prefill[ASKED], decode[ASKED];
     struct act_timer timer;
@@ -201,12 +202,38 @@ static void report_all(struct act_self *self, struct rig *g)
     }
 }
 
+static void tell_keeper(struct act_self *self, struct rig *g, uint16_t peer, bool up)
+{
+    const struct act_node_actor kv = {.kind = ACT_NODE_KV, .addr = {.peer = peer, .index = 1, .generation = 1}};
+    struct act_msg m = act_msg_make(ACT_NODE_DOWN, g->e.router);
+    size_t bytes;
+    if (up) {
+        cr_assert_eq(act_msg_new(ACT_NODE_UP, g->e.router, sizeof kv, &m), 0);
+        memcpy(act_msg_tail(&m, &bytes), &kv, sizeof kv);
+        *act_p_node_up(&m) = (struct act_p_node_up){.node = 7, .peer = peer, .roles = CFG_ROLE_KV, .actors = 1};
+    } else {
+        *act_p_node_down(&m) = (struct act_p_node_down){.node = 7, .peer = peer};
+    }
+    cr_assert_eq(act_send(self, &m), 0);
+}
+
+static void tell_keepers(struct act_self *self, struct rig *g)
+{
+    if (g->keeper)
+        tell_keeper(self, g, 3, true);
+    if (g->keeper == KEEPER_AGAIN)
+        tell_keeper(self, g, 4, true);
+    if (g->keeper > KEEPER)
+        tell_keeper(self, g, 3, false);
+}
+
 static int asker_receive(struct act_self *self, void *state, struct act_msg *m, int count)
 {
     struct rig *g = *(struct rig **)state;
     for (int i = 0; i < count; i++) {
         if (m[i].type == ACT_TIMER) {
             report_all(self, g);
+            tell_keepers(self, g);
             ask_router(self, g);
         }
         if (m[i].type != ACT_ROUTED)
@@ -394,6 +421,25 @@ Test(router, by_cost_the_place_of_a_prefix_counts_as_much_as_reading_it_elsewher
     run_router(&slow, 3, 1, 1);
     count(slow.prefill, ASKED, 3, n);
     cr_expect_eq(n[slow.prefill[0]], ASKED, "reading costs nearly what computing does, and the prompt left");
+}
+
+/* As long as a kv node is there, what one Prefill has computed all can read. */
+Test(router, by_cost_a_kv_node_makes_places_equal_while_it_is_there)
+{
+    static struct rig rig[KEEPER_AGAIN + 1];
+    int n[MEMBERS];
+    for (int k = KEEPER; k <= KEEPER_AGAIN; k++) {
+        struct rig *g = &rig[k];
+        open_costs(g, false);
+        g->done = true;
+        g->keeper = k;
+        run_router(g, 3, 1, 1);
+        count(g->prefill, ASKED, 3, n);
+        if (k == KEEPER_LEFT)
+            cr_expect_eq(n[g->prefill[0]], ASKED, "without a kv node the prompt left the actor that knew it");
+        for (int i = 0; i < 3 && k != KEEPER_LEFT; i++)
+            cr_expect_gt(n[i], 90, "case %d: where all read the same, Prefill %d got %d", k, i, n[i]);
+    }
 }
 
 Test(router, by_cost_a_slow_prefill_gets_less)

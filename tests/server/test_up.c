@@ -480,6 +480,24 @@ Test(up, nor_does_it_when_the_supervisor_was_killed_while_it_ended_them)
     expect_not_in("state/up/gateway.log", "cut off");
 }
 
+/* With --now nobody wonders; else the exit status tells. */
+Test(up, weft_down_says_what_was_cut_off)
+{
+    for (int at_once = 0; at_once < 2; at_once++) {
+        ts_cluster_write(nodes, NODES, "", "limits = { drain = \"50ms\"; stuck = \"5min\"; };\n");
+        edit("state = ", "silence = \"5min\"; state = ");
+        expect("up", "-d", 0, "3 nodes are up");
+        int fd = begin_stream(GATEWAY);
+        pid_t d0 = hold_streams(), down = begin_weft("down", at_once ? "--now" : NULL, "down.out");
+        wait_text("state/up/gateway.log", "requests were cut off: ");
+        kill(d0, SIGCONT);
+        cr_expect_eq(end_of(down), at_once ? 0 : 3);
+        wait_text("down.out", "node gateway has ended; what still ran there was cut off\n");
+        close(fd);
+        ts_cluster_end();
+    }
+}
+
 /* A node stands still, so the start is not over when SIGHUP comes; the file is read again when it is. A start that was
  * over before the node could be stopped is tried again. */
 Test(up, sighup_while_the_nodes_start_is_not_lost)
