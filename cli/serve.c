@@ -55,6 +55,9 @@ static int next_signal(const sigset_t *set, int ms)
     return sig > 0 ? sig : 0;
 }
 
+/* Other nodes need as long to hear that nothing more is to be placed here, and this one to know that nothing comes. */
+enum { HEARD_MS = 500 };
+
 /* A tool that asked for the drain and waits for its end has this long to hear of it. */
 enum { FAREWELL_MS = 2000 };
 
@@ -79,11 +82,11 @@ static const char *drain(struct act_server *s, struct act_log *log, const sigset
 }
 
 /* Whoever was asked to end ends. 0, or -ECANCELED: what still ran was cut off. */
-static int leave(struct act_server *s, struct act_log *log, const sigset_t *set, int sig, int64_t limit_ms,
-                 struct cfg_error *err)
+static int leave(struct act_server *s, struct act_log *log, const sigset_t *set, int sig, int64_t least_ms,
+                 int64_t limit_ms, struct cfg_error *err)
 {
     act_log_event(log, ACT_LOG_INFO, "serve", 0, "draining", "signal=%d limit_ms=%lld", sig, (long long)limit_ms);
-    const char *why = drain(s, log, set, !sig, limit_ms);
+    const char *why = drain(s, log, set, !sig, limit_ms > least_ms ? limit_ms : least_ms);
     if (why) {
         act_server_cut(s);
         act_server_drained(s, CUT_MS);
@@ -206,7 +209,7 @@ static int serve(const struct cfg_config *c, const struct arguments *a, bool *le
             r = cfg_error_set(err, EIO,
                               "a part of the server has ended and nothing can be served any more; the log says which");
         else
-            r = leave(s, log, &set, sig, c->limits.drain_us / 1000, err);
+            r = leave(s, log, &set, sig, c->n_nodes > 1 ? HEARD_MS : 0, c->limits.drain_us / 1000, err);
     }
     act_server_free(s);
     if (r && log && c->log.file[0])

@@ -149,10 +149,12 @@ const struct cfg_key cfg_keys[] = {
     {"limits.keepalive", CFG_DURATION, "ms", 100, 3600000, AT(limits.keepalive_us), .fallback = "10s",
      .help = "A stream that has nothing to say sends a comment this often."},
     {"limits.drain", CFG_DURATION, "ms", 0, 3600000, AT(limits.drain_us), .fallback = "30s",
-     .help = "After SIGTERM running requests may go on for this long."},
+     .help = "After SIGTERM running requests may go on for this long. A node of a deployment "
+             "takes 0.5 s at least, until the others know."},
     {"limits.stuck", CFG_DURATION, "ms", 100, 3600000, AT(limits.stuck_us), .fallback = "30s",
-     .help = "The server is no longer ready when work has made no progress for this long. A gateway takes parts of other "
-             "nodes that report nothing for so long, or for 5 s if that is more, for lost."},
+     .help =
+         "The server is no longer ready when work has made no progress for this long. A gateway takes parts of other "
+         "nodes that report nothing for so long, or for 5 s if that is more, for lost."},
 
     {"kv", CFG_GROUP, .help = "Memory for the key-value rows of sequences and of cached prompts."},
     {"kv.memory", CFG_SIZE, "B", 1 << 20, INT64_C(1) << 44, AT(kv.memory), .fallback = "1GiB",

@@ -341,7 +341,7 @@ Test(up, a_node_whose_drain_passes_its_limit_stays_away_too)
     close(fd);
     expect("up", NULL, 0, "node gateway is up, too");
     free(ts_cluster_complete(&ts_cluster.node[GATEWAY].http, ts_cluster_prompts[0]));
-    expect("down", NULL, 0, "3 nodes have ended");
+    expect("down", "--now", 0, "3 nodes have ended");
 }
 
 /* What the tiers of a node say of this, added up. */
