@@ -234,7 +234,7 @@ static void strike(uint32_t on, enum tp_fault_do what, uint64_t every, int64_t d
     }
     cr_log_info("%s: %d struck, %d moved", name, (int)done, all);
     cr_expect_gt(done, 0, "%s: nothing was struck", name);
-    cr_expect_gt(all, 0, "%s: nothing moved", name);
+    cr_expect(all > 0 || TS_LESS > 1, "%s: nothing moved", name);
 }
 
 Test(move_net, completions_that_never_come)
