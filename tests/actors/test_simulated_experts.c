@@ -135,7 +135,7 @@ static void draw_noise(struct run *r)
                  {TP_FAULT_DOUBLE, TP_FAULT_IMMEDIATE | TP_FAULT_PUT_DONE | TP_FAULT_FRAME},
                  {TP_FAULT_DELAY, TP_FAULT_IMMEDIATE | TP_FAULT_FRAME},
                  {TP_FAULT_REFUSE, TP_FAULT_PUT | TP_FAULT_SEND}};
-    int k = draw(r, 5), rare = noise[k].what == TP_FAULT_LOSE ? 8 : 1; /* a step has up to some thousand puts */
+    int k = draw(r, 5), rare = noise[k].what <= TP_FAULT_DELAY ? 8 : 1; /* a step has up to some thousand puts */
     for (int i = 0; i <= r->net.shards; i++) {
         struct tp_fault *f = &r->net.fault[i];
         f->rule[f->rules++] = (struct tp_fault_rule){.on = noise[k].on,
