@@ -107,12 +107,12 @@ static double tier_metric(const char *series, const char *tier, const char *more
 /* Dashboards and alerts need every series before anything happens. */
 Test(tiers, figures_of_all_tiers_are_there_at_zero)
 {
-    static const char *const tier[] = {"device", "host", "ssd", "shared"},
+    static const char *const tier[] = {"device", "host", "ssd", "shared", "kv"},
                              *const verb[] = {"lookup", "read_first", "read", "store"},
                              *const kind[] = {"io", "checksum", "short_read", "gone", "no_space", "closed"};
     char name[64];
     start("true", "");
-    for (int t = 0; t < 4; t++) {
+    for (int t = 0; t < 5; t++) {
         for (int v = 0; v < 4; v++) {
             snprintf(name, sizeof name, "%s_latency_seconds_bucket", verb[v]);
             cr_expect_eq(tier_metric(name, tier[t], ",le=\"0.001\""), 0, "%s %s", name, tier[t]);
