@@ -164,7 +164,7 @@ static void die_at_every_write(unsigned who, bool again, const char *what)
     uint64_t writes = 1;
     int all = 0, gone = 0;
     /* Of a single death every other write, for the sake of time. */
-    const uint64_t step = (TS_LESS > 2 ? 3 : 1) * (who == (1 << LEFT | 1 << GONE_TO) ? 1 : 2);
+    const uint64_t step = (TS_LESS > 2 ? 6 : 1) * (who == (1 << LEFT | 1 << GONE_TO) ? 1 : 2);
     for (uint64_t k = 0; k <= writes; k += k ? step : 1) {
         char when[96];
         snprintf(when, sizeof when, "%s at write %d", what, (int)k);
@@ -273,7 +273,8 @@ static void fall_silent(int node, int64_t after, const char *when)
 
 Test(move_net, a_side_that_falls_silent_is_lost_though_it_is_connected)
 {
-    for (int k = 0; k < 8; k += 2) {
+    const int step = TS_LESS > 2 ? 8 : 2;
+    for (int k = 0; k < 8; k += step) {
         fall_silent(GONE_TO, k * MS / 2, "the side that is gone to falls silent");
         fall_silent(LEFT, k * MS / 2, "the side that is left falls silent");
     }
