@@ -390,8 +390,9 @@ Test(exchange, a_shard_that_refuses_again_and_again_is_left_out)
         struct refuser d = {.shard = k % 3, .layer = k & 2 ? 2 : -1, .as_returned = k & 1};
         open_apart(&w, 3, (uint64_t)k + 1);
         w.apart = k < 4; /* else on the worker of those who ask */
+        ts_world_requests(&w, 24, (unsigned)k + 1);
         for (int i = 0; i < w.n; i++)
-            w.wanted[i].start += i * 300 * (int64_t)MS;
+            w.wanted[i].start += i * 150 * (int64_t)MS;
         w.before = refuse;
         w.before_ctx = &d;
         ts_world_run(&w, (uint64_t)k + 1);
