@@ -462,8 +462,9 @@ static void without_drafts(int requests, uint64_t *trace, int *asked)
     }
 }
 
-/* A depth of 0 costs what a plain step costs: the drafter does not run, the shards are asked for nothing on its behalf,
- * as where there is none, and the whole course of the world, message by message, is that without speculation. */
+/* A depth of 0 costs what a plain step costs: the whole course of the world, message by message, is that without
+ * speculation, and the shards are asked for nothing more than where there is no drafter. (That the drafter itself does
+ * not run: model/test_decode.) */
 Test(lossless, a_plan_without_drafts_is_a_plain_step)
 {
     for (int requests = 1; requests <= 8; requests += 7) {

@@ -420,6 +420,44 @@ Test(decode, a_plan_is_held_to_what_was_drafted)
     mdl_model_close(m);
 }
 
+static void count_plans(void *ctx, struct mdl_stream *const *streams, int n)
+{
+    (void)streams;
+    (void)n;
+    ++*(int *)ctx;
+}
+
+/* Streams that draft nothing cost no step of the drafter: the round begins with the verification, as it does where
+ * there is no drafter. With one draft among them it does not. */
+Test(decode, without_drafts_the_drafter_does_not_run)
+{
+    struct mdl_model *m = ts_model(TS_MINI8, 1);
+    struct mdl_step *step = ts_step(m, LENGTH, LENGTH);
+    struct mdl_decoder *d = new_decoder(m, 2, 5);
+    struct plain p = plain_run(m, step, 41, 0, 0);
+    for (int drafts = 0; drafts < 2; drafts++) {
+        struct spec a = spec_new(&p, step, 0, 100, LENGTH), b = spec_new(&p, step, drafts, 100, LENGTH);
+        struct mdl_stream *streams[] = {&a.stream, &b.stream};
+        struct cfg_error err;
+        int plans = 0, r;
+        spec_ready(&a);
+        spec_ready(&b);
+        mdl_decoder_set_plan(d, count_plans, &plans);
+        cr_assert_eq(mdl_decoder_begin(d, streams, 2, &mdl_providers_local, &err), 0);
+        cr_expect_eq(plans, drafts ? 0 : 1, "%d drafts: %d steps are to be verified", drafts, plans);
+        while ((r = mdl_decoder_advance(d, &err)) == MDL_STEP_MORE)
+            ;
+        cr_assert_eq(r, 0);
+        cr_expect_eq(plans, 1);
+        mdl_seq_free(a.seq);
+        mdl_seq_free(b.seq);
+    }
+    mdl_decoder_free(d);
+    plain_free(&p);
+    mdl_step_free(step);
+    mdl_model_close(m);
+}
+
 /* Every number of kept and of rejected drafts from every place around a turn of the rings and every phase of a
  * compressor's group, against a twin that never drafted. Then a second round, over what the rejected rows left. */
 Test(decode, rejected_drafts_leave_no_trace_at_any_phase)
