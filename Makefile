@@ -135,7 +135,7 @@ help:
 	@echo 'make test-rdma   the provider rdma in a virtual machine with soft-RoCE (needs qemu, 70 MB of kernel package)'
 	@echo 'make test-rdma-asan   the same under AddressSanitizer and UndefinedBehaviorSanitizer; test-rdma-tsan: ThreadSanitizer'
 	@echo 'make bench    build and run the benchmarks'
-	@echo 'make measure  print the figures of docs/MEASURING.md'
+	@echo 'make measure  print figures of docs/MEASURING.md: the shipped model, replay, the network, messages'
 	@echo 'make measure-drafts  planned drafting against every fixed length: CLOCK=cpu (default), CLOCK=wall on a quiet machine'
 	@echo 'make test-long  crashes, damaged files, bad links and faults, each with many more places and seeds than make test has'
 	@echo 'make soak     100,000 clients that leave at any moment'

@@ -230,7 +230,10 @@ static void report_load(struct decode *d)
     /* The Landing may have begun again. */
     struct act_addr landing = act_current(act_self_runtime(d->self), d->e->load);
     struct act_addr to = act_addr_is_nobody(d->e->load) ? d->e->router : landing;
-    if (act_addr_is_nobody(to))
+    if (act_addr_is_nobody(d->e->load) && act_addr_is_nobody(d->e->router))
+        return;
+    act_timer_after(d->self, &d->load, ACT_LOAD_REPORT_NS, TAG_LOAD);
+    if (act_addr_is_nobody(to)) /* between two lives */
         return;
     for (int i = 0; i < d->e->limits.streams; i++) {
         const struct dec_stream *stream = &d->stream[i];
@@ -243,7 +246,6 @@ static void report_load(struct decode *d)
     load.pages_free = (uint32_t)(s.pages > held ? s.pages - held : 0);
     load.step_us = d->stats.last_round_us;
     act_load_report(d->self, to, CFG_ROLE_DECODE, &d->load_sequence, &load);
-    act_timer_after(d->self, &d->load, ACT_LOAD_REPORT_NS, TAG_LOAD);
 }
 
 static void note_busy(struct decode *d, struct act_addr who, bool busy)

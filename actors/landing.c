@@ -258,7 +258,11 @@ static int check_reserve(const struct landing *l, struct act_msg *m, struct act_
         return -E2BIG;
     if (act_recipe_read(m, (int)in->ids, recipe))
         return -EINVAL;
-    return land_blocks(l, (int)(in->ids + in->max_tokens)) > stats.pages ? -E2BIG : 0;
+    int lent = l->e->n_decode * l->e->limits.lease; /* to Decode actors, which keep them */
+    return land_blocks(l, (int)(in->ids + in->max_tokens)) > stats.pages ||
+                   land_blocks(l, (int)in->ids) > stats.pages - lent
+               ? -E2BIG
+               : 0;
 }
 
 static void take_reserve(struct landing *l, struct act_msg *m)

@@ -124,6 +124,12 @@ void act_place_look(struct act_place *p)
     act_timer_after(p->self, &p->check, check_ns, ACT_PLACE_CHECK_TAG);
 }
 
+/* The word of a Prefill whose part is done: it has handed the request over, and may even be gone. */
+static bool has_passed_on(const struct act_place *p, const struct act_msg *m)
+{
+    return p->computed && act_addr_equal(m->src, p->prefill);
+}
+
 /* Ends that another place can make good. */
 static bool is_loss(int status)
 {
@@ -209,10 +215,14 @@ enum act_place_event act_place_message(struct act_place *p, struct act_msg *m)
             p->move_after = act_now(p->self) + MOVE_PAUSE_NS;
             return p->placed && back == ACT_MOVE_GO ? again(p, -EHOSTDOWN, false) : ACT_PLACE_STALE;
         }
+        if (back == ACT_PLACE_CHECK && has_passed_on(p, m))
+            return ACT_PLACE_STALE;
         p->asked = false;
         return back == ACT_ROUTE ? fail(p, -EHOSTDOWN) : p->placed ? again(p, -EHOSTDOWN, false) : ACT_PLACE_STALE;
     case ACT_FAILED:
         status = act_p_failed(m)->status;
+        if (status == -ESRCH) /* to a PLACE_CHECK, which a hand-off may have overtaken */
+            return p->placed && !has_passed_on(p, m) ? again(p, -EHOSTDOWN, false) : ACT_PLACE_STALE;
         return p->placed && is_loss(status) ? again(p, status, status == -ECONNRESET) : ACT_PLACE_NONE;
     default:
         return ACT_PLACE_NONE;
@@ -255,7 +265,7 @@ void act_place_unknown(struct act_self *self, const struct act_msg *m)
     struct act_msg no = act_msg_make(ACT_FAILED, m->src);
     no.request = m->request;
     no.attempt = m->attempt;
-    act_p_failed(&no)->status = -EHOSTDOWN;
+    act_p_failed(&no)->status = -ESRCH;
     if (act_send(self, &no))
         act_msg_drop(&no); /* it asks again */
 }

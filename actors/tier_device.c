@@ -447,14 +447,19 @@ static void look_up(struct act_self *self, struct tier *t, struct act_msg *m)
 /* When pages have come back, or it has taken too long: then without what is below. */
 static void retry_short(struct act_self *self, struct tier *t)
 {
-    while (t->short_of) {
-        struct question *q = t->short_of;
-        bool late = act_now(self) - q->since > t->e->read_timeout_ns;
-        if (!late && kv_device_available(t->device) < q->want)
-            return;
-        t->short_of = q->next;
-        if (!t->short_of)
-            t->short_end = &t->short_of;
+    int64_t now = act_now(self);
+    struct question **at = &t->short_of, *q;
+    bool in_turn = true; /* one that came earlier waited below meanwhile: late ones may be anywhere */
+    while ((q = *at)) {
+        bool late = now - q->since > t->e->read_timeout_ns;
+        in_turn &= late || kv_device_available(t->device) >= q->want;
+        if (!late && !in_turn) {
+            at = &q->next;
+            continue;
+        }
+        *at = q->next;
+        if (!*at)
+            t->short_end = at;
         if (late)
             q->in.blocks = 0;
         begin_question(self, t, q);

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Prints the figures of docs/MEASURING.md: `make measure`. Takes some minutes; other work on the machine shows in it.
+# Prints the figures of docs/MEASURING.md about the shipped model, replay, the network and messages: `make measure`. Takes some minutes; other work on the machine shows in it.
 set -eu
 weft=${WEFT_BIN:-build/weft}
 model=${MODEL:-samples/tiny}

@@ -29,7 +29,8 @@ static void start(void)
 {
     ts_cluster_start(
         nodes, NODES, "",
-        "kv = { memory = \"4MiB\"; snapshots = \"0B\"; block_tokens = 32; nodes = { memory = \"8MiB\"; }; };\n");
+        "kv = { memory = \"4MiB\"; snapshots = \"0B\"; block_tokens = 32; nodes = { memory = \"8MiB\"; }; };\n"
+        "limits = { drain = \"5min\"; };\n"); /* a slow machine takes long for what a drained node has */
 }
 
 static const struct ts_server *at(int node)
