@@ -745,23 +745,30 @@ Test(simulated, a_landing_that_begins_again_hears_of_the_load_of_its_decode_acto
     ts_world_close(&w);
 }
 
-/* The pages that a Decode keeps at hand come back to nobody: a prompt that needs one of them would wait for ever. */
+/* The pages that a Decode keeps at hand come back to nobody: a prompt that needs one of them would wait for ever. In a
+ * world whose Decode has LONG_CONTEXT tokens of pages: the longest prompt that fits, then one that is a token longer.
+ */
+static void ask_beside_lease(struct ts_world *w)
+{
+    ts_world_requests(w, 2, 1);
+    for (int i = 0; i < 2; i++) {
+        w->wanted[i].n_prompt = (LONG_CONTEXT / TS_WORLD_BLOCK - w->e.limits.lease) * TS_WORLD_BLOCK + i;
+        w->wanted[i].max_new = 4;
+        w->wanted[i].start = 1 + i * 300 * MS;
+    }
+    ts_world_run(w, 1);
+    ts_world_check_same(w, 0);
+    cr_assert_eq(w->got[1].terminal, 1, "it waits for ever");
+    cr_assert_eq(w->got[1].status, -E2BIG);
+    ts_world_check_baseline(w);
+    ts_world_close(w);
+}
+
 Test(simulated, a_prompt_that_only_fits_beside_no_lease_is_refused)
 {
     static struct ts_world w;
     ts_world_open(&w, LONG_CONTEXT / TS_WORLD_BLOCK, 2);
-    ts_world_requests(&w, 2, 1);
-    for (int i = 0; i < 2; i++) {
-        w.wanted[i].n_prompt = (LONG_CONTEXT / TS_WORLD_BLOCK - w.e.limits.lease) * TS_WORLD_BLOCK + i;
-        w.wanted[i].max_new = 4;
-        w.wanted[i].start = 1 + i * 300 * MS;
-    }
-    ts_world_run(&w, 1);
-    ts_world_check_same(&w, 0);
-    cr_assert_eq(w.got[1].terminal, 1, "it waits for ever");
-    cr_assert_eq(w.got[1].status, -E2BIG);
-    ts_world_check_baseline(&w);
-    ts_world_close(&w);
+    ask_beside_lease(&w);
 }
 
 /* The same of a Decode in another process: its Landing refuses for good. */
@@ -770,16 +777,5 @@ Test(simulated, a_prompt_that_only_fits_beside_no_lease_elsewhere_is_refused)
     static struct ts_world w;
     ts_world_open(&w, 2 * LONG_CONTEXT / TS_WORLD_BLOCK, 2);
     ts_world_split(&w, LONG_CONTEXT / TS_WORLD_BLOCK, MDL_HANDOFF_FULL);
-    ts_world_requests(&w, 2, 1);
-    for (int i = 0; i < 2; i++) {
-        w.wanted[i].n_prompt = (LONG_CONTEXT / TS_WORLD_BLOCK - w.e.limits.lease) * TS_WORLD_BLOCK + i;
-        w.wanted[i].max_new = 4;
-        w.wanted[i].start = 1 + i * 300 * MS;
-    }
-    ts_world_run(&w, 1);
-    ts_world_check_same(&w, 0);
-    cr_assert_eq(w.got[1].terminal, 1, "it waits for ever");
-    cr_assert_eq(w.got[1].status, -E2BIG);
-    ts_world_check_baseline(&w);
-    ts_world_close(&w);
+    ask_beside_lease(&w);
 }
