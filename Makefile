@@ -307,6 +307,9 @@ test-long: deps
 soak: all $(BUILD)/tests/server/test_crowd
 	WEFT_SOAK=100000 $(BUILD)/tests/server/test_crowd --filter 'crowd/clients*'
 
+# The programs of the sanitizers run one test at a time, those of make test several; so here two run side by side.
+asan tsan: export WEFT_TEST_JOBS := $(or $(WEFT_TEST_JOBS),2)
+
 asan:
 	@$(MAKE) --no-print-directory BUILD='$(BUILD)/asan' SANITIZE=address test-programs planted-programs
 	@sh tests/sanitizer/check_planted.sh $(BUILD)/asan/tests/sanitizer/planted_leak 'LeakSanitizer'
