@@ -424,6 +424,11 @@ static void take_returned(struct balancer *b, struct act_msg *m)
 {
     enum act_type type = act_msg_returned_type(m);
     int s = shard_of(b, m->src);
+    if (m->flags & ACT_MSG_LATE) { /* its stage was over before */
+        if (type == ACT_EXPERT_MAP_ASK)
+            answered(b);
+        return;
+    }
     if ((type == ACT_EXPERT_PLAN || type == ACT_EXPERT_RETIRE) && s >= 0)
         shard_lost(b, s);
     if (type == ACT_EXPERT_MAP_ASK)

@@ -156,6 +156,7 @@ static void ask(struct decode *d, struct dec_stream *s)
     v->told = s->n_ids;
     watch(d, v->to);
     act_sending_ask(&v->sending, d->self, d->e, v->to, s->request, v->attempt, MDL_HANDOFF_FULL);
+    m.deadline = v->sending.ticket.deadline;
     if (act_request(d->self, &m)) {
         act_msg_drop(&m);
         dec_move_drop(d, s, -EAGAIN);
@@ -384,7 +385,7 @@ void dec_move_returned(struct decode *d, struct act_msg *m)
         dec_move_drop(d, s, -EHOSTDOWN);
     if (type == ACT_LINK_PUT && !act_exchange_is_put(m))
         take_put_done(d, m);
-    if (type != ACT_MOVED)
+    if (type != ACT_MOVED || m->flags & ACT_MSG_LATE) /* late: it has had its own deadline */
         return;
     /* The requester is gone. */
     if (!(m->flags & ACT_MSG_ABANDONED) && !act_p_moved(m)->status)

@@ -598,6 +598,8 @@ static bool take_returned(struct act_exchange *e, struct act_msg *m)
 {
     int s = peer_of(e, m->src);
     bool told = !(m->flags & ACT_MSG_ABANDONED); /* which exchange it was */
+    if (m->flags & ACT_MSG_LATE)                 /* the exchange has had its own deadline */
+        return false;
     e->counters.returned++;
     if (s < 0 || (told && act_p_expert_dispatch(m)->sequence != e->sequence))
         return false;

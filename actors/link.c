@@ -665,6 +665,8 @@ static void take_own(struct link *l, struct act_msg *m)
     case ACT_TIMER:
         if (act_p_timer(m)->tag == TAG_LOOK)
             look_at_own(l);
+        else if (act_p_timer(m)->tag == LINK_TAG_CALLS)
+            link_expire(l);
         break;
     case ACT_UNDELIVERABLE:
         if (act_msg_returned_type(m) == ACT_LINK_IMMEDIATE)

@@ -3,9 +3,11 @@
  *
  * Messages. What an actor sends to an address of another node comes to the link, is encoded (runtime/wire.h) and sent;
  * there it is delivered with its source. A request has exactly one end also when the node is lost: its reply, its
- * return (nobody was there), or a return marked ACT_MSG_ABANDONED (the node was lost after it had left). Messages of
- * one class between two actors keep their order; classes are apart: EXPERT_* go over `expert`; KV_*, SNAPSHOT,
- * REMOTE_ROWS and REMOTE_STORE (the hand-off's KV_READY too) over `kv`; everything else over `control`.
+ * return (nobody was there), or a return marked ACT_MSG_ABANDONED (the node was lost after it had left). A node that is
+ * there and does not answer is no reason to wait for ever: at its deadline, or after call_ns, a request comes back
+ * marked ACT_MSG_LATE too, and an answer that comes later goes back to who sent it. Messages of one class between two
+ * actors keep their order; classes are apart: EXPERT_* go over `expert`; KV_*, SNAPSHOT, REMOTE_ROWS and REMOTE_STORE
+ * (the hand-off's KV_READY too) over `kv`; everything else over `control`.
  *
  * Directory. Each node tells the others which of its actors can be addressed (struct act_node_actor). Who wants to know
  * sends NODES_WATCH and gets NODE_UP when a node is up on all classes (again when its list changes: it replaces the one
@@ -115,6 +117,7 @@ struct act_link_arg {
     char *(*asked)(void *ctx, const char *question);
     /* The link has ended by itself: the node is cut off. May be NULL. */
     void (*failed)(void *ctx, int reason);
+    int64_t call_ns;  /* a request without a deadline has its end after so long; 0: 120 s */
     int64_t leave_ns; /* a node that was taken off the list has this long to drain and end */
     int64_t spin_ns;  /* longest time that the worker looks for what comes before it sleeps; 0: none */
     struct cfg_error *start_error;

@@ -9,7 +9,7 @@
 #include "actors/runtime/peers.h"
 #include "actors/runtime/wire.h"
 
-enum { LINK_BUCKETS = 1024, LINK_HEAD = 4 };
+enum { LINK_BUCKETS = 1024, LINK_HEAD = 4, LINK_TAG_CALLS = 2 };
 
 /* First byte of a message between links. */
 enum link_kind {
@@ -24,8 +24,10 @@ struct link_call {
     struct link_call *next;
     struct act_addr from, to;
     uint64_t request;
-    int64_t deadline;
+    int64_t deadline; /* of the message */
+    int64_t until;    /* it ends by itself then */
     uint16_t attempt, promise;
+    uint16_t number; /* of the call, not 0; its reply says it again, so that a late one is not taken for another's */
     uint8_t type;
 };
 
@@ -73,6 +75,8 @@ struct link_peer {
     struct act_node_actor actor[ACT_LINK_ACTORS_MAX];
     int n_actors;
     int calls;
+    int64_t said_late; /* when a call without an answer was last told of; 0: never */
+    int late;          /* since then */
 };
 
 struct link {
@@ -80,6 +84,7 @@ struct link {
     struct act_link_arg *arg;
     struct tp_net *net;
     struct act_timer timer, look; /* look: for own actors that are being started again */
+    struct act_timer calls;       /* the first call that may be over by then */
     _Atomic int awake;            /* a wake-up is under way */
     bool looks;                   /* the worker looks at the net's completions */
     bool begun;                   /* the directory is watched */
@@ -92,6 +97,7 @@ struct link {
     struct link_put *puts, **puts_tail;
     struct link_fence *fences;
     uint64_t cookies;
+    uint16_t numbers; /* of calls */
     struct link_subscriber subscriber[64];
     int subscribers;
     uint8_t *scratch;
@@ -106,6 +112,8 @@ void link_send(struct link *l, struct act_msg *m);
 int link_take(struct link *l, int index, const uint8_t *bytes, size_t size, struct cfg_error *err);
 /* Every request that is at this incarnation comes back; class -1: of all, else of those whose messages go over it. */
 void link_give_back(struct link *l, uint16_t number, int class);
+/* Requests whose time is over end (ACT_MSG_LATE), whether their node is heard of or not. */
+void link_expire(struct link *l);
 enum tp_class link_class(unsigned type);
 
 /* link_puts.c */

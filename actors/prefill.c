@@ -147,6 +147,7 @@ static void reserve(struct prefill *p, struct job *j)
         body->flags |= ACT_RECIPE_STAYS;
     m.request = j->request;
     m.attempt = j->attempt;
+    m.deadline = j->sending.ticket.deadline;
     *act_p_reserve(&m) = (struct act_p_reserve){.ids = (uint32_t)j->recipe.n_ids,
                                                 .requester = j->requester,
                                                 .max_tokens = (uint32_t)(j->max_tokens - j->recipe.n_ids)};

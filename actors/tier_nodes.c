@@ -369,7 +369,8 @@ static void take_returned(struct remote_tier *t, struct act_msg *m)
         break;
     case ACT_REMOTE_READ:
         remote_take_done(t, m->request, -ECONNRESET, "lost");
-        remote_lease_end(t, m->request, 0); /* the connection is lost, or nobody was there */
+        /* The connection is lost, or nobody was there; a node that has not answered may write yet. */
+        remote_lease_end(t, m->request, m->flags & ACT_MSG_LATE ? -EREMOTEIO : 0);
         break;
     case ACT_REMOTE_STORE:
         remote_take_stored(t, m->request, 0, -ECONNRESET, "lost");

@@ -85,6 +85,7 @@ static bool send_batch(struct remote_tier *t, int node)
     int r = write_message(t, node, b->items, b->n, &m);
     if (!r) {
         b->id = m.request = ++t->ids;
+        m.deadline = act_now(t->self) + t->arg.quiet_ns;
         r = act_request(t->self, &m);
         if (r)
             act_msg_drop(&m);

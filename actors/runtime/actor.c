@@ -77,6 +77,7 @@ uint16_t actor_owe(struct act_self *a, const struct act_msg *m, int worker)
                            .worker = (uint8_t)worker,
                            .type = m->type,
                            .attempt = m->attempt,
+                           .call = m->promise,
                            .to = m->src,
                            .request = m->request,
                            .deadline = m->deadline};

@@ -125,6 +125,7 @@ struct act_owed {
     uint8_t worker; /* where the request came from */
     uint8_t type;
     uint16_t attempt;
+    uint16_t call; /* goes back with the reply */
     uint16_t next_free;
     struct act_addr to;
     uint64_t request;

@@ -401,7 +401,7 @@ static int refuse(struct act_self *self, const struct act_msg *m, const char *wh
     return -EINVAL;
 }
 
-static int send(struct act_self *self, struct act_msg *m, struct act_addr src, unsigned flags)
+static int send(struct act_self *self, struct act_msg *m, struct act_addr src, unsigned flags, uint16_t call)
 {
     struct act_worker *w = self->worker;
     const char *wrong = m->type == ACT_UNDELIVERABLE ? "it is the runtime's" : act_msg_check(m);
@@ -414,7 +414,7 @@ static int send(struct act_self *self, struct act_msg *m, struct act_addr src, u
     struct act_lane *l = w->out[to];
     struct act_msg out = *m;
     out.src = src;
-    out.promise = 0;
+    out.promise = request ? call : 0;
     out.flags = (uint16_t)((m->flags & ~(ACT_MSG_USER - 1u)) | flags);
     if (l->outbox.head || !has_room(l, request)) {
         want_room(w, l);
@@ -445,17 +445,17 @@ static int send(struct act_self *self, struct act_msg *m, struct act_addr src, u
 
 int act_send(struct act_self *self, struct act_msg *m)
 {
-    return send(self, m, actor_addr(self), 0);
+    return send(self, m, actor_addr(self), 0, 0);
 }
 
 int act_request(struct act_self *self, struct act_msg *m)
 {
-    return send(self, m, actor_addr(self), ACT_MSG_WANTS_REPLY);
+    return send(self, m, actor_addr(self), ACT_MSG_WANTS_REPLY, 0);
 }
 
 int act_forward(struct act_self *self, struct act_msg *m)
 {
-    return send(self, m, m->src, m->flags & ACT_MSG_WANTS_REPLY);
+    return send(self, m, m->src, m->flags & ACT_MSG_WANTS_REPLY, m->promise);
 }
 
 /* The entry of a promise, or NULL. */
@@ -486,7 +486,7 @@ static int reply(struct act_self *self, struct act_promise *p, struct act_msg *m
     m->dst = o->to;
     m->request = o->request;
     m->attempt = o->attempt;
-    m->promise = 0;
+    m->promise = o->call;
     m->flags = (uint16_t)((m->flags & ~(ACT_MSG_USER - 1u)) | ACT_MSG_REPLY);
     int to = o->worker;
     settle(self, o);

@@ -69,6 +69,7 @@ enum {
     ACT_MSG_RETURNED = 1 << 3,    /* UNDELIVERABLE */
     ACT_MSG_ABANDONED = 1 << 4,   /* UNDELIVERABLE, and the receiver had already taken the payload */
     ACT_MSG_COPY = 1 << 5,        /* a link delivered it twice (simulation, networks): holds no room for a reply */
+    ACT_MSG_LATE = 1 << 7,     /* ABANDONED, because its time was over: another node has it still and may act on it */
     ACT_MSG_RESTARTS = 1 << 6, /* DOWN: its supervision starts the actor again, under its next address */
     ACT_MSG_USER = 1 << 8,
 };
@@ -84,7 +85,9 @@ struct act_msg {
     uint16_t flags;
     uint16_t attempt; /* of the request, counted by its owner */
     union {
-        uint16_t promise;  /* set at delivery when a reply is wanted; see act_promise_of */
+        /* Set at delivery when a reply is wanted; see act_promise_of. Before that, and in replies, what act_forward
+         * gave the request. */
+        uint16_t promise;
         uint16_t returned; /* UNDELIVERABLE: the original type */
     };
     struct act_addr src; /* set by the runtime */

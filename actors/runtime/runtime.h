@@ -218,8 +218,8 @@ void act_busy(struct act_self *self, int64_t ns);
 /* Sends m to m->dst. */
 int act_send(struct act_self *self, struct act_msg *m);
 /* The same, and holds room for one reply. Exactly one message ends it: the reply, or UNDELIVERABLE, also when the
- * receiver dies later without having replied (ACT_MSG_ABANDONED). Only a link that loses messages can lose both:
- * set a timer. */
+ * receiver dies later without having replied (ACT_MSG_ABANDONED), and when a receiver of another node has not replied
+ * by m->deadline, or within minutes without one (ACT_MSG_LATE too). */
 int act_request(struct act_self *self, struct act_msg *m);
 
 /* The duty to answer one request; plain memory, may be kept and used later, once. */
@@ -245,7 +245,8 @@ int act_reply(struct act_self *self, struct act_promise *p, struct act_msg *m);
  * of m, if any. Never waits. */
 void act_return(struct act_self *self, struct act_msg *m);
 /* Sends m on with its source (a transport that delivers for another node); otherwise as act_send, or as act_request
- * when the flag ACT_MSG_WANTS_REPLY is set: then the reply goes to m->src by way of its peer's route. */
+ * when the flag ACT_MSG_WANTS_REPLY is set: then the reply goes to m->src by way of its peer's route, and its promise
+ * is what m->promise was, so that a transport can tell requests apart that are equal else. */
 int act_forward(struct act_self *self, struct act_msg *m);
 /* As act_reply, with m->src as it is: a transport answers with what came from another node. */
 int act_forward_reply(struct act_self *self, struct act_promise *p, struct act_msg *m);

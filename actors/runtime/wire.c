@@ -13,7 +13,8 @@ enum {
 
 /* What crosses with a message; the other flags belong to one process. */
 enum {
-    WIRE_FLAGS = 0xffff & ~(ACT_MSG_CONTROL | ACT_MSG_RETURNED | ACT_MSG_ABANDONED | ACT_MSG_COPY | ACT_MSG_RESTARTS)
+    WIRE_FLAGS = 0xffff & ~(ACT_MSG_CONTROL | ACT_MSG_RETURNED | ACT_MSG_ABANDONED | ACT_MSG_COPY | ACT_MSG_LATE |
+                            ACT_MSG_RESTARTS)
 };
 
 /* ---- sizes ----------------------------------------------------------------------------------- */

@@ -16,13 +16,17 @@
 enum { MS = 1000000, WINDOW = 1 << 16, WINDOW_ID = 5 };
 #define A_REQUEST_KEEPS UINT64_C(1000000) /* request ids from here on are kept by the server without an answer */
 
-/* ---- a server: answers PING with PONG and the same buffer; keeps some; ends on DRAIN -------------------------- */
+/* ---- a server: answers PING with PONG and the same buffer; keeps some, which it answers on DRAINED, the first one
+ * with nonsense; ends on DRAIN ---------------------------------------------------------------------------------- */
 
 enum { FIND_UNANSWERABLE = 77 }; /* request id */
 
 struct server {
     int kept, cancelled;
+    struct act_promise promise[64];
 };
+
+static _Atomic int replies_back; /* that nobody wanted any more */
 
 static int server_receive(struct act_self *self, void *state, struct act_msg *m, int count)
 {
@@ -43,8 +47,20 @@ static int server_receive(struct act_self *self, void *state, struct act_msg *m,
             act_reply(self, &p, &r);
             continue;
         }
+        if (m[i].type == ACT_UNDELIVERABLE && act_msg_returned_type(&m[i]) == ACT_PONG) {
+            atomic_fetch_add_explicit(&replies_back, 1, memory_order_relaxed); /* a count; read in the same thread */
+            continue;
+        }
+        if (m[i].type == ACT_DRAINED) {
+            for (int k = 0; k < s->kept; k++) {
+                struct act_msg r = act_msg_make(ACT_PONG, ACT_NOBODY);
+                act_p_pong(&r)->a = k ? s->promise[k].request + 1 : 0;
+                cr_assert_eq(act_reply(self, &s->promise[k], &r), 0);
+            }
+            continue;
+        }
         if (m[i].type != ACT_PING || m[i].request >= A_REQUEST_KEEPS) {
-            s->kept++;
+            s->promise[s->kept++ % 64] = p;
             continue;
         }
         struct act_msg r = act_msg_make(ACT_PONG, ACT_NOBODY);
@@ -64,8 +80,9 @@ static const struct act_behaviour server_behaviour = {
 struct client {
     struct act_addr link, server;
     uint16_t peer;
-    int ups, node_downs, downs, down_reason, replies, wrong, returned, abandoned, payloads, cancelled, immediates, puts,
-        fences, put_status, finds_abandoned, kv_downs;
+    int64_t patience; /* of its questions; 0: none */
+    int ups, node_downs, downs, down_reason, replies, wrong, returned, abandoned, late, payloads, cancelled, immediates,
+        puts, fences, put_status, finds_abandoned, kv_downs;
     uint32_t kv_generation, put_generation;
     bool kv_up;
     uint32_t immediate;
@@ -76,6 +93,7 @@ struct client {
 static void take_returned(struct client *c, struct act_msg *m)
 {
     c->finds_abandoned += act_msg_returned_type(m) == ACT_REMOTE_STORE && m->flags & ACT_MSG_ABANDONED;
+    c->late += (m->flags & ACT_MSG_LATE) != 0;
     if (m->flags & ACT_MSG_ABANDONED)
         c->abandoned++;
     else
@@ -150,6 +168,8 @@ static int client_receive(struct act_self *self, void *state, struct act_msg *m,
                 struct act_msg q = act_msg_make(ACT_PING, c->server);
                 q.request = m[i].request + k;
                 act_p_ping(&q)->a = q.request;
+                if (c->patience)
+                    q.deadline = act_now(self) + c->patience;
                 size_t size = act_p_ping(&m[i])->b;
                 if (size) {
                     q.buf = act_buf_new(size);
@@ -430,6 +450,53 @@ Test(link, a_lost_node_gives_back_what_it_was_asked)
     cr_expect_eq(c->returned, 4, "what is sent to a lost node comes back at once");
     cr_expect_eq(c->payloads, 4);
     pair_free(p);
+}
+
+/* A node that is there and says nothing: each question ends at its deadline, and gives its room back. What comes later
+ * is nobody's, also not that of a question with the same names, and goes back to who sent it. */
+Test(link, a_silent_node_costs_a_call_its_deadline_and_a_late_reply_is_for_nobody)
+{
+    for (uint64_t seed = 1; seed <= 10; seed++) {
+        struct pair *p = pair_new(false, seed);
+        struct client *c = &p->client;
+        int messages, requests;
+        atomic_store_explicit(&replies_back, 0, memory_order_relaxed); /* nobody else is there yet */
+        p->arg[0]->call_ns = 2000 * (int64_t)MS;
+        tell(p, ACT_RELOAD, 0, 0, 0);
+        run(p, 500);
+        c->patience = 300 * (int64_t)MS;
+        tell(p, ACT_PING, A_REQUEST_KEEPS, 1, 100);
+        run(p, 299);
+        cr_expect_eq(c->ends, 0, "it ends before its deadline");
+        run(p, 2);
+        cr_expect_eq(c->late, 1, "it has no end");
+        cr_expect_eq(c->abandoned, 1);
+        cr_expect_eq(c->node_downs, 0);
+        /* One without a deadline, and equal names: they have the link's. */
+        c->patience = 0;
+        tell(p, ACT_PING, A_REQUEST_KEEPS, 5, 100);
+        run(p, 1000);
+        cr_expect_eq(c->ends, 1);
+        struct act_msg speak = act_msg_make(ACT_DRAINED, p->server);
+        act_runtime_post(p->rt[1], &speak);
+        run(p, 100);
+        cr_expect_eq(c->replies, 5, "%d of 5 questions were answered", c->replies);
+        cr_expect_eq(c->wrong, 0, "the late answer to the first question was taken for the second's");
+        cr_expect_eq(replies_back, 1, "whoever sent it does not learn that it was late");
+        run(p, 3000);
+        cr_expect_eq(c->late, 1);
+        tell(p, ACT_PING, A_REQUEST_KEEPS + 10, 20, 100);
+        run(p, 1990);
+        cr_expect_eq(c->late, 1);
+        run(p, 20);
+        cr_expect_eq(c->late, 21, "%d of 20 questions without a deadline have ended", c->late - 1);
+        cr_assert_eq(act_stats_lane(p->rt[0], 1, 0, &messages, &requests), 0);
+        cr_expect_eq(messages + requests, 0, "no room has leaked");
+        tell(p, ACT_PING, 1, 10, 0);
+        run(p, 100);
+        cr_expect_eq(c->replies, 15, "the node answers again");
+        pair_free(p);
+    }
 }
 
 /* One that cannot leave ends alone: its equal, which is under way, keeps its own end. */
