@@ -6,14 +6,6 @@
 #include "actors/server_impl.h"
 #include "actors/slots.h"
 
-/* Rows times experts per row, where these are spread over many shards: a row seldom has more than twice its even part
- * at one of them. What has goes in one more wave. */
-static uint32_t pairs_of(uint32_t rows, uint32_t topk, uint32_t shards)
-{
-    uint32_t each = 1 + 2 * topk / shards;
-    return rows * (each < topk ? each : topk);
-}
-
 /* What a node has by its configuration. */
 struct plan {
     struct act_slots_shape shape;
@@ -45,7 +37,7 @@ static bool make_plan(const struct cfg_config *c, const struct cfg_node *node, c
         shape.shards = (uint32_t)m->n_experts;
     if (shape.shards > ACT_SHARDS_MAX)
         return false; /* refused with a reason where shards are made */
-    shape.pairs = pairs_of(shape.rows, (uint32_t)m->topk_experts, shape.shards);
+    shape.pairs = act_slots_pairs(shape.rows, (uint32_t)m->topk_experts, shape.shards);
     shape.places = (uint32_t)(c->engine.prefill_actors + c->engine.decode_actors + 1);
     out->sources &= shape.rank[node - c->nodes + 1] != 0;
     out->shape = shape;

@@ -39,6 +39,12 @@ size_t act_slots_results_bytes(const struct act_slots_shape *p)
     return outgoing_slots(p) * (dispatch_bytes(p) + result_bytes(p));
 }
 
+uint32_t act_slots_pairs(uint32_t rows, uint32_t topk, uint32_t shards)
+{
+    uint32_t each = 1 + 2 * topk / shards;
+    return rows * (each < topk ? each : topk);
+}
+
 size_t act_slots_dispatches_bytes(const struct act_slots_shape *p)
 {
     return incoming_slots(p) * (dispatch_bytes(p) + result_bytes(p));

@@ -90,6 +90,9 @@ struct act_slot_word {
 
 enum { ACT_SLOT_SEQUENCE = (1 << 11) - 1 };
 
+/* Pairs of a slot of so many rows: experts of a row spread over the shards, so it seldom has more than twice its even
+ * part at one of them. What has more goes in one more wave. */
+uint32_t act_slots_pairs(uint32_t rows, uint32_t topk, uint32_t shards);
 /* Windows for the parts that the node has, zeroed, as nothing was written yet. -EINVAL: act_slots_check; -ENOMEM. */
 int act_slots_new(const struct act_slots_shape *shape, bool sources, bool shards, struct act_slots **out,
                   struct cfg_error *err);

@@ -467,17 +467,23 @@ static int find_place(const struct tp_rdma_facts *facts, const char *devices, st
     return 0;
 }
 
-static int run_rdma(bool *first, bool wanted)
+int cli_rdma_places(const struct tp_rdma_plugin *plugin, const char *devices, const char *peer,
+                    struct cli_rdma_place out[2], struct cfg_error *err)
 {
     static struct tp_rdma_facts facts;
+    int rc = plugin->inspect(&facts, err);
+    rc = rc ? rc : find_place(&facts, devices, &out[0], err);
+    return rc ? rc : find_place(&facts, peer, &out[1], err);
+}
+
+static int run_rdma(bool *first, bool wanted)
+{
     const struct tp_rdma_plugin *p;
     struct cfg_error err;
     struct cli_rdma_place place[2];
     const char *peer = *options.peer_device ? options.peer_device : options.device;
     int rc = tp_rdma_load(&p, &err);
-    rc = rc ? rc : p->inspect(&facts, &err);
-    rc = rc ? rc : find_place(&facts, options.device, &place[0], &err);
-    rc = rc ? rc : find_place(&facts, peer, &place[1], &err);
+    rc = rc ? rc : cli_rdma_places(p, options.device, peer, place, &err);
     if (rc && !wanted) {
         fprintf(stderr, "rdma: left out: %s\n", err.msg);
         return CLI_OK;

@@ -5,6 +5,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "transport/rdma.h"
+
 /* argv[0] is "transport". Returns the exit status. */
 int cli_bench_transport_run(int argc, char **argv);
 
@@ -22,6 +24,10 @@ struct cli_rdma_place {
     int gid;
     char address[48];
 };
+
+/* The devices that two ends use, by their lists of names; "": the nearest. Negative errno with a sentence. */
+int cli_rdma_places(const struct tp_rdma_plugin *plugin, const char *devices, const char *peer,
+                    struct cli_rdma_place out[2], struct cfg_error *err);
 
 /* perftest's ib_send_lat (typical, us) and ib_write_bw (average, MiB/s) between two devices of this machine; NAN when
  * the programs are not there or fail. events: it sleeps until a completion wakes it; otherwise both poll. */

@@ -93,6 +93,19 @@ Test(rdma, weft_check_explains_the_machine)
     free(dir);
 }
 
+/* The expert exchange between two nodes, with messages and with slots. */
+Test(rdma, weft_bench_exchange_uses_slots)
+{
+    rr_need_guest();
+    struct ts_result r = ts_run(ts_weft(), "bench", "exchange", "--over", "rdma", "--device", "rxe1", "--peer-device",
+                                "rxe2", "-r", "2", "-n", "1", "--json");
+    const char *second = strstr(r.out, "\"dispatches\":\"slots\"");
+    cr_assert_eq(r.status, 0, "%s%s", r.out, r.err);
+    cr_assert_not_null(second, "%s", r.out);
+    cr_expect(strstr(r.out, "\"in_slots\":0.000") && strstr(second, "\"in_slots\":1.000"), "%s", r.out);
+    ts_result_free(&r);
+}
+
 /* ---- what every provider passes -------------------------------------------------------------------------------- */
 
 #define TR_CASE(name)                                                                                                  \
