@@ -444,7 +444,7 @@ static void look_up(struct act_self *self, struct tier *t, struct act_msg *m)
     begin_question(self, t, q);
 }
 
-/* When pages have come back, or it has taken too long: then without what is below. */
+/* When pages have come back, or it has taken too long: then with what is on the device, which needs no page. */
 static void retry_short(struct act_self *self, struct tier *t)
 {
     int64_t now = act_now(self);
@@ -461,7 +461,7 @@ static void retry_short(struct act_self *self, struct tier *t)
         if (!*at)
             t->short_end = at;
         if (late)
-            q->in.blocks = 0;
+            q->in.flags |= ACT_LOOKUP_HERE_ONLY;
         begin_question(self, t, q);
     }
 }

@@ -263,6 +263,32 @@ Test(tiers, a_hit_waits_for_its_pages_until_its_deadline)
     short_of_pages(2 * MS, 0);
 }
 
+/* What is on the device needs no page: at the deadline the answer has it all the same. The prompt, which needs pages
+ * for its other blocks, then gets the whole hit as soon as they come. */
+Test(tiers, a_hit_that_waited_too_long_for_pages_keeps_what_is_on_the_device)
+{
+    static struct ts_tiers r;
+    ts_tiers_prepare(&r);
+    ts_tiers_open(&r, 18, false);
+    ts_tiers_host(&r, 4);
+    ts_tiers_script(&r);
+    ts_tiers_prompts(&r, 3);
+    r.w.e.read_timeout_ns = 2 * MS;
+    r.w.e.limits.lease = 1;
+    r.w.wanted[0].n_prompt = 80; /* five of the blocks */
+    r.w.wanted[0].max_new = 1;
+    ts_tiers_other(&r, 1);
+    r.w.wanted[1].max_new = 24;
+    r.w.wanted[2].start = r.w.wanted[1].start + 20 * MS;
+    r.w.cost[TS_PART_PREFILL] = r.w.cost[TS_PART_DECODE] = MS;
+    ts_world_run(&r.w, 12);
+    cr_assert_eq(r.w.got[1].terminal, 1);
+    cr_assert_eq(r.w.got[2].terminal, 1);
+    cr_assert_gt(r.w.got[2].ended, r.w.got[1].ended);
+    cr_assert_eq(r.w.got[2].cached, 144, "%d", r.w.got[2].cached);
+    ts_tiers_close(&r, false);
+}
+
 static bool kill_store(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m,
                        int *fail)
 {
