@@ -57,6 +57,8 @@ struct tier {
     struct act_timer report, late;
     struct place *place; /* [PLACES], the newest replaces the oldest */
     int n_places, next_place;
+    /* Of lookups that were answered: what a lookup finds again after waiting for pages counts once. */
+    uint64_t asked_blocks, hit_blocks, snapshot_asked_tokens, snapshot_hit_tokens;
 };
 
 static int tier_start(struct act_self *self, void *state, const void *arg)
@@ -300,7 +302,11 @@ static void answer(struct act_self *self, struct tier *t, struct question *q, st
     if (wait_for_pages(t, q, p))
         return;
     plan_pages(t, q, p);
-    uint32_t total = q->found + p->n;
+    uint32_t total = q->found + p->n, snapshot = p->snapshot_len ? p->snapshot->blocks * per + p->snapshot->ids : 0;
+    t->asked_blocks += q->in.blocks;
+    t->hit_blocks += q->found;
+    t->snapshot_asked_tokens += q->in.ids;
+    t->snapshot_hit_tokens += snapshot;
     if (act_msg_new(ACT_KV_FOUND, ACT_NOBODY, (size_t)total * sizeof *q->block + p->snapshot_len, &r)) {
         release_blocks(t, q->block, 0, total);
         r = act_msg_make(ACT_KV_FOUND, ACT_NOBODY);
@@ -312,10 +318,7 @@ static void answer(struct act_self *self, struct tier *t, struct question *q, st
         memcpy(at, q->block, (size_t)total * sizeof *q->block);
         if (p->snapshot_len)
             memcpy(at + (size_t)total * sizeof *q->block, p->snapshot_bytes, p->snapshot_len);
-        *act_p_kv_found(&r) =
-            (struct act_p_kv_found){.blocks = total,
-                                    .loading = p->n,
-                                    .snapshot = p->snapshot_len ? p->snapshot->blocks * per + p->snapshot->ids : 0};
+        *act_p_kv_found(&r) = (struct act_p_kv_found){.blocks = total, .loading = p->n, .snapshot = snapshot};
     }
     if (act_reply(self, &q->promise, &r)) {
         release_blocks(t, q->block, 0, total);
@@ -542,14 +545,17 @@ static void publish(struct tier *t, struct act_msg *m)
 
 static int make_report(struct tier *t, struct act_addr to, struct act_msg *r)
 {
+    const uint64_t per = (uint64_t)t->e->layout.block_tokens;
     struct kv_device_stats s;
     kv_device_stat(t->device, &s);
     if (act_msg_new(ACT_KV_STATS, to, 0, r))
         return -ENOMEM;
     *act_b_kv_stats(r) = (struct act_b_kv_stats){.bytes = (uint64_t)(s.held + s.cached) * t->e->layout.block_bytes,
                                                  .capacity = (uint64_t)s.pages * t->e->layout.block_bytes,
-                                                 .hits = s.found,
-                                                 .misses = s.missed,
+                                                 .hits = t->hit_blocks,
+                                                 .misses = t->asked_blocks - t->hit_blocks,
+                                                 .hit_tokens = t->hit_blocks * per,
+                                                 .asked_tokens = t->asked_blocks * per,
                                                  .evicted = s.evicted,
                                                  .expired = s.expired,
                                                  .bad = s.changed,
@@ -571,6 +577,8 @@ static int make_snapshot_report(struct tier *t, struct act_addr to, struct act_m
                                                  .capacity = s.snapshot_limit,
                                                  .hits = s.snapshots_found,
                                                  .misses = s.snapshots_missed,
+                                                 .hit_tokens = t->snapshot_hit_tokens,
+                                                 .asked_tokens = t->snapshot_asked_tokens,
                                                  .stored = s.snapshots_stored,
                                                  .evicted = s.snapshots_evicted,
                                                  .expired = s.snapshots_expired,

@@ -36,6 +36,7 @@ struct ask {
     uint32_t load;
     int n, at, tier; /* blocks; found so far; tier that is being asked */
     int fruitless;   /* tiers that had none of the next blocks */
+    unsigned asked;  /* tiers that were asked, as bits */
     struct segment segment[SEGMENTS_MAX];
     int n_segments, segments_left;
     int settled; /* sources reported */
@@ -87,6 +88,7 @@ struct store {
     struct act_times times[ACT_TIERS_MAX][ACT_TIER_VERBS];
     struct {
         uint64_t gone, no_space, closed; /* blocks that could not be read or kept */
+        uint64_t looked_for, found;      /* blocks of questions: what a read looks up once more does not count */
         uint32_t reading, storing;       /* blocks under way */
     } figure[ACT_TIERS_MAX];
     bool stopping;
@@ -289,6 +291,11 @@ static void on_found(struct kv_tier_op *op)
 {
     struct ask *a = op->ctx;
     act_times_add(&a->s->times[a->tier][ACT_TIER_LOOKUP], time_now(a->s) - a->began);
+    if (!a->reading) {
+        a->s->figure[a->tier].looked_for += a->asked & 1u << a->tier ? 0 : (uint64_t)op->n;
+        a->s->figure[a->tier].found += (uint64_t)op->count;
+        a->asked |= 1u << a->tier;
+    }
     if (op->count > 0 && a->n_segments < SEGMENTS_MAX) {
         a->segment[a->n_segments++] = (struct segment){.tier = a->tier, .first = a->at, .n = op->count};
         a->at += op->count;
@@ -507,6 +514,7 @@ static uint32_t held_blocks(const struct store *s)
 
 static void send_stats(struct store *s)
 {
+    const uint64_t per = s->c->layout.block_tokens;
     for (int i = 0; i < s->c->n_tiers; i++) {
         struct kv_tier_stats t;
         struct act_msg m;
@@ -516,8 +524,10 @@ static void send_stats(struct store *s)
         act_p_kv_stats(&m)->tier = s->c->kind[i];
         *act_b_kv_stats(&m) = (struct act_b_kv_stats){.bytes = t.bytes,
                                                       .capacity = t.capacity,
-                                                      .hits = t.found,
-                                                      .misses = t.lookups - t.found,
+                                                      .hits = s->figure[i].found,
+                                                      .misses = s->figure[i].looked_for - s->figure[i].found,
+                                                      .hit_tokens = s->figure[i].found * per,
+                                                      .asked_tokens = s->figure[i].looked_for * per,
                                                       .errors = t.errors,
                                                       .evicted = t.evicted,
                                                       .cached = t.blocks,

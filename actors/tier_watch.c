@@ -73,6 +73,8 @@ json_t *act_tier_watch_json(const struct act_tier_watch *w, struct act_addr stor
         number(o, "capacity", s->capacity);
         number(o, "hits", s->hits);
         number(o, "misses", s->misses);
+        number(o, "hit_tokens", s->hit_tokens);
+        number(o, "asked_tokens", s->asked_tokens);
         number(o, "read", s->read);
         number(o, "read_bytes", s->read_bytes);
         number(o, "stored", s->stored);

@@ -145,15 +145,34 @@ static void until_timed(const char *tier, double reads, double stores)
     cr_expect_ge(tier_metric("store_latency_seconds_count", tier, ""), stores, "%s", tier);
 }
 
+/* Hits are counted in tokens of what prompts look for, once each, whatever else looks blocks up. */
+static void until_hit(const char *tier, int tokens)
+{
+    for (int i = 0; i < 4000 && tier_metric("hit_tokens_total", tier, "") < tokens; i++)
+        ;
+    double hit = tier_metric("hit_tokens_total", tier, ""), asked = tier_metric("asked_tokens_total", tier, ""),
+           blocks = tier_metric("hits_total", tier, ""), others = tier_metric("misses_total", tier, "");
+    cr_expect_ge(hit, tokens, "%s", tier);
+    cr_expect_eq(hit, blocks * 32, "%s: %g tokens of %g blocks", tier, hit, blocks);
+    cr_expect_eq(asked, (blocks + others) * 32, "%s: %g tokens of %g blocks", tier, asked, blocks + others);
+}
+
 Test(tiers, exact_text_is_the_same_from_the_host_tier)
 {
     start("true", "host = \"16MiB\";");
-    struct ts_answer cold = ask(0);
+    struct ts_answer cold = ask(0), hit = ask(0);
+    int cached = hit.cached;
     cr_assert_eq(cold.cached, 0);
-    same(&cold, ask(0), "device");
+    same(&cold, hit, "device");
+    until_hit("device", cached);
+    cr_expect_eq(tier_metric("hit_tokens_total", "device", ""), cached);
+    cr_expect_eq(tier_metric("asked_tokens_total", "device", ""), 2.0 * cached, "two prompts, all of whose blocks");
     crowd_out();
-    same(&cold, ask(0), "host");
+    hit = ask(0);
+    cached = hit.cached;
+    same(&cold, hit, "host");
     until_read("host");
+    until_hit("host", cached);
     ts_answer_free(&cold);
 }
 
