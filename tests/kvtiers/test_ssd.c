@@ -417,6 +417,113 @@ Test(ssd, failed_writes_and_flushes_are_not_published)
         }
 }
 
+/* ---- flushes ---- */
+
+static uint64_t flushes(struct rig *r)
+{
+    struct kv_storage_stats s;
+    r->storage->ops->stat(r->storage, &s);
+    return s.syncs;
+}
+
+enum { STORES = 8, EACH = 3 };
+
+static void stores_begin(struct rig *r, struct ts_op *o, int first, int n)
+{
+    for (int i = 0; i < n; i++) {
+        int blocks[EACH];
+        for (int k = 0; k < EACH; k++)
+            blocks[k] = (first + i) * EACH + k;
+        ts_op_begin(&o[i], r->tier, &r->layout, TS_STORE, blocks, EACH);
+    }
+}
+
+static int stores_done(const struct ts_op *o, int n)
+{
+    int done = 0;
+    for (int i = 0; i < n; i++)
+        done += o[i].done;
+    return done;
+}
+
+static void stores_free(struct ts_op *o, int n)
+{
+    for (int i = 0; i < n; i++) {
+        cr_assert_eq(o[i].done, 1);
+        cr_assert_eq(o[i].op.count, EACH);
+        ts_op_free(&o[i]);
+    }
+}
+
+/* Stores that come together share one flush of the blocks and one of the index; what comes while these run shares the
+ * next ones. A store alone has both to itself. */
+Test(ssd, many_stores_cost_one_flush)
+{
+    struct rig r;
+    static struct ts_op o[STORES];
+    rig_new(&r, 70, 200);
+    uint64_t before = flushes(&r);
+    for (int i = 0; i < 2; i++)
+        cr_assert(store(&r, 100 + i));
+    cr_assert_eq(flushes(&r) - before, 4u, "one after the other they share nothing");
+    before = flushes(&r);
+    stores_begin(&r, o, 0, STORES);
+    ts_turn(r.storage);
+    cr_assert_eq(flushes(&r) - before, 2u, "%d flushes for %d stores", (int)(flushes(&r) - before), STORES);
+    stores_free(o, STORES);
+    before = flushes(&r);
+    kv_disk_hold(r.disk, KV_IO_SYNC, NULL, true);
+    stores_begin(&r, o, STORES, 1);
+    ts_turn(r.storage);
+    stores_begin(&r, o + 1, STORES + 1, STORES - 1);
+    ts_turn(r.storage);
+    cr_assert_eq(stores_done(o, STORES), 0);
+    kv_disk_hold(r.disk, KV_IO_SYNC, NULL, false);
+    ts_turn(r.storage);
+    cr_assert_eq(flushes(&r) - before, 4u, "%d flushes for one store and those behind it", (int)(flushes(&r) - before));
+    stores_free(o, STORES);
+    rig_free(&r);
+}
+
+/* A store that waits for its flush, of the blocks or of the index, is neither answered nor found, and after a loss of
+ * power nothing of it was promised. */
+Test(ssd, nothing_is_durable_before_its_flush)
+{
+    static const char *const file[] = {"weft-kv.000", "weft-kv.index"};
+    static struct ts_op o[STORES];
+    for (int f = 0; f < 2; f++)
+        for (int lost = 0; lost < 2; lost++) {
+            struct rig r;
+            rig_new(&r, (uint64_t)(71 + f), 200);
+            uint64_t before = flushes(&r);
+            kv_disk_hold(r.disk, KV_IO_SYNC, file[f], true);
+            stores_begin(&r, o, 0, STORES);
+            ts_turn(r.storage);
+            cr_assert_eq(flushes(&r) - before, (uint64_t)f, "the blocks are flushed before the index is");
+            cr_assert_eq(stores_done(o, STORES), 0, "answered before the flush of %s", file[f]);
+            for (int i = 0; i < STORES * EACH; i++)
+                cr_assert_not(has(&r, i), "block %d is found before the flush of %s", i, file[f]);
+            cr_assert_eq(stat(&r).stored, 0u);
+            if (lost) {
+                rig_crash(&r, KV_CRASH_POWER);
+                kv_disk_hold(r.disk, KV_IO_SYNC, file[f], false);
+                for (int i = 0; i < STORES; i++)
+                    ts_op_free(&o[i]);
+                rig_open(&r);
+                for (int i = 0; i < STORES * EACH; i++)
+                    cr_assert(!has(&r, i) || read_back(&r, i), "what is named is there");
+                cr_assert_eq(stat(&r).bad, 0u);
+            } else {
+                kv_disk_hold(r.disk, KV_IO_SYNC, file[f], false);
+                ts_turn(r.storage);
+                stores_free(o, STORES);
+                for (int i = 0; i < STORES * EACH; i++)
+                    cr_assert(read_back(&r, i), "block %d", i);
+            }
+            rig_free(&r);
+        }
+}
+
 /* Row 52: short reads go on until all is there; at the end of the file they are a miss. */
 Test(ssd, short_reads_are_continued)
 {
