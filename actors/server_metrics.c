@@ -7,6 +7,7 @@
 
 #include "actors/gateway/bytes.h"
 #include "actors/server_impl.h"
+#include "actors/speculate_start.h"
 #include "config/version.h"
 
 static void head(struct gw_bytes *b, const char *name, const char *type, const char *help)
@@ -128,6 +129,7 @@ int server_plan_http(struct act_server *s, const char *key, const char *address,
     snprintf(set->numerics, sizeof set->numerics, "cpu/%s", s->m->exec.be->name);
     set->started_at = time(NULL);
     set->revision = s->m->ck->revision;
+    act_speculation_describe(&s->engine, set->speculation, sizeof set->speculation);
     set->context = s->engine.limits.context;
     set->threads = mdl_team_size(s->m->team);
     set->stuck_ns = c->limits.stuck_us * 1000;

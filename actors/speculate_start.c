@@ -100,3 +100,15 @@ int act_speculation_prepare(const struct cfg_config *c, struct act_log *log, boo
                       calibrated(&e->calibration, list));
     return r;
 }
+
+void act_speculation_describe(const struct act_engine *e, char *out, size_t size)
+{
+    const char *acceptance = e->rejection ? "rejection" : "match";
+    if (e->plan.mode == ACT_PLAN_OFF)
+        snprintf(out, size, "off");
+    else if (e->plan.mode == ACT_PLAN_FIXED)
+        snprintf(out, size, "fixed: %d a step, acceptance %s", e->plan.length, acceptance);
+    else
+        snprintf(out, size, "dynamic: up to %d a step, budget %s, acceptance %s", e->plan.length,
+                 e->plan.budget == ACT_PLAN_EARLY_STOP ? "early_stop" : "lagged", acceptance);
+}

@@ -14,4 +14,7 @@ struct act_log;
 int act_speculation_prepare(const struct cfg_config *c, struct act_log *log, bool decodes, struct act_engine *e,
                             struct cfg_error *err);
 
+/* How an engine drafts, in words for people: "off", "fixed: 3 a step, acceptance match". After prepare. */
+void act_speculation_describe(const struct act_engine *e, char *out, size_t size);
+
 #endif

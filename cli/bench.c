@@ -8,6 +8,7 @@
 #include "cli/bench_exchange.h"
 #include "cli/bench_kv.h"
 #include "cli/bench_overlap.h"
+#include "cli/bench_prefill.h"
 #include "cli/bench_serve.h"
 #include "cli/bench_transport.h"
 #include "cli/cli.h"
@@ -20,6 +21,7 @@ static const struct cli_command benches[] = {
     {"exchange", "the expert exchange behind compute, with an injected link delay", cli_bench_exchange_run},
     {"kv", "reading and writing each tier, beside memcpy and fio", cli_bench_kv_run},
     {"overlap", "first token of a hit whose rows come from a slow tier", cli_bench_overlap_run},
+    {"prefill", "one prompt alone through the model: step time over lengths and chunks", cli_bench_prefill_run},
     {"serve", "a server under load: first token, between tokens, queueing, throughput", cli_bench_serve_run},
     {"transport", "frames and puts of each provider, beside what is under it", cli_bench_transport_run},
     {NULL, NULL, NULL},

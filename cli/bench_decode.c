@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +11,7 @@
 #include "actors/speculate.h"
 #include "actors/steptime_file.h"
 #include "cli/cli.h"
+#include "cli/conditions.h"
 #include "cli/engine.h"
 #include "cli/files.h"
 #include "cli/options.h"
@@ -237,18 +237,10 @@ static int run_all(struct bench *b)
 
 static int parse_loads(struct bench *b)
 {
-    char text[512];
-    snprintf(text, sizeof text, "%s", b->loads);
-    for (char *save, *at = strtok_r(text, ",", &save); at; at = strtok_r(NULL, ",", &save)) {
-        if (b->n_loads == BD_LOADS)
-            return cfg_error_set(&b->err, EINVAL, "--concurrency takes at most %d numbers", BD_LOADS);
-        int r = cli_parse_int(at, "--concurrency", 1, 1024, &b->load[b->n_loads], &b->err);
-        if (r)
-            return r;
-        b->most = b->load[b->n_loads] > b->most ? b->load[b->n_loads] : b->most;
-        b->n_loads++;
-    }
-    return b->n_loads ? 0 : cfg_error_set(&b->err, EINVAL, "--concurrency names no load");
+    int r = cli_parse_ints(b->loads, "--concurrency", 1, 1024, BD_LOADS, b->load, &b->n_loads, &b->err);
+    for (int i = 0; i < b->n_loads && !r; i++)
+        b->most = b->load[i] > b->most ? b->load[i] : b->most;
+    return r;
 }
 
 static int parse_modes(struct bench *b)
@@ -427,43 +419,24 @@ static int read_calibration(struct bench *b)
     return r == -ENOENT ? 0 : r;
 }
 
-static void text_value(json_t *to, const char *key, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-static void text_value(json_t *to, const char *key, const char *fmt, ...)
-{
-    char text[400];
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
-    va_end(ap);
-    json_object_set_new(to, key, json_string(text));
-}
-
 static void gather_conditions(struct bench *b)
 {
     static const char *const sources[] = {"the model's own drafts",
                                           "synthetic: each draft kept with its stated confidence",
                                           "synthetic: every draft kept"};
-    struct act_steptime_identity id;
     json_t *c = b->results.conditions = json_object();
-    const char *slash = strrchr(b->model_dir, '/');
-    double load[1] = {0};
-    if (getloadavg(load, 1) < 1)
-        load[0] = NAN;
-    act_steptime_identity(b->m, b->most, 0, &id);
-    text_value(c, "model", "%s, revision %016llx, %d + 0 experts", slash && slash[1] ? slash + 1 : b->model_dir,
-               (unsigned long long)b->m->ck->revision, b->m->cfg->n_experts);
-    text_value(c, "machine", "%s (%s), load average %.2f before", id.machine, id.build, load[0]);
-    text_value(c, "parallel", "1 device = this process, EP1/DP1, no redundant experts");
-    text_value(c, "context", "%d tokens, growing by up to %d and set back", b->context, b->grow);
-    text_value(c, "contents", "%s", b->text_file ? "text" : "made-up tokens");
-    text_value(c, "acceptance", "%s, temperature %g, %s confidences", sources[b->accept], b->temperature,
-               b->calibration.fitted[b->temperature > 0] ? "calibrated" : "raw");
-    text_value(c, "runs", "%d interleaved repeats of %g s%s", b->repeats, b->seconds,
-               b->clock == CLOCK_CPU ? " of processor time, one thread" : "");
+    cli_condition_model(c, b->m, b->model_dir);
+    cli_condition_set(c, "parallel", "1 device = this process, EP1/DP1, no redundant experts");
+    cli_condition_set(c, "context", "%d tokens, growing by up to %d and set back", b->context, b->grow);
+    cli_condition_set(c, "contents", "%s", b->text_file ? "text" : "made-up tokens");
+    cli_condition_set(c, "acceptance", "%s, temperature %g, %s confidences", sources[b->accept], b->temperature,
+                      b->calibration.fitted[b->temperature > 0] ? "calibrated" : "raw");
+    cli_condition_set(c, "runs", "%d interleaved repeats of %g s%s", b->repeats, b->seconds,
+                      b->clock == CLOCK_CPU ? " of processor time, one thread" : "");
     if (b->accept == ACCEPT_STATED)
-        text_value(c, "counted", "every verified draft with the chance that its coin has, not with its luck");
-    text_value(c, "planner", "%s budget, min_gain %g, probe_share %g", budget_names[b->budget], b->min_gain,
-               b->probe_share);
+        cli_condition_set(c, "counted", "every verified draft with the chance that its coin has, not with its luck");
+    cli_condition_set(c, "planner", "%s budget, min_gain %g, probe_share %g", budget_names[b->budget], b->min_gain,
+                      b->probe_share);
 }
 
 /* What the published decode curve was made on, what of it this command has no form for on any machine, and what this

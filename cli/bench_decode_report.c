@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cli/bench_decode.h"
+#include "cli/conditions.h"
 #include "cli/plot.h"
 #include "model/json_file.h"
 
@@ -199,14 +200,6 @@ bool bd_judge(const struct bd_results *r, int load, struct bd_verdict *v)
 
 /* ---- text ---- */
 
-static void print_conditions(const struct bd_results *r)
-{
-    const char *key;
-    json_t *value;
-    json_object_foreach (r->conditions, key, value)
-        printf("%-11s %s\n", key, json_string_value(value));
-}
-
 static void print_number(double v, int width, int digits)
 {
     if (isnan(v))
@@ -285,7 +278,7 @@ void bd_print(const struct bd_results *r)
     int loads[BD_LOADS], modes[BD_MODES], n_loads = list_loads(r, loads), n_modes = list_modes(r, modes), longest = 0;
     for (int m = 0; m < n_modes; m++)
         longest = modes[m] > longest ? modes[m] : longest;
-    print_conditions(r);
+    cli_conditions_print(r->conditions);
     bool assumed = !isnan(r->convert);
     static const char head[] = "%5s %-8s %10s %8s %9s %10s %8s %8s %8s %8s %8s %9s %6s %9s %6s%s\n";
     putchar('\n');
@@ -442,8 +435,7 @@ static const char *read_point(const json_t *j, struct bd_point *p)
 int bd_read_json(const char *path, struct bd_results *r, struct cfg_error *err)
 {
     size_t i;
-    json_t *root, *point, *value;
-    const char *key;
+    json_t *root, *point;
     if (mdl_json_file(path, &root, err))
         return -EINVAL; /* whatever is wrong with it: the command line named it */
     json_t *points = json_object_get(root, "points"), *rate = json_object_get(root, "convert_rate");
@@ -454,9 +446,7 @@ int bd_read_json(const char *path, struct bd_results *r, struct cfg_error *err)
                   ? cfg_error_set(err, EINVAL, "%s is no result of `weft bench decode --json`", path)
                   : 0;
     if (!bad)
-        json_object_foreach (r->conditions, key, value)
-            if (!json_is_string(value))
-                bad = cfg_error_set(err, EINVAL, "%s: condition \"%.60s\" is no text", path, key);
+        bad = cli_conditions_check(r->conditions, path, err);
     if (!bad)
         json_array_foreach (points, i, point) {
             struct bd_point p;
@@ -470,31 +460,6 @@ int bd_read_json(const char *path, struct bd_results *r, struct cfg_error *err)
 }
 
 /* ---- plot ---- */
-
-/* Inside of double quotes of gnuplot, without its markup. */
-static void put_text(struct cli_plot *p, const char *s)
-{
-    for (; *s; s++)
-        if (*s == '"' || *s == '\\')
-            cli_plot_printf(p, "'");
-        else if ((unsigned char)*s >= 32)
-            cli_plot_printf(p, "%c", *s);
-}
-
-static void plot_conditions(const struct bd_results *r, struct cli_plot *p)
-{
-    const char *key;
-    json_t *value;
-    int line = 0;
-    json_object_foreach (r->conditions, key, value) {
-        cli_plot_printf(p, "set label %d \"", line + 1);
-        put_text(p, key);
-        cli_plot_printf(p, ": ");
-        put_text(p, json_string_value(value));
-        cli_plot_printf(p, "\" at screen 0.02,%g noenhanced font ',9'\n", 0.195 - 0.0205 * line);
-        line++;
-    }
-}
 
 static const char *const colours[] = {"#222222", "#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377"};
 
@@ -568,12 +533,13 @@ int bd_plot(const struct bd_results *r, const char *path, struct cfg_error *err)
     plot_data(r, p, modes, n_modes, loads, n_loads);
     int changes = plot_changes(r, p, modes, n_modes, loads, n_loads);
     bool dynamic = n_modes && modes[n_modes - 1] == BD_DYNAMIC;
-    plot_conditions(r, p);
+    double bottom = cli_plot_conditions(p, r->conditions), legend = bottom + 0.055;
+    bottom += changes ? 0.145 : 0.09;
     cli_plot_printf(p,
-                    "set multiplot\nset grid lc rgb '#dddddd'\nset key font ',9' top right\n"
-                    "set lmargin at screen 0.08\nset rmargin at screen %g\nset bmargin at screen 0.29\n"
+                    "set multiplot\nset grid lt 1 lw 0.7 lc rgb '#e0e0e0'\nset key font ',9' top right\n"
+                    "set lmargin at screen 0.08\nset rmargin at screen %g\nset bmargin at screen %g\n"
                     "set tmargin at screen 0.93\n",
-                    changes ? 0.53 : 0.97);
+                    changes ? 0.53 : 0.97, bottom);
     if (isnan(r->convert))
         cli_plot_printf(p, "set title 'Speed per user against throughput per device (tokens emitted)'\n"
                            "set xlabel 'tokens per second and user'\nset ylabel 'tokens per second and device'\n");
@@ -583,7 +549,7 @@ int bd_plot(const struct bd_results *r, const char *path, struct cfg_error *err)
                         "set xlabel 'tokens per second and user = steps x (1 + drafts x %g), assumed rate'\n"
                         "set ylabel 'tokens per second and device, converted'\n",
                         r->convert);
-    cli_plot_printf(p, "set xrange [0:*]\nset yrange [0:*]\nplot ");
+    cli_plot_printf(p, "set xrange [0:*]\nset yrange [0:*]\nset offsets 0, graph 0.04, graph 0.04, 0\nplot ");
     for (int m = 0; m < n_modes; m++) {
         char name[16];
         bd_mode_name(modes[m], name);
@@ -597,12 +563,14 @@ int bd_plot(const struct bd_results *r, const char *path, struct cfg_error *err)
         cli_plot_printf(p, ", $m%d using 1:2:4 with labels offset 1.2,0.6 font ',8' notitle", n_modes - 1);
     cli_plot_printf(p, "\n");
     if (changes) {
-        cli_plot_printf(p,
-                        "unset label\nset lmargin at screen 0.62\nset rmargin at screen 0.97\n"
-                        "set title 'Change of throughput'\nset xlabel 'sequences at a time'\n"
-                        "set ylabel 'per cent' offset 1,0\nset logscale x 2\nset xrange [%g:%g]\nset yrange [*:*]\n"
-                        "set xzeroaxis lt -1 lw 1.5\nset key at screen 0.99,0.21 font ',8' spacing 0.9\nplot ",
-                        0.8 * loads[0], 1.25 * loads[n_loads - 1]);
+        cli_plot_printf(
+            p,
+            "unset label\nunset offsets\nset lmargin at screen 0.62\nset rmargin at screen 0.97\n"
+            "set title 'Change of throughput'\nset xlabel 'sequences at a time'\n"
+            "set ylabel 'per cent' offset 1,0\nset logscale x 2\nset xrange [%g:%g]\nset yrange [*:*]\n"
+            "set xzeroaxis lt -1 lw 1.5\nset key at screen 0.99,%g right top vertical maxrows 3 font ',9' spacing 0.9\n"
+            "plot ",
+            0.8 * loads[0], 1.25 * loads[n_loads - 1], legend);
         for (int m = 0; m < n_modes; m++) {
             char name[16];
             bd_mode_name(modes[m], name);

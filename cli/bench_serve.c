@@ -14,34 +14,19 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cli/bench_serve_report.h"
 #include "cli/cli.h"
 #include "cli/load_client.h"
 #include "cli/options.h"
 #include "cli/progress.h"
 
-enum { POINTS_MAX = 32, QUANTILES = 3, PROMPTS_MAX = 100000 };
-
-static const double quantile[QUANTILES] = {0.5, 0.9, 0.99};
+enum { PROMPTS_MAX = 100000 };
 
 struct arguments {
-    const char *url, *model, *config, *prompts, *concurrency, *rate, *json, *csv;
+    const char *url, *model, *config, *prompts, *concurrency, *rate, *json, *csv, *plot, *from;
     int requests, warmup, prompt_tokens, max_tokens, seed;
     double limit;
     bool gateway;
-};
-
-/* One row of the table. Times in seconds. */
-enum column { FIRST_TOKEN, INTER_TOKEN, END_TO_END, QUEUE, PREFILL, FIRST_DELIVERY, DELIVERY, COLUMNS };
-static const char *const column_name[COLUMNS] = {"first_token", "inter_token",    "end_to_end", "queue",
-                                                 "prefill",     "first_delivery", "delivery"};
-
-struct point {
-    bool open;
-    double load;                          /* requests at a time, or per second */
-    int requests, whole, refused, failed; /* refused: 429 and 503; failed: anything else that is not a whole answer */
-    double seconds;
-    int64_t prompt_tokens, output_tokens;
-    double value[COLUMNS][QUANTILES], mean[COLUMNS];
 };
 
 struct bench {
@@ -52,9 +37,7 @@ struct bench {
     char **body; /* [n_bodies] */
     int n_bodies;
     uint64_t random;
-    json_t *conditions;
-    struct point point[POINTS_MAX];
-    int n_points;
+    struct bs_results results;
 };
 
 static double uniform(struct bench *b)
@@ -191,60 +174,14 @@ static int read_prompts(struct bench *b, struct cfg_error *err)
     return r || b->n_bodies ? r : cfg_error_set(err, EINVAL, "%s holds no prompt; write one per line", b->a.prompts);
 }
 
-/* ---- figures ---- */
-
-static void set_column(struct point *p, enum column c, struct load_list *l)
-{
-    double sum = 0;
-    for (int q = 0; q < QUANTILES; q++)
-        p->value[c][q] = load_list_quantile(l, quantile[q]);
-    for (size_t i = 0; i < l->n; i++)
-        sum += l->v[i];
-    p->mean[c] = l->n ? sum / (double)l->n : NAN;
-}
-
-static void count_sample(struct point *p, const struct load_sample *s)
-{
-    p->requests++;
-    p->whole += s->whole;
-    p->refused += s->status == 429 || s->status == 503;
-    p->failed += !s->whole && s->status != 429 && s->status != 503;
-    p->prompt_tokens += s->whole ? s->prompt_tokens : 0;
-    p->output_tokens += s->whole ? s->output_tokens : 0;
-}
-
-static void take_figures(struct point *p, struct load_run *run, int n)
-{
-    struct load_list first = {0}, end = {0}, queue = {0}, prefill = {0};
-    for (int i = 0; i < n; i++) {
-        const struct load_sample *s = &run->sample[i];
-        count_sample(p, s);
-        if (s->first > 0)
-            load_list_add(&first, s->first - s->start);
-        if (s->whole)
-            load_list_add(&end, s->end - s->start);
-        if (s->queue >= 0)
-            load_list_add(&queue, s->queue);
-        if (s->prefill >= 0)
-            load_list_add(&prefill, s->prefill);
-    }
-    p->seconds = run->ended - run->began;
-    struct load_list *const lists[COLUMNS] = {&first,        &run->gap, &end, &queue, &prefill, &run->first_delivery,
-                                              &run->delivery};
-    for (int c = 0; c < COLUMNS; c++)
-        set_column(p, (enum column)c, lists[c]);
-    free(first.v);
-    free(end.v);
-    free(queue.v);
-    free(prefill.v);
-}
+/* ---- runs ---- */
 
 static void show_progress(void *ctx, int done)
 {
     cli_progress_update(ctx, done);
 }
 
-static int run_load(struct bench *b, bool open, double load, int requests, int first_body, struct point *p,
+static int run_load(struct bench *b, bool open, double load, int requests, int first_body, struct bs_point *p,
                     struct cfg_error *err)
 {
     struct cli_progress progress;
@@ -268,9 +205,9 @@ static int run_load(struct bench *b, bool open, double load, int requests, int f
                                        .ctx = &progress};
         r = load_run(&b->target, &plan, &run, err);
         cli_progress_end(&progress);
-        *p = (struct point){.open = open, .load = load};
+        *p = (struct bs_point){.open = open, .load = load};
         if (!r)
-            take_figures(p, &run, requests);
+            bs_take(p, &run, requests);
         load_run_free(&run);
     }
     free(arrival);
@@ -289,10 +226,11 @@ static int run_points(struct bench *b, const char *list, bool open, struct cfg_e
         if (end == at || (*end && *end != ',') || !(v > 0) || v > 1e6 || (!open && v != floor(v)))
             return cfg_error_set(err, EINVAL, "--%s %s: give %s above 0, separated by commas",
                                  open ? "rate" : "concurrency", list, open ? "numbers" : "integers");
-        if (b->n_points == POINTS_MAX)
-            return cfg_error_set(err, EINVAL, "more than %d points; give fewer", POINTS_MAX);
-        r = run_load(b, open, v, b->a.requests, b->a.warmup + b->n_points * b->a.requests, &b->point[b->n_points], err);
-        b->n_points += !r;
+        if (b->results.n == BS_POINTS_MAX)
+            return cfg_error_set(err, EINVAL, "more than %d points; give fewer", BS_POINTS_MAX);
+        r = run_load(b, open, v, b->a.requests, b->a.warmup + b->results.n * b->a.requests,
+                     &b->results.point[b->results.n], err);
+        b->results.n += !r;
         at = *end ? end + 1 : end;
     }
     return r;
@@ -338,107 +276,6 @@ static json_t *gather_conditions(struct bench *b, struct cfg_error *err)
                      "max_tokens", b->a.max_tokens, "warmup", b->a.warmup, "seed", b->a.seed);
 }
 
-/* ---- output ---- */
-
-static void print_table(const struct bench *b)
-{
-    const json_t *c = b->conditions, *v = json_object_get(c, "server");
-    printf("model %s (%s, %d threads), weft %s, %s, %s\n", json_string_value(json_object_get(v, "model")),
-           json_string_value(json_object_get(v, "numerics")), (int)json_integer_value(json_object_get(v, "threads")),
-           json_string_value(json_object_get(v, "version")), json_string_value(json_object_get(c, "cpu")),
-           b->server ? "server started here, on the same machine" : b->url);
-    printf("%d CPUs with a load of %.1f before; %d requests per row, %d output tokens each; times in ms as "
-           "p50/p90/p99\n\n",
-           (int)json_integer_value(json_object_get(c, "cpus")),
-           json_real_value(json_object_get(c, "load_average_before")), b->a.requests, b->a.max_tokens);
-    printf("%-12s %9s %7s %9s %9s  %-22s %-22s %-24s %-22s\n", "load", "whole", "refused", "req/s", "tok/s",
-           "first token", "between pieces", "end to end", "queue");
-    for (int i = 0; i < b->n_points; i++) {
-        const struct point *p = &b->point[i];
-        char load[24], whole[24];
-        snprintf(load, sizeof load, p->open ? "%g /s" : "%g at once", p->load);
-        snprintf(whole, sizeof whole, "%d/%d", p->whole, p->requests);
-        printf("%-12s %9s %7d %9.2f %9.1f", load, whole, p->refused, p->whole / p->seconds,
-               (double)p->output_tokens / p->seconds);
-        static const enum column shown[] = {FIRST_TOKEN, INTER_TOKEN, END_TO_END, QUEUE};
-        for (size_t k = 0; k < sizeof shown / sizeof *shown; k++) {
-            char text[40];
-            const double *q = p->value[shown[k]];
-            snprintf(text, sizeof text, "%.1f/%.1f/%.1f", 1e3 * q[0], 1e3 * q[1], 1e3 * q[2]);
-            printf("  %-*s", k == 2 ? 22 : 20, text);
-        }
-        putchar('\n');
-    }
-    if (!b->a.gateway)
-        return;
-    puts("\nfrom the making of a token in the engine to its arrival at the client, us as p50/p90/p99 (target: 1000):");
-    for (int i = 0; i < b->n_points; i++) {
-        const struct point *p = &b->point[i];
-        const double *f = p->value[FIRST_DELIVERY], *d = p->value[DELIVERY];
-        printf("  %g %s: first token %.0f/%.0f/%.0f, later ones %.0f/%.0f/%.0f\n", p->load, p->open ? "/s" : "at once",
-               1e6 * f[0], 1e6 * f[1], 1e6 * f[2], 1e6 * d[0], 1e6 * d[1], 1e6 * d[2]);
-    }
-}
-
-static json_t *number(double v)
-{
-    return isfinite(v) ? json_real(v) : json_null();
-}
-
-static json_t *point_json(const struct point *p)
-{
-    json_t *j = json_pack("{s:s,s:f,s:i,s:i,s:i,s:i,s:f,s:I,s:I,s:f,s:f}", "loop", p->open ? "open" : "closed",
-                          p->open ? "requests_per_second" : "concurrency", p->load, "requests", p->requests, "whole",
-                          p->whole, "refused", p->refused, "failed", p->failed, "seconds", p->seconds, "prompt_tokens",
-                          (json_int_t)p->prompt_tokens, "output_tokens", (json_int_t)p->output_tokens,
-                          "output_tokens_per_second", (double)p->output_tokens / p->seconds, "requests_done_per_second",
-                          p->whole / p->seconds);
-    for (int c = 0; c < COLUMNS; c++) {
-        char key[64];
-        snprintf(key, sizeof key, "%s_seconds", column_name[c]);
-        json_object_set_new(j, key,
-                            json_pack("{s:o,s:o,s:o,s:o}", "p50", number(p->value[c][0]), "p90", number(p->value[c][1]),
-                                      "p99", number(p->value[c][2]), "mean", number(p->mean[c])));
-    }
-    return j;
-}
-
-static int write_json(const struct bench *b, struct cfg_error *err)
-{
-    json_t *points = json_array(), *all;
-    for (int i = 0; i < b->n_points; i++)
-        json_array_append_new(points, point_json(&b->point[i]));
-    all = json_pack("{s:O,s:o}", "conditions", b->conditions, "points", points);
-    int r = !all || json_dump_file(all, b->a.json, JSON_INDENT(1) | JSON_REAL_PRECISION(9));
-    json_decref(all);
-    return r ? cfg_error_set(err, EIO, "%s cannot be written", b->a.json) : 0;
-}
-
-static int write_csv(const struct bench *b, struct cfg_error *err)
-{
-    FILE *f = fopen(b->a.csv, "we");
-    if (!f)
-        return cfg_error_set(err, errno, "%s: %s", b->a.csv, strerror(errno));
-    fputs("loop,load,requests,whole,refused,failed,seconds,prompt_tokens,output_tokens,output_tokens_per_second", f);
-    for (int c = 0; c < COLUMNS; c++)
-        fprintf(f, ",%s_p50,%s_p90,%s_p99,%s_mean", column_name[c], column_name[c], column_name[c], column_name[c]);
-    fputc('\n', f);
-    for (int i = 0; i < b->n_points; i++) {
-        const struct point *p = &b->point[i];
-        fprintf(f, "%s,%g,%d,%d,%d,%d,%.6f,%lld,%lld,%.3f", p->open ? "open" : "closed", p->load, p->requests, p->whole,
-                p->refused, p->failed, p->seconds, (long long)p->prompt_tokens, (long long)p->output_tokens,
-                (double)p->output_tokens / p->seconds);
-        for (int c = 0; c < COLUMNS; c++) {
-            for (int q = 0; q <= QUANTILES; q++) {
-                double v = q < QUANTILES ? p->value[c][q] : p->mean[c];
-                fprintf(f, isfinite(v) ? ",%.9f" : ",", v);
-            }
-        }
-        fputc('\n', f);
-    }
-    return fclose(f) ? cfg_error_set(err, EIO, "%s cannot be written", b->a.csv) : 0;
-}
-
 /* ---- the command ---- */
 
 static int count_points(const char *list)
@@ -451,7 +288,7 @@ static int count_points(const char *list)
 
 static int work(struct bench *b, struct cfg_error *err)
 {
-    struct point warm;
+    struct bs_point warm;
     int points = count_points(b->a.concurrency) + count_points(b->a.rate);
     int r = b->a.url ? 0 : start_server(b, err);
     if (b->a.url)
@@ -462,7 +299,7 @@ static int work(struct bench *b, struct cfg_error *err)
     b->target.trace = b->a.gateway;
     if (!r)
         r = b->a.prompts ? read_prompts(b, err) : make_prompts(b, b->a.warmup + points * b->a.requests, err);
-    if (!r && !(b->conditions = gather_conditions(b, err)))
+    if (!r && !(b->results.conditions = gather_conditions(b, err)))
         r = -EPROTO;
     if (!r && b->a.warmup)
         r = run_load(b, false, 1, b->a.warmup, 0, &warm, err);
@@ -475,13 +312,17 @@ static int work(struct bench *b, struct cfg_error *err)
         r = run_points(b, b->a.concurrency, false, err);
     if (!r && b->a.rate)
         r = run_points(b, b->a.rate, true, err);
-    if (!r)
-        print_table(b);
-    if (!r && b->a.json)
-        r = write_json(b, err);
-    if (!r && b->a.csv)
-        r = write_csv(b, err);
     return r;
+}
+
+static int report(const struct bench *b, struct cfg_error *err)
+{
+    const struct arguments *a = &b->a;
+    bs_print(&b->results, a->gateway);
+    int r = a->json ? bs_write_json(&b->results, a->json, err) : 0;
+    if (!r && a->csv)
+        r = bs_write_csv(&b->results, a->csv, err);
+    return !r && a->plot ? bs_plot(&b->results, a->plot, err) : r;
 }
 
 int cli_bench_serve_run(int argc, char **argv)
@@ -516,10 +357,14 @@ int cli_bench_serve_run(int argc, char **argv)
          "runs already needs security.debug = true and the same machine"},
         {CLI_TEXT, "json", 0, &a->json, "FILE", "write conditions and figures"},
         {CLI_TEXT, "csv", 0, &a->csv, "FILE", "write the figures, one row per point"},
+        {CLI_TEXT, "plot", 0, &a->plot, "FILE",
+         "draw FILE.svg or FILE.png: first token, time between pieces, speed per user against\n"
+         "throughput (needs gnuplot)"},
+        {CLI_TEXT, "from", 0, &a->from, "FILE", "measure nothing: report on a --json file of an earlier run"},
         {.kind = CLI_END},
     };
     const struct cli_usage usage = {
-        .synopsis = "bench serve [options]",
+        .synopsis = "bench serve [options]\nbench serve --from FILE.json [options]",
         .intro = "Puts load on a server and reports what its clients see: time to the first token, between pieces of "
                  "text, to\n"
                  "the end; the server's own time of queueing; tokens per second. WEFT_API_KEY: the key to send.",
@@ -531,12 +376,14 @@ int cli_bench_serve_run(int argc, char **argv)
     if (!a->concurrency && !a->rate)
         a->concurrency = "1,2,4,8";
     b.random = (uint64_t)a->seed;
-    int r = work(&b, &err);
+    int r = a->from ? bs_read_json(a->from, &b.results, &err) : work(&b, &err);
+    if (!r)
+        r = report(&b, &err);
     stop_server(&b);
     load_target_clear(&b.target);
     for (int i = 0; i < b.n_bodies; i++)
         free(b.body[i]);
     free(b.body);
-    json_decref(b.conditions);
+    json_decref(b.results.conditions);
     return r ? cli_error(r == -EINVAL ? CLI_USAGE : CLI_FAILED, "bench serve: %s", err.msg) : CLI_OK;
 }

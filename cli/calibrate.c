@@ -365,8 +365,6 @@ static void plot_series(struct cli_plot *p, const struct mdl_probes *held, const
     cli_plot_printf(p, "EOD\n");
 }
 
-static const char *const colours[] = {"#4477aa", "#ee6677", "#228833", "#aa3377", "#66ccee", "#ccbb44", "#222222"};
-
 /* Reliability before and after, of the first choice that has probes, on the half that the fit behind it did not see. */
 static int plot(struct calibrate *c, enum mdl_choice choice)
 {
@@ -399,7 +397,7 @@ static int plot(struct calibrate *c, enum mdl_choice choice)
             for (int k = 0; k < c->block; k++)
                 cli_plot_printf(
                     p, ", $%s index %d using 1:2 with linespoints pt 7 ps 0.7 lw 1.5 lc rgb '%s' title 'draft %d'",
-                    series[s], k, colours[k % (int)(sizeof colours / sizeof *colours)], k + 1);
+                    series[s], k, cli_plot_colour(k), k + 1);
             cli_plot_printf(p, "\nunset label\nunset key\n"); /* one for both */
         }
         cli_plot_printf(p, "unset multiplot\n");

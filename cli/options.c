@@ -61,6 +61,26 @@ int cli_parse_double(const char *text, const char *what, double min, double max,
     return 0;
 }
 
+int cli_parse_ints(const char *text, const char *what, int min, int max, int most, int *out, int *n,
+                   struct cfg_error *err)
+{
+    char one[32];
+    *n = 0;
+    for (const char *at = text;; at++) {
+        size_t len = strcspn(at, ",");
+        if (*n == most)
+            return cfg_error_set(err, EINVAL, "%s takes at most %d numbers", what, most);
+        snprintf(one, sizeof one, "%.*s", (int)(len < sizeof one ? len : sizeof one), at);
+        int r = cli_parse_int(one, what, min, max, &out[*n], err);
+        if (r)
+            return r;
+        ++*n;
+        at += len;
+        if (!*at)
+            return 0;
+    }
+}
+
 int cli_parse_choice(const char *text, const char *what, const char *const *choices, int *out, struct cfg_error *err)
 {
     char all[512] = "";

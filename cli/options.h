@@ -60,6 +60,9 @@ int cli_parse_int64(const char *text, const char *what, int64_t min, int64_t max
 int cli_parse_int(const char *text, const char *what, int min, int max, int *out, struct cfg_error *err);
 int cli_parse_uint64(const char *text, const char *what, uint64_t *out, struct cfg_error *err);
 int cli_parse_double(const char *text, const char *what, double min, double max, double *out, struct cfg_error *err);
+/* "1,2,4" into out [most]. *n: how many there are, at least 1. */
+int cli_parse_ints(const char *text, const char *what, int min, int max, int most, int *out, int *n,
+                   struct cfg_error *err);
 int cli_parse_choice(const char *text, const char *what, const char *const *choices, int *out, struct cfg_error *err);
 
 #endif

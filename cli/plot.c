@@ -9,9 +9,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+enum { WIDTH = 1100, HEIGHT = 700, CONDITION_PIXELS = 15 };
+static const double CHARACTER_PIXELS = 6.1; /* of the conditions' font, wide ones included */
+
 struct cli_plot {
     const char *file;
     FILE *to;
+    int width, height;
 };
 
 static int has_gnuplot(void)
@@ -20,6 +24,11 @@ static int has_gnuplot(void)
 }
 
 int cli_plot_begin(const char *file, struct cli_plot **out, struct cfg_error *err)
+{
+    return cli_plot_begin_sized(file, WIDTH, HEIGHT, out, err);
+}
+
+int cli_plot_begin_sized(const char *file, int width, int height, struct cli_plot **out, struct cfg_error *err)
 {
     const char *dot = strrchr(file, '.');
     *out = NULL;
@@ -31,14 +40,14 @@ int cli_plot_begin(const char *file, struct cli_plot **out, struct cfg_error *er
     struct cli_plot *p = malloc(sizeof *p);
     if (!p)
         return cfg_error_set(err, ENOMEM, "plot: out of memory");
-    *p = (struct cli_plot){file, popen("gnuplot", "w")};
+    *p = (struct cli_plot){file, popen("gnuplot", "w"), width, height};
     if (!p->to) {
         free(p);
         return cfg_error_set(err, errno, "gnuplot does not start: %s", strerror(errno));
     }
-    const char *terminal = strcmp(dot, ".svg") ? "pngcairo size 1100,700 font 'sans,11'"
-                                               : "svg size 1100,700 dynamic background rgb 'white' font 'sans,13'";
-    fprintf(p->to, "set terminal %s\nset output '%s'\n", terminal, file);
+    const char *rest = strcmp(dot, ".svg") ? "font 'sans,11'" : "dynamic background rgb 'white' font 'sans,13'";
+    fprintf(p->to, "set terminal %s size %d,%d %s\nset output '%s'\n", strcmp(dot, ".svg") ? "pngcairo" : "svg", width,
+            height, rest, file);
     *out = p;
     return 0;
 }
@@ -49,6 +58,61 @@ void cli_plot_printf(struct cli_plot *p, const char *fmt, ...)
     va_start(ap, fmt);
     vfprintf(p->to, fmt, ap);
     va_end(ap);
+}
+
+void cli_plot_text(struct cli_plot *p, const char *text)
+{
+    for (; *text; text++)
+        if (*text == '"' || *text == '\\')
+            fputc('\'', p->to);
+        else if ((unsigned char)*text >= 32)
+            fputc(*text, p->to);
+}
+
+/* The longest beginning of a text that fits, up to a blank where there is one. */
+static size_t line_of(const char *text, size_t most)
+{
+    size_t n = strlen(text), cut = most;
+    if (n <= most)
+        return n;
+    while (cut > most / 2 && text[cut] != ' ')
+        cut--;
+    return text[cut] == ' ' ? cut : most;
+}
+
+double cli_plot_conditions(struct cli_plot *p, const json_t *conditions)
+{
+    enum { LINES = 40 };
+    char line[LINES][512];
+    size_t most = (size_t)(p->width / CHARACTER_PIXELS);
+    const char *key;
+    json_t *value;
+    int n = 0;
+    most = most < sizeof line[0] ? most : sizeof line[0] - 1;
+    json_object_foreach ((json_t *)conditions, key, value) {
+        char *all = NULL;
+        if (asprintf(&all, "%s: %s", key, json_string_value(value)) < 0)
+            continue;
+        for (const char *at = all; *at && n < LINES; n++) {
+            size_t take = line_of(at, most - (at != all ? 4 : 0));
+            snprintf(line[n], sizeof line[n], "%s%.*s", at != all ? "    " : "", (int)take, at);
+            at += take + (at[take] == ' ');
+        }
+        free(all);
+    }
+    for (int i = 0; i < n; i++) {
+        fprintf(p->to, "set label %d \"", i + 1);
+        cli_plot_text(p, line[i]);
+        fprintf(p->to, "\" at screen %g,%g noenhanced font ',9'\n", 10.0 / p->width,
+                (10.0 + CONDITION_PIXELS * (n - 1 - i)) / p->height);
+    }
+    return (10.0 + CONDITION_PIXELS * n) / p->height;
+}
+
+const char *cli_plot_colour(int i)
+{
+    static const char *const colours[] = {"#4477aa", "#ee6677", "#228833", "#aa3377", "#66ccee", "#ccbb44", "#222222"};
+    return colours[(unsigned)i % (sizeof colours / sizeof *colours)];
 }
 
 int cli_plot_end(struct cli_plot *p, struct cfg_error *err)

@@ -201,9 +201,9 @@ static void show_version(struct gw_context *g, struct gw_exchange *x)
     char revision[17];
     snprintf(revision, sizeof revision, "%016llx", (unsigned long long)g->settings.revision);
     answer_json(g, x, 200,
-                json_pack("{s:s,s:s,s:s,s:s,s:i,s:i}", "version", WEFT_VERSION, "model", g->settings.model_name,
+                json_pack("{s:s,s:s,s:s,s:s,s:i,s:i,s:s}", "version", WEFT_VERSION, "model", g->settings.model_name,
                           "model_revision", revision, "numerics", g->settings.numerics, "threads", g->settings.threads,
-                          "context", g->settings.context));
+                          "context", g->settings.context, "speculation", g->settings.speculation));
 }
 
 /* live: the loop turns, which this answer shows. ready: accepting, and no part of the engine is stuck. */

@@ -75,6 +75,7 @@ struct gw_settings {
     int64_t started_at; /* Unix seconds */
     uint64_t revision;
     char numerics[32];      /* backend and CPU path */
+    char speculation[64];   /* how many tokens are drafted, as people read it */
     int context;            /* tokens */
     int default_max_tokens; /* 0: to the end of the context */
     int max_requests;       /* at a time; more get 429 */

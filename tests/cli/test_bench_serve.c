@@ -1,12 +1,18 @@
 /* weft bench serve: both loops against a server of its own, and its files. */
 #include "tests/harness.h"
 
+#include <errno.h>
 #include <jansson.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "cli/bench_serve_report.h"
+#include "tests/support/plots.h"
 #include "tests/support/process.h"
+
+static const char recorded[] = "tests/fixtures/bench/serve-recorded.json";
 
 static size_t fields(const char *line)
 {
@@ -34,6 +40,8 @@ Test(bench_serve, both_loops_with_json_and_csv)
     cr_assert_not_null(j);
     json_t *points = json_object_get(j, "points"), *conditions = json_object_get(j, "conditions");
     cr_expect_str_eq(json_string_value(json_object_get(json_object_get(conditions, "server"), "model")), "tiny");
+    const json_t *version = json_object_get(conditions, "server");
+    cr_expect_str_eq(json_string_value(json_object_get(version, "speculation")), "fixed: 3 a step, acceptance match");
     cr_expect_eq(json_array_size(points), 3);
     size_t i;
     json_array_foreach (points, i, p) {
@@ -42,7 +50,7 @@ Test(bench_serve, both_loops_with_json_and_csv)
         cr_expect_eq(json_integer_value(json_object_get(p, "output_tokens")), 30, "five times six tokens");
         cr_expect_eq(json_integer_value(json_object_get(p, "prompt_tokens")), 200, "five times forty");
         static const char *const columns[] = {"first_token", "inter_token",    "end_to_end", "queue",
-                                              "prefill",     "first_delivery", "delivery"};
+                                              "prefill",     "first_delivery", "delivery",   "user_token"};
         for (size_t k = 0; k < sizeof columns / sizeof *columns; k++) {
             char key[64];
             snprintf(key, sizeof key, "%s_seconds", columns[k]);
@@ -53,6 +61,8 @@ Test(bench_serve, both_loops_with_json_and_csv)
         double first = json_real_value(json_object_get(json_object_get(p, "first_token_seconds"), "p99"));
         double end = json_real_value(json_object_get(json_object_get(p, "end_to_end_seconds"), "p99"));
         cr_expect_le(first, end);
+        double user = json_real_value(json_object_get(json_object_get(p, "user_token_seconds"), "p50"));
+        cr_expect(user > 0 && 5 * user <= end, "five tokens behind the first take %f s each, the whole %f", user, end);
     }
     json_decref(j);
     char *text = ts_read_file(csv, NULL), *line = text;
@@ -102,4 +112,164 @@ Test(bench_serve, what_cannot_be_measured)
     cr_expect_eq(r.status, 1);
     cr_expect(strstr(r.err, "the server did not start; `weft serve -m /nowhere` says why"), "%s", r.err);
     ts_result_free(&r);
+}
+
+/* A user's speed is of the tokens behind the first one, from first to last text, and of whole answers only; throughput
+ * is of all output tokens of whole answers over the whole run. */
+Test(bench_serve, figures_of_samples)
+{
+    struct load_sample sample[] = {
+        {.start = 0,
+         .first = 1,
+         .last = 3,
+         .end = 3.5,
+         .status = 200,
+         .prompt_tokens = 7,
+         .output_tokens = 11,
+         .whole = 1},
+        {.start = 1,
+         .first = 3,
+         .last = 4,
+         .end = 4.5,
+         .status = 200,
+         .prompt_tokens = 7,
+         .output_tokens = 2,
+         .whole = 1},
+        {.start = 2, .first = 5, .last = 9, .end = 9, .status = 200, .output_tokens = 3}, /* cut off */
+        {.start = 2, .status = 429},
+        {.start = 2,
+         .first = 4,
+         .last = 4,
+         .end = 4,
+         .status = 200,
+         .prompt_tokens = 7,
+         .output_tokens = 1,
+         .whole = 1},
+    };
+    for (size_t i = 0; i < sizeof sample / sizeof *sample; i++)
+        sample[i].queue = sample[i].prefill = -1;
+    struct load_run run = {.sample = sample, .began = 0, .ended = 10};
+    struct bs_point p = {.load = 2};
+    bs_take(&p, &run, 5);
+    cr_expect(p.requests == 5 && p.whole == 3 && p.refused == 1 && p.failed == 1);
+    cr_expect(p.prompt_tokens == 21 && p.output_tokens == 14);
+    cr_expect_float_eq(p.seconds, 10, 1e-12);
+    cr_expect_float_eq(p.value[BS_USER_TOKEN][0], 0.2, 1e-12, "2 s for the 10 tokens behind the first");
+    cr_expect_float_eq(p.value[BS_USER_TOKEN][2], 1, 1e-12, "1 s for one");
+    cr_expect_float_eq(p.value[BS_FIRST_TOKEN][0], 2, 1e-12);
+    cr_expect_float_eq(p.mean[BS_FIRST_TOKEN], 2, 1e-12, "of 1, 2, 3 and 2: also of the answer that was cut off");
+    cr_expect_float_eq(p.value[BS_END_TO_END][2], 3.5, 1e-12);
+    cr_expect(isnan(p.value[BS_QUEUE][0]));
+}
+
+/* The picture is of the file's figures, loop by loop and by rising load, under conditions that name the model, how it
+ * drafts, machine, context and sizes. */
+Test(bench_serve, plots_show_the_file)
+{
+    char *dir = ts_temp_dir(), svg[4200];
+    struct bs_results got = {0};
+    struct cfg_error err;
+    double at[8][8];
+    static const char *const loops[] = {"closed", "open"};
+    snprintf(svg, sizeof svg, "%s/out.svg", dir);
+    ts_plots_record(dir);
+    struct ts_result r = ts_run(ts_weft(), "bench", "serve", "--from", recorded, "--plot", svg);
+    cr_assert_eq(r.status, 0, "%s", r.err);
+    cr_expect_not_null(strstr(r.out, "tok/s/user"), "%s", r.out);
+    ts_result_free(&r);
+    char *told = ts_plots_told(dir);
+    cr_assert_not_null(told);
+    cr_assert_eq(bs_read_json(recorded, &got, &err), 0, "%s", err.msg);
+    for (int open = 0, i = 0; open < 2; open++) {
+        int n = ts_plots_data(told, loops[open], 8, 8, at);
+        cr_assert_eq(n, open ? 2 : 3, "%s", told);
+        for (int k = 0; k < n; k++, i++) {
+            const struct bs_point *p = &got.point[i];
+            const double want[] = {p->load,
+                                   (double)p->output_tokens / p->seconds,
+                                   1 / p->value[BS_USER_TOKEN][0],
+                                   1 / p->value[BS_USER_TOKEN][1],
+                                   1e3 * p->value[BS_FIRST_TOKEN][0],
+                                   1e3 * p->value[BS_FIRST_TOKEN][1],
+                                   1e3 * p->value[BS_FIRST_TOKEN][2],
+                                   1e3 * p->value[BS_INTER_TOKEN][0]};
+            for (int c = 0; c < 8; c++)
+                cr_expect_float_eq(at[k][c], want[c], 1e-6 * want[c], "%s, row %d, column %d: %g, not %g", loops[open],
+                                   k, c, at[k][c], want[c]);
+        }
+    }
+    static const char *const says[] = {
+        "tiny, revision f09753a93c3b1b51, cpu/avx512, 2 threads, context of 1024 tokens",
+        "drafts: fixed: 3 a step, acceptance match",
+        "machine: recorded on a busy machine",
+        "prompts of 128 tokens, answers of 64",
+        "160 of 160 whole, 0 refused, 0 failed",
+        "started for this run on the same machine",
+        "sent to first text at the client, ms",
+        "between two pieces of one answer, ms",
+        "tokens per second and user, behind the first token",
+        "requests at a time (closed loop)",
+        "requests per second, arriving at random (open loop)",
+        "$closed using 1:7",
+        "$closed using 1:10",
+        "$open using 3:2",
+    };
+    for (size_t i = 0; i < sizeof says / sizeof *says; i++)
+        cr_expect_not_null(strstr(told, says[i]), "\"%s\" is missing: %s", says[i], told);
+    free(told);
+    json_decref(got.conditions);
+    ts_remove_dir(dir);
+    free(dir);
+}
+
+Test(bench_serve, plots_are_pictures)
+{
+    if (system("command -v gnuplot >/dev/null 2>&1"))
+        cr_skip_test("needs gnuplot");
+    char *dir = ts_temp_dir(), file[4200];
+    static const char *const suffix[] = {"png", "svg"};
+    for (int i = 0; i < 2; i++) {
+        size_t len;
+        snprintf(file, sizeof file, "%s/out.%s", dir, suffix[i]);
+        struct ts_result r = ts_run(ts_weft(), "bench", "serve", "--from", recorded, "--plot", file);
+        cr_assert_eq(r.status, 0, "%s", r.err);
+        cr_expect_eq(r.err[0], 0, "gnuplot complains: %s", r.err);
+        ts_result_free(&r);
+        char *text = ts_read_file(file, &len);
+        cr_expect(i ? strstr(text, "Speed per user against throughput") != NULL
+                    : len > 10000 && !memcmp(text, "\x89PNG", 4));
+        free(text);
+    }
+    ts_remove_dir(dir);
+    free(dir);
+}
+
+Test(bench_serve, files_that_are_none_are_refused)
+{
+    static const struct {
+        const char *points, *says;
+    } bad[] = {
+        {"[]", "no result"},
+        {"[{\"loop\":\"round\"}]", "open or closed"},
+        {"[{\"loop\":\"open\",\"concurrency\":2,\"seconds\":1}]", "its load"},
+        {"[{\"loop\":\"closed\",\"concurrency\":2,\"seconds\":0}]", "its load"},
+        {"[{\"loop\":\"closed\",\"concurrency\":2,\"seconds\":1,\"requests\":5,\"whole\":4,\"refused\":0,\"failed\":0}"
+         "]",
+         "contradict"},
+    };
+    char *dir = ts_temp_dir(), text[1024];
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        snprintf(text, sizeof text, "{\"conditions\":{\"server\":{}},\"points\":%s}", bad[i].points);
+        char *path = ts_write_file(dir, "bad.json", text);
+        struct ts_result r = ts_run(ts_weft(), "bench", "serve", "--from", path);
+        cr_expect_eq(r.status, 2, "case %zu: %s", i, r.err);
+        cr_expect_not_null(strstr(r.err, bad[i].says), "case %zu: %s", i, r.err);
+        ts_result_free(&r);
+        free(path);
+    }
+    struct ts_result r = ts_run(ts_weft(), "bench", "serve", "--from", "tests/fixtures/bench/decode-recorded.json");
+    cr_expect(r.status == 2 && strstr(r.err, "no result"), "%s", r.err);
+    ts_result_free(&r);
+    ts_remove_dir(dir);
+    free(dir);
 }

@@ -110,3 +110,19 @@ Test(options, messages_name_the_option_and_the_range)
     cr_expect_eq(cli_parse_choice("blue", "--colour", choices, &i, &err), -EINVAL);
     cr_expect_str_eq(err.msg, "--colour: \"blue\" is none of red, green");
 }
+
+Test(options, lists_of_numbers)
+{
+    struct cfg_error err;
+    int v[4], n = -1;
+    cr_expect_eq(cli_parse_ints("3,1,10", "--list", 1, 10, 4, v, &n, &err), 0);
+    cr_expect(n == 3 && v[0] == 3 && v[1] == 1 && v[2] == 10);
+    cr_expect_eq(cli_parse_ints("7", "--list", 1, 10, 1, v, &n, &err), 0);
+    cr_expect(n == 1 && v[0] == 7);
+    static const char *const bad[] = {
+        "", "1,", ",1", "1,,2", "1,11", "0", "1 2", "1,2,3,4,5", "1,99999999999999999999"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        cr_expect_eq(cli_parse_ints(bad[i], "--list", 1, 10, 4, v, &n, &err), -EINVAL, "\"%s\"", bad[i]);
+        cr_expect_not_null(strstr(err.msg, "--list"), "%s", err.msg);
+    }
+}

@@ -1,0 +1,398 @@
+#include "cli/bench_serve_report.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/conditions.h"
+#include "cli/plot.h"
+#include "model/json_file.h"
+
+const double bs_quantile[BS_QUANTILES] = {0.5, 0.9, 0.99};
+
+static const char *const column_name[BS_COLUMNS] = {"first_token", "inter_token",    "end_to_end", "queue",
+                                                    "prefill",     "first_delivery", "delivery",   "user_token"};
+
+static double throughput(const struct bs_point *p)
+{
+    return (double)p->output_tokens / p->seconds;
+}
+
+/* ---- figures ---- */
+
+static void set_column(struct bs_point *p, enum bs_column c, struct load_list *l)
+{
+    double sum = 0;
+    for (int q = 0; q < BS_QUANTILES; q++)
+        p->value[c][q] = load_list_quantile(l, bs_quantile[q]);
+    for (size_t i = 0; i < l->n; i++)
+        sum += l->v[i];
+    p->mean[c] = l->n ? sum / (double)l->n : NAN;
+}
+
+static void count_sample(struct bs_point *p, const struct load_sample *s)
+{
+    p->requests++;
+    p->whole += s->whole;
+    p->refused += s->status == 429 || s->status == 503;
+    p->failed += !s->whole && s->status != 429 && s->status != 503;
+    p->prompt_tokens += s->whole ? s->prompt_tokens : 0;
+    p->output_tokens += s->whole ? s->output_tokens : 0;
+}
+
+void bs_take(struct bs_point *p, struct load_run *run, int n)
+{
+    struct load_list first = {0}, end = {0}, queue = {0}, prefill = {0}, user = {0};
+    for (int i = 0; i < n; i++) {
+        const struct load_sample *s = &run->sample[i];
+        count_sample(p, s);
+        if (s->first > 0)
+            load_list_add(&first, s->first - s->start);
+        if (s->whole)
+            load_list_add(&end, s->end - s->start);
+        if (s->queue >= 0)
+            load_list_add(&queue, s->queue);
+        if (s->prefill >= 0)
+            load_list_add(&prefill, s->prefill);
+        if (s->whole && s->output_tokens > 1 && s->first > 0 && s->last > s->first)
+            load_list_add(&user, (s->last - s->first) / (s->output_tokens - 1));
+    }
+    p->seconds = run->ended - run->began;
+    struct load_list *const lists[BS_COLUMNS] = {
+        &first, &run->gap, &end, &queue, &prefill, &run->first_delivery, &run->delivery, &user};
+    for (int c = 0; c < BS_COLUMNS; c++)
+        set_column(p, (enum bs_column)c, lists[c]);
+    free(first.v);
+    free(end.v);
+    free(queue.v);
+    free(prefill.v);
+    free(user.v);
+}
+
+/* ---- conditions ---- */
+
+static const char *text_of(const json_t *o, const char *key)
+{
+    const char *v = json_string_value(json_object_get(o, key));
+    return v ? v : "unknown";
+}
+
+static int number_of(const json_t *o, const char *key)
+{
+    return (int)json_integer_value(json_object_get(o, key));
+}
+
+static void sum_points(const struct bs_results *r, struct bs_point *sum)
+{
+    *sum = (struct bs_point){0};
+    for (int i = 0; i < r->n; i++) {
+        sum->requests += r->point[i].requests;
+        sum->whole += r->point[i].whole;
+        sum->refused += r->point[i].refused;
+        sum->failed += r->point[i].failed;
+        sum->prompt_tokens += r->point[i].prompt_tokens;
+    }
+}
+
+/* As texts, for the picture. A server that was not started here may run on any machine, which it does not say. */
+static json_t *condition_texts(const struct bs_results *r)
+{
+    const json_t *c = r->conditions, *v = json_object_get(c, "server");
+    json_t *t = json_object();
+    struct bs_point sum;
+    bool here = json_is_true(json_object_get(c, "started_here"));
+    int prompt = number_of(c, "prompt_tokens");
+    const char *config = text_of(c, "config");
+    sum_points(r, &sum);
+    cli_condition_set(t, "model", "%s, revision %s, %s, %d threads, context of %d tokens", text_of(v, "model"),
+                      text_of(v, "model_revision"), text_of(v, "numerics"), number_of(v, "threads"),
+                      number_of(v, "context"));
+    cli_condition_set(t, "drafts", "%s", text_of(v, "speculation"));
+    cli_condition_set(t, "server", "weft %s, %s%s%s", text_of(v, "version"),
+                      here ? "started for this run on the same machine" : text_of(c, "url"),
+                      here && config[0] ? ", configuration " : "", here ? config : "");
+    cli_condition_set(t, here ? "machine" : "client's machine", "%s, %d CPUs, Linux %s, load average %.2f before",
+                      text_of(c, "cpu"), number_of(c, "cpus"), text_of(c, "system"),
+                      json_number_value(json_object_get(c, "load_average_before")));
+    cli_condition_set(t, "requests",
+                      "%d for each load behind %d that do not count, seed %d; prompts %s %d tokens, "
+                      "answers of %d, one completion a connection",
+                      number_of(c, "requests_per_point"), number_of(c, "warmup"), number_of(c, "seed"),
+                      prompt ? "of" : "of a file, in the mean",
+                      prompt      ? prompt
+                      : sum.whole ? (int)(sum.prompt_tokens / sum.whole)
+                                  : 0,
+                      number_of(c, "max_tokens"));
+    cli_condition_set(t, "answers", "%d of %d whole, %d refused, %d failed; speeds are of whole ones only", sum.whole,
+                      sum.requests, sum.refused, sum.failed);
+    cli_condition_set(t, "run", "%s, times as a client sees them: queue, prefill, decode, protocol and socket",
+                      text_of(c, "time"));
+    return t;
+}
+
+/* ---- output ---- */
+
+void bs_print(const struct bs_results *r, bool deliveries)
+{
+    const json_t *c = r->conditions, *v = json_object_get(c, "server");
+    printf("model %s (%s, %d threads), weft %s, %s, %s\n", text_of(v, "model"), text_of(v, "numerics"),
+           number_of(v, "threads"), text_of(v, "version"), text_of(c, "cpu"),
+           json_is_true(json_object_get(c, "started_here")) ? "server started here, on the same machine"
+                                                            : text_of(c, "url"));
+    printf("%d CPUs with a load of %.1f before; %d requests per row, %d output tokens each; times in ms as "
+           "p50/p90/p99\n\n",
+           number_of(c, "cpus"), json_number_value(json_object_get(c, "load_average_before")),
+           number_of(c, "requests_per_point"), number_of(c, "max_tokens"));
+    printf("%-12s %9s %7s %9s %9s %10s  %-22s %-22s %-24s %-22s\n", "load", "whole", "refused", "req/s", "tok/s",
+           "tok/s/user", "first token", "between pieces", "end to end", "queue");
+    for (int i = 0; i < r->n; i++) {
+        const struct bs_point *p = &r->point[i];
+        char load[24], whole[24];
+        snprintf(load, sizeof load, p->open ? "%g /s" : "%g at once", p->load);
+        snprintf(whole, sizeof whole, "%d/%d", p->whole, p->requests);
+        printf("%-12s %9s %7d %9.2f %9.1f %10.1f", load, whole, p->refused, p->whole / p->seconds, throughput(p),
+               1 / p->value[BS_USER_TOKEN][0]);
+        static const enum bs_column shown[] = {BS_FIRST_TOKEN, BS_INTER_TOKEN, BS_END_TO_END, BS_QUEUE};
+        for (size_t k = 0; k < sizeof shown / sizeof *shown; k++) {
+            char text[40];
+            const double *q = p->value[shown[k]];
+            snprintf(text, sizeof text, "%.1f/%.1f/%.1f", 1e3 * q[0], 1e3 * q[1], 1e3 * q[2]);
+            printf("  %-*s", k == 2 ? 22 : 20, text);
+        }
+        putchar('\n');
+    }
+    if (!deliveries)
+        return;
+    puts("\nfrom the making of a token in the engine to its arrival at the client, us as p50/p90/p99 (target: 1000):");
+    for (int i = 0; i < r->n; i++) {
+        const struct bs_point *p = &r->point[i];
+        const double *f = p->value[BS_FIRST_DELIVERY], *d = p->value[BS_DELIVERY];
+        printf("  %g %s: first token %.0f/%.0f/%.0f, later ones %.0f/%.0f/%.0f\n", p->load, p->open ? "/s" : "at once",
+               1e6 * f[0], 1e6 * f[1], 1e6 * f[2], 1e6 * d[0], 1e6 * d[1], 1e6 * d[2]);
+    }
+}
+
+static json_t *number(double v)
+{
+    return isfinite(v) ? json_real(v) : json_null();
+}
+
+static json_t *point_json(const struct bs_point *p)
+{
+    json_t *j = json_pack("{s:s,s:f,s:i,s:i,s:i,s:i,s:f,s:I,s:I,s:f,s:f}", "loop", p->open ? "open" : "closed",
+                          p->open ? "requests_per_second" : "concurrency", p->load, "requests", p->requests, "whole",
+                          p->whole, "refused", p->refused, "failed", p->failed, "seconds", p->seconds, "prompt_tokens",
+                          (json_int_t)p->prompt_tokens, "output_tokens", (json_int_t)p->output_tokens,
+                          "output_tokens_per_second", (double)p->output_tokens / p->seconds, "requests_done_per_second",
+                          p->whole / p->seconds);
+    for (int c = 0; c < BS_COLUMNS; c++) {
+        char key[64];
+        snprintf(key, sizeof key, "%s_seconds", column_name[c]);
+        json_object_set_new(j, key,
+                            json_pack("{s:o,s:o,s:o,s:o}", "p50", number(p->value[c][0]), "p90", number(p->value[c][1]),
+                                      "p99", number(p->value[c][2]), "mean", number(p->mean[c])));
+    }
+    return j;
+}
+
+int bs_write_json(const struct bs_results *r, const char *path, struct cfg_error *err)
+{
+    json_t *points = json_array(), *all;
+    for (int i = 0; i < r->n; i++)
+        json_array_append_new(points, point_json(&r->point[i]));
+    all = json_pack("{s:O,s:o}", "conditions", r->conditions, "points", points);
+    int bad = !all || json_dump_file(all, path, JSON_INDENT(1) | JSON_REAL_PRECISION(9));
+    json_decref(all);
+    return bad ? cfg_error_set(err, EIO, "%s cannot be written", path) : 0;
+}
+
+int bs_write_csv(const struct bs_results *r, const char *path, struct cfg_error *err)
+{
+    FILE *f = fopen(path, "we");
+    if (!f)
+        return cfg_error_set(err, errno, "%s: %s", path, strerror(errno));
+    fputs("loop,load,requests,whole,refused,failed,seconds,prompt_tokens,output_tokens,output_tokens_per_second", f);
+    for (int c = 0; c < BS_COLUMNS; c++)
+        fprintf(f, ",%s_p50,%s_p90,%s_p99,%s_mean", column_name[c], column_name[c], column_name[c], column_name[c]);
+    fputc('\n', f);
+    for (int i = 0; i < r->n; i++) {
+        const struct bs_point *p = &r->point[i];
+        fprintf(f, "%s,%g,%d,%d,%d,%d,%.6f,%lld,%lld,%.3f", p->open ? "open" : "closed", p->load, p->requests, p->whole,
+                p->refused, p->failed, p->seconds, (long long)p->prompt_tokens, (long long)p->output_tokens,
+                (double)p->output_tokens / p->seconds);
+        for (int c = 0; c < BS_COLUMNS; c++) {
+            for (int q = 0; q <= BS_QUANTILES; q++) {
+                double v = q < BS_QUANTILES ? p->value[c][q] : p->mean[c];
+                fprintf(f, isfinite(v) ? ",%.9f" : ",", v);
+            }
+        }
+        fputc('\n', f);
+    }
+    return fclose(f) ? cfg_error_set(err, EIO, "%s cannot be written", path) : 0;
+}
+
+/* ---- reading ---- */
+
+static double value_of(const json_t *o, const char *key)
+{
+    const json_t *v = json_object_get(o, key);
+    return json_is_number(v) ? json_number_value(v) : NAN;
+}
+
+static const char *read_point(const json_t *j, struct bs_point *p)
+{
+    static const char *const quantiles[BS_QUANTILES] = {"p50", "p90", "p99"};
+    const char *loop = json_string_value(json_object_get(j, "loop"));
+    *p = (struct bs_point){.open = loop && !strcmp(loop, "open"),
+                           .requests = number_of(j, "requests"),
+                           .whole = number_of(j, "whole"),
+                           .refused = number_of(j, "refused"),
+                           .failed = number_of(j, "failed"),
+                           .seconds = value_of(j, "seconds"),
+                           .prompt_tokens = json_integer_value(json_object_get(j, "prompt_tokens")),
+                           .output_tokens = json_integer_value(json_object_get(j, "output_tokens"))};
+    if (!loop || (!p->open && strcmp(loop, "closed")))
+        return "\"loop\" is open or closed";
+    p->load = value_of(j, p->open ? "requests_per_second" : "concurrency");
+    if (!(p->load > 0) || !(p->seconds > 0))
+        return "its load and its seconds are needed, above 0";
+    if (p->requests < 1 || p->whole < 0 || p->refused < 0 || p->failed < 0 ||
+        p->whole + p->refused + p->failed != p->requests || p->output_tokens < p->whole || p->prompt_tokens < 0)
+        return "the counts contradict each other";
+    for (int c = 0; c < BS_COLUMNS; c++) {
+        char key[64];
+        snprintf(key, sizeof key, "%s_seconds", column_name[c]);
+        const json_t *o = json_object_get(j, key);
+        for (int q = 0; q < BS_QUANTILES; q++)
+            p->value[c][q] = value_of(o, quantiles[q]);
+        p->mean[c] = value_of(o, "mean");
+    }
+    return NULL;
+}
+
+int bs_read_json(const char *path, struct bs_results *r, struct cfg_error *err)
+{
+    size_t i;
+    json_t *root, *point;
+    if (mdl_json_file(path, &root, err))
+        return -EINVAL; /* whatever is wrong with it: the command line named it */
+    json_t *points = json_object_get(root, "points");
+    r->conditions = json_incref(json_object_get(root, "conditions"));
+    int bad = !json_is_object(json_object_get(r->conditions, "server")) || !json_array_size(points)
+                  ? cfg_error_set(err, EINVAL, "%s is no result of `weft bench serve --json`", path)
+                  : 0;
+    if (!bad && json_array_size(points) > BS_POINTS_MAX)
+        bad = cfg_error_set(err, EINVAL, "%s has more than %d points", path, BS_POINTS_MAX);
+    if (!bad)
+        json_array_foreach (points, i, point) {
+            const char *why = read_point(point, &r->point[r->n++]);
+            bad = why ? cfg_error_set(err, EINVAL, "%s, point %zu: %s", path, i + 1, why) : 0;
+            if (bad)
+                break;
+        }
+    json_decref(root);
+    return bad;
+}
+
+/* ---- plot ---- */
+
+/* The points of a loop by load: load, throughput, speed of the median user and of the slowest tenth's fastest, then of
+ * first token and of the time between pieces the quantiles in ms. What there is none of is left out by gnuplot. */
+static int plot_loop(const struct bs_results *r, struct cli_plot *p, bool open)
+{
+    int order[BS_POINTS_MAX], n = 0;
+    for (int i = 0; i < r->n; i++) {
+        if (r->point[i].open != open)
+            continue;
+        int at = n++;
+        for (; at > 0 && r->point[order[at - 1]].load > r->point[i].load; at--)
+            order[at] = order[at - 1];
+        order[at] = i;
+    }
+    cli_plot_printf(p, "$%s << EOD\n", open ? "open" : "closed");
+    for (int k = 0; k < n; k++) {
+        const struct bs_point *at = &r->point[order[k]];
+        const double *user = at->value[BS_USER_TOKEN];
+        cli_plot_printf(p, "%g %.9g %.9g %.9g", at->load, throughput(at), 1 / user[0], 1 / user[1]);
+        for (int q = 0; q < BS_QUANTILES; q++)
+            cli_plot_printf(p, " %.9g", 1e3 * at->value[BS_FIRST_TOKEN][q]);
+        for (int q = 0; q < BS_QUANTILES; q++)
+            cli_plot_printf(p, " %.9g", 1e3 * at->value[BS_INTER_TOKEN][q]);
+        cli_plot_printf(p, "\n");
+    }
+    cli_plot_printf(p, "EOD\n");
+    return n;
+}
+
+static void panel(struct cli_plot *p, double left, const char *title, const char *xlabel, const char *ylabel)
+{
+    cli_plot_printf(p,
+                    "set lmargin at screen %g\nset rmargin at screen %g\nset title '%s'\nset xlabel '%s'\n"
+                    "set ylabel '%s' offset 1,0\n",
+                    left, left + 0.255, title, xlabel, ylabel);
+}
+
+/* Three quantiles of a column, upwards from `first`. */
+static void plot_quantiles(struct cli_plot *p, const char *loop, int first)
+{
+    static const char *const names[BS_QUANTILES] = {"p50", "p90", "p99"};
+    cli_plot_printf(p, "plot ");
+    for (int q = 0; q < BS_QUANTILES; q++)
+        cli_plot_printf(p, "$%s using 1:%d with linespoints pt 7 ps 0.7 lw 1.5 lc rgb '%s' title '%s'%s", loop,
+                        first + q, cli_plot_colour(q), names[q], q + 1 < BS_QUANTILES ? ", " : "\n");
+}
+
+static void plot_row(struct cli_plot *p, bool open, int points, double bottom, double top)
+{
+    const char *loop = open ? "open" : "closed";
+    const char *load =
+        open ? "requests per second, arriving at random (open loop)" : "requests at a time (closed loop)";
+    cli_plot_printf(p, "set bmargin at screen %g\nset tmargin at screen %g\nset key top left font ',9'\n", bottom, top);
+    cli_plot_printf(p, "set logscale y 10\nset yrange [*:*]\n%s\n",
+                    open         ? "unset logscale x\nset xrange [0:*]\nset offsets 0, graph 0.05, 0, 0"
+                    : points > 1 ? "set logscale x 2\nset xrange [*:*]\nset offsets graph 0.05, graph 0.05, 0, 0"
+                                 : "unset logscale x\nset xrange [0:*]\nset offsets 0, graph 0.05, 0, 0");
+    panel(p, 0.06, "Time to first token", load, "sent to first text at the client, ms");
+    plot_quantiles(p, loop, 5);
+    cli_plot_printf(p, "unset label\n");
+    panel(p, 0.39, "Time between pieces of text", load, "between two pieces of one answer, ms");
+    plot_quantiles(p, loop, 8);
+    cli_plot_printf(p, "unset logscale\nset xrange [0:*]\nset yrange [0:*]\nset offsets 0, graph 0.08, graph 0.06, 0\n"
+                       "set key bottom left font ',9'\n");
+    panel(p, 0.72, "Speed per user against throughput", "tokens per second and user, behind the first token",
+          "tokens per second, all users");
+    cli_plot_printf(p,
+                    "plot $%s using 3:2 with linespoints pt 7 ps 0.7 lw 1.5 lc rgb '%s' title 'median user', $%s using "
+                    "4:2 with linespoints pt 6 ps 0.7 dt 2 lc rgb '%s' title 'nine of ten have this or more', $%s "
+                    "using 3:2:(sprintf('%%g%s', $1)) with labels offset 1.5,0.5 font ',9' notitle\nunset offsets\n",
+                    loop, cli_plot_colour(0), loop, cli_plot_colour(1), loop, open ? " /s" : "");
+}
+
+int bs_plot(const struct bs_results *r, const char *path, struct cfg_error *err)
+{
+    enum { WIDTH = 1400, ROW = 470, CONDITIONS = 180 };
+    int loops[2] = {0};
+    struct cli_plot *p;
+    for (int i = 0; i < r->n; i++)
+        loops[r->point[i].open]++;
+    int rows = (loops[0] > 0) + (loops[1] > 0), height = CONDITIONS + rows * ROW;
+    int bad = cli_plot_begin_sized(path, WIDTH, height, &p, err);
+    if (bad)
+        return bad;
+    json_t *texts = condition_texts(r);
+    double low = cli_plot_conditions(p, texts), row = (1 - low) / rows;
+    json_decref(texts);
+    for (int open = 0; open < 2; open++)
+        if (loops[open])
+            plot_loop(r, p, open);
+    cli_plot_printf(p, "set multiplot\nset grid lt 1 lw 0.7 lc rgb '#e0e0e0'\n");
+    for (int open = 0, k = rows - 1; open < 2; open++) {
+        if (!loops[open])
+            continue;
+        double bottom = low + k-- * row;
+        plot_row(p, open, loops[open], bottom + 70.0 / height, bottom + row - 40.0 / height);
+    }
+    cli_plot_printf(p, "unset multiplot\n");
+    return cli_plot_end(p, err);
+}
