@@ -36,6 +36,9 @@ struct sim_profile {
     double base, slope, spread, persist;     /* of acceptance */
     struct act_steptime_curve encoder, tail; /* of a prefill step, by rows; n 0: takes no time */
     int replay, chunk, prompts;
+    int layers[2];       /* below the cut, and from it on; one process: turns of a step are shorter than a layer */
+    double expert_share; /* one process: of a prompt's step, time in experts, which go on beside rounds */
+    int expert_parts;    /* one process: turns of a round in which the experts of a layer are done */
     double common_op_us, common_token_us; /* a read from a tier that all share */
     int streams, block_tokens, context;
     int64_t kv_tokens; /* of a rank */
@@ -69,10 +72,14 @@ enum { SIM_TAIL = 8 }; /* the last ids of a prompt, which name its request */
 
 struct sim_running {
     struct act_timer timer;
-    int64_t due;     /* ns */
-    double part_ns;  /* one process: of a sub-step */
-    double own_ns;   /* lockstep: what it takes without the others */
-    uint64_t joined; /* lockstep: the step that it is in; 0: none yet */
+    int64_t due;      /* ns */
+    int turns;        /* one process: still to be taken */
+    double turn_ns;   /* one process: of a turn */
+    int experts;      /* one process, prompts: turns of this layer's experts that are still to be taken */
+    double expert_ns; /* of one of them */
+    int64_t whole;    /* ns: when the last of them ended */
+    double own_ns;    /* lockstep: what it takes without the others */
+    uint64_t joined;  /* lockstep: the step that it is in; 0: none yet */
 };
 
 /* The step of a group of ranks that exchange rows in every layer, so that all wait for the slowest. Those that come

@@ -11,7 +11,10 @@
 
 #include "cli/simulate.h"
 
-enum { VOCAB = 64, DIGIT = 31, DIFFERS = 32, WINDOW = 8, PARTS = 8, CUT = 1, LAYERS = 2 };
+/* Of the runtime: who has waited for so long has a turn before those of a better class. */
+static const int64_t AGE_NS = 20000000;
+
+enum { VOCAB = 64, DIGIT = 31, DIFFERS = 32, WINDOW = 8, PHASES = 4, CUT = 1, LAYERS = 2 };
 
 void sim_compute_config(const struct sim_profile *p, struct mdl_config *out)
 {
@@ -132,10 +135,7 @@ static double prefill_ns(const struct sim_compute *c, const struct mdl_step *s)
     int encoder = 0, tail = 0;
     for (int i = 0; i < s->n_segments; i++) {
         const struct mdl_segment *seg = &s->segment[i];
-        if (seg->layer_begin == 0)
-            encoder += seg->n;
-        else /* a row here stands for all that the machine replays */
-            tail += seg->seq->encoded < p->replay ? seg->seq->encoded : p->replay;
+        *(seg->layer_begin == 0 ? &encoder : &tail) += seg->n;
     }
     return 1 + curve_ns(p, &p->encoder, encoder) + curve_ns(p, &p->tail, tail) + c->extra_ns[1];
 }
@@ -186,16 +186,54 @@ static int finish(struct sim_compute *c, struct mdl_step *s, struct act_self *se
     return MDL_STEP_DONE;
 }
 
-static int take_turns(struct sim_compute *c, struct mdl_step *s, struct act_self *self, struct sim_running *r,
-                      double ns)
+/* Of a round: the layers, or the drafter. Of a prompt's step: the layers that its rows run through. */
+static int layers_of(const struct sim_profile *p, const struct mdl_step *s, bool bulk)
 {
+    bool runs[2] = {!bulk, !bulk};
+    for (int i = 0; bulk && i < s->n_segments; i++)
+        runs[s->segment[i].layer_begin > 0] = true;
+    return s->segment[0].draft ? 1 : runs[0] * p->layers[0] + runs[1] * p->layers[1];
+}
+
+static void take_experts(struct act_self *self, struct sim_running *prompt, double before_ns)
+{
+    if (!prompt->experts)
+        return;
+    act_busy(self, (int64_t)prompt->expert_ns);
+    prompt->experts--;
+    prompt->whole = act_now(self) + (int64_t)(before_ns + prompt->expert_ns);
+}
+
+/* One process. The worker turns between the phases of steps, rounds before prompts. Experts are computed by shards,
+ * actors of the rounds' class: those of a prompt's layer go on beside a round, one part after each of its phases, and
+ * the prompt's next phase waits for the end of the round. While they are computed Prefill does not stand in line for a
+ * turn, so it grows no older there. */
+static int take_turns(struct sim_compute *c, struct mdl_step *s, struct act_self *self, bool bulk, double ns)
+{
+    const struct sim_profile *p = c->profile;
+    struct sim_running *r = &c->running[bulk], *prompt = &c->running[1];
     if (ns > 0) {
-        r->part_ns = ns / PARTS;
-        s->layer = PARTS;
+        int layers = layers_of(p, s, bulk);
+        double share = bulk ? p->expert_share : 0;
+        *r = (struct sim_running){.turns = layers * PHASES,
+                                  .turn_ns = (1 - share) * ns / (layers * PHASES),
+                                  .expert_ns = share * ns / (layers * p->expert_parts)};
     }
-    if (s->layer-- == 0)
+    bool in_round = bulk && c->running[0].turns > 0;
+    if (in_round && (r->experts > 0 || act_now(self) - r->whole < AGE_NS))
+        return MDL_STEP_MORE;
+    if (r->experts) {
+        take_experts(self, r, 0);
+        return MDL_STEP_MORE;
+    }
+    if (!r->turns)
         return finish(c, s, self);
-    act_busy(self, (int64_t)r->part_ns);
+    act_busy(self, (int64_t)r->turn_ns);
+    r->turns--;
+    if (!bulk)
+        take_experts(self, prompt, r->turn_ns);
+    else if (r->turns % PHASES == 1 && p->expert_share > 0) /* the last phase puts together what they bring */
+        r->experts = p->expert_parts;
     return MDL_STEP_MORE;
 }
 
@@ -274,7 +312,9 @@ static int advance(void *ctx, struct mdl_step *s)
     s->phase = MDL_PHASE_ATTEND;
     if (c->group && !bulk && !s->segment[0].draft)
         return take_time_together(c, s, x->self, &c->running[0], ns);
-    return (c->shared ? take_turns : take_time)(c, s, x->self, &c->running[bulk], ns);
+    if (c->shared)
+        return take_turns(c, s, x->self, bulk, ns);
+    return take_time(c, s, x->self, &c->running[bulk], ns);
 }
 
 void sim_compute_init(struct sim_compute *c, const struct sim_profile *p, const struct mdl_config *config,

@@ -27,6 +27,7 @@ struct measure {
     uint64_t random;
     struct act_steptime table;
     struct act_steptime_curve encoder, tail; /* ns */
+    double prompts_s, experts_s;             /* of all steps of prompts, and what experts took of that */
     double sample_ns, request_ns, wake_ns, noise, base, slope, spread;
 };
 
@@ -49,6 +50,16 @@ static int by_value(const void *a, const void *b)
 
 /* ---- steps of prompts ---- */
 
+/* mdl_providers.experts; ctx: struct measure. */
+static int timed_experts(void *ctx, struct mdl_step *step, struct mdl_exchange *x)
+{
+    struct measure *m = ctx;
+    double began = cli_seconds();
+    int r = mdl_providers_local.experts(mdl_providers_local.ctx, step, x);
+    m->experts_s += cli_seconds() - began;
+    return r;
+}
+
 /* n sequences of `tokens` tokens each, in one step: the layers below the cut, and (tail) those behind it. */
 static int time_prompts(struct measure *m, struct mdl_step *step, int n, int tokens, double *encoder, double *tail,
                         struct cfg_error *err)
@@ -60,6 +71,9 @@ static int time_prompts(struct measure *m, struct mdl_step *step, int n, int tok
     struct mdl_prefill_params how = {.replay = m->replay};
     int32_t *ids = malloc((size_t)tokens * sizeof *ids);
     double *out[] = {encoder, tail};
+    struct mdl_providers providers = mdl_providers_local;
+    providers.experts = timed_experts;
+    providers.ctx = m;
     int r = ids ? 0 : cfg_error_set(err, ENOMEM, "out of memory");
     for (int i = 0; i < tokens && !r; i++)
         ids[i] = next_id(m);
@@ -71,13 +85,14 @@ static int time_prompts(struct measure *m, struct mdl_step *step, int n, int tok
     for (int pass = 0; pass < 2 && !r; pass++) {
         struct mdl_segment seg[TAILS];
         double began = cli_seconds();
-        mdl_step_begin(step, NULL);
+        mdl_step_begin(step, &providers);
         for (int i = 0; i < n && !r; i++)
             r = mdl_prefill_next(&plan[i], tokens, &seg[i]) ? mdl_step_add(step, &seg[i], err)
                                                             : cfg_error_set(err, EPROTO, "a prompt ended early");
         if (!r && mdl_step_run(step) != MDL_STEP_DONE)
             r = cfg_error_set(err, EIO, "a prefill step failed");
         *out[pass] = cli_seconds() - began;
+        m->prompts_s += *out[pass];
         for (int i = 0; i < n && !r; i++) {
             mdl_step_commit(step, i, seg[i].n);
             mdl_prefill_advance(&plan[i], &seg[i]);
@@ -100,8 +115,7 @@ static int median_prompts(struct measure *m, struct mdl_step *step, int n, int t
     qsort(encoder + 1, REPEATS, sizeof *encoder, by_value);
     qsort(tail + 1, REPEATS, sizeof *tail, by_value);
     act_steptime_add(&m->encoder, n * tokens, 1e9 * encoder[1 + REPEATS / 2]);
-    if (tokens >= m->replay || n == 1)
-        act_steptime_add(&m->tail, n * rows, 1e9 * tail[1 + REPEATS / 2]);
+    act_steptime_add(&m->tail, n * rows, 1e9 * tail[1 + REPEATS / 2]);
     return 0;
 }
 
@@ -113,8 +127,9 @@ static int measure_prompts(struct measure *m, struct cfg_error *err)
         return r;
     for (int n = 8; n <= chunk && !r; n *= 2)
         r = median_prompts(m, step, 1, n, err);
-    for (int n = 2; n <= TAILS && !r; n++)
-        r = median_prompts(m, step, n, m->replay < chunk / n ? m->replay : chunk / n, err);
+    /* A whole chunk of tails, and no curve goes on by the difference of two points that are nearly the same. */
+    for (int n = 2; n <= TAILS && !r; n *= 2)
+        r = median_prompts(m, step, n, chunk / n, err);
     mdl_step_free(step);
     return r;
 }
@@ -276,7 +291,7 @@ static void fit(struct measure *m, const struct luck *luck)
     double best = INFINITY, mean = luck->n ? luck->sum / (double)luck->n : 0;
     double variance = luck->n ? luck->squares / (double)luck->n - mean * mean : 0;
     m->spread = variance > 0 ? sqrt(variance) : 0;
-    for (double base = -6; base < 6; base += 0.02)
+    for (double base = -12; base < 6; base += 0.02)
         for (double slope = -1; slope <= 1; slope += 0.05) {
             double off = 0;
             for (int k = 0; k < m->o->drafts; k++)
@@ -318,6 +333,8 @@ static json_t *curve(const struct act_steptime_curve *c, double more_per_row)
 
 static int write_profile(struct measure *m, const char *file, struct cfg_error *err)
 {
+    const struct mdl_config *cfg = m->e.m->cfg;
+    int shards = m->config.engine.expert_shards; /* each computes one expert in its turn */
     struct act_steptime_identity id;
     char name[160];
     act_steptime_identity(m->e.m, 0, 0, &id);
@@ -332,10 +349,12 @@ static int write_profile(struct measure *m, const char *file, struct cfg_error *
         "share_us", (double)m->config.engine.prefill_share_us, "one_process", 1, "token_us", 0.0, "request_us",
         1e-3 * m->request_ns, "network_us", 1e-3 * m->wake_ns);
     json_t *more =
-        json_pack("{s:{s:i,s:i,s:i},s:{s:o,s:o,s:i,s:i,s:i}}", "decode", "streams", m->config.engine.decode_streams,
-                  "context", m->e.m->cfg->max_position, "kv_tokens", 1 << 20, "prefill", "encoder_us",
-                  curve(&m->encoder, 0), "tail_us", curve(&m->tail, 0), "replay", m->replay, "chunk",
-                  m->config.compute.prefill_chunk, "prompts", m->config.engine.prefill_streams);
+        json_pack("{s:{s:i,s:i,s:i},s:{s:o,s:o,s:i,s:i,s:i,s:i,s:i,s:f,s:i}}", "decode", "streams",
+                  m->config.engine.decode_streams, "context", m->e.m->cfg->max_position, "kv_tokens", 1 << 20,
+                  "prefill", "encoder_us", curve(&m->encoder, 0), "tail_us", curve(&m->tail, 0), "replay", m->replay,
+                  "chunk", m->config.compute.prefill_chunk, "prompts", m->config.engine.prefill_streams, "layers_below",
+                  cfg->cut, "layers_behind", cfg->n_layers - cfg->cut, "expert_share", m->experts_s / m->prompts_s,
+                  "expert_parts", (cfg->n_experts + shards - 1) / shards);
     if (p && more)
         json_object_update(p, more);
     int bad = !p || !more || json_dump_file(p, file, JSON_INDENT(1) | JSON_REAL_PRECISION(6));

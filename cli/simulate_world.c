@@ -51,6 +51,12 @@ static int spawn(struct world *w, const struct act_behaviour *b, int worker, enu
     return act_runtime_spawn(w->rt, &spec, out, err);
 }
 
+/* Where prompts take no time no rows are kept for a replay that costs nothing. */
+static int replay_of(const struct sim_profile *p, const struct mdl_config *config)
+{
+    return p->tail.n && p->replay > config->window ? p->replay : config->window;
+}
+
 /* What a node of this machine is configured with. */
 static int make_engine(struct world *w, int index, struct rank *r, struct cfg_error *err)
 {
@@ -69,7 +75,7 @@ static int make_engine(struct world *w, int index, struct rank *r, struct cfg_er
                                         .prefills = p->prompts,
                                         .chunk = p->chunk,
                                         .draft = w->o->plan.mode == ACT_PLAN_OFF ? 0 : p->block,
-                                        .replay = w->config.window,
+                                        .replay = replay_of(p, &w->config),
                                         .rollback = 0,
                                         .lease = pages > 64 ? LEASE : 1,
                                         .prefill_share_ns = (int64_t)(1e3 * p->share_us)},

@@ -115,6 +115,55 @@ Test(simulate, prompts_take_their_time_and_queue)
     end(&f);
 }
 
+/* Rows that are replayed take their place in a step like others: of four prompts of 100 tokens two fill a step of 200
+ * rows, twice, then the other two. A millisecond a row, so pairs end at 400 and 800 ms. */
+Test(simulate, replayed_rows_fill_a_step_like_others)
+{
+    static const char *const where[] = {",\"one_process\":true,\"share_us\":10000000", ""};
+    for (size_t i = 0; i < 2; i++) {
+        char more[512];
+        snprintf(more, sizeof more,
+                 ",\"prompt_tokens\":100%s,\"prefill\":{\"encoder_us\":[[1,1000],[1000,1000000]],"
+                 "\"tail_us\":[[1,1000],[1000,1000000]],\"replay\":120,\"chunk\":200,\"prompts\":4}",
+                 where[i]);
+        char text[1024];
+        snprintf(text, sizeof text, FLAT("-20", "%s"), more);
+        struct fixture f = begin(text);
+        RUN(&f, "--modes", "off", "--load", "4", "--fixed-lengths", "--requests", "4");
+        cr_expect_float_eq(quantile(&f, 0, "first_token_seconds", "p50"), 0.4, 0.01, "%zu", i);
+        cr_expect_float_eq(quantile(&f, 0, "first_token_seconds", "p99"), 0.8, 0.02, "%zu", i);
+        end(&f);
+    }
+}
+
+/* One process: a stream of 10 ms rounds beside a prompt of 10 layers, 24 ms each. Between two rounds are 5 ms for the
+ * prompt. All of a layer in Prefill's own four phases: one phase of 6 ms each time. Four fifths of it in experts: a
+ * layer's four phases of 1.2 ms go between two rounds, and its experts beside the next, which takes 29 ms then. */
+Test(simulate, experts_of_a_prompt_go_on_beside_rounds)
+{
+    static const char *const experts[] = {"0", "0.8"};
+    static const double longest[] = {0.016, 0.034}, first[] = {0.64, 0.34};
+    for (size_t i = 0; i < 2; i++) {
+        char text[1024];
+        snprintf(text, sizeof text,
+                 FLAT("-20", ",\"prompt_tokens\":240,\"one_process\":true,\"share_us\":5000,\"prefill\":{"
+                             "\"encoder_us\":[[1,1000],[1000,1000000]],\"chunk\":500,\"layers_below\":10,"
+                             "\"layers_behind\":10,\"expert_share\":%s,\"expert_parts\":16}"),
+                 experts[i]);
+        struct fixture f = begin(text);
+        char *trace = ts_write_file(f.dir, "trace.jsonl",
+                                    "{\"t\":0,\"prompt\":9,\"output\":200,\"block_tokens\":256,\"blocks\":[]}\n"
+                                    "{\"t\":0.2,\"prompt\":240,\"output\":1,\"block_tokens\":256,\"blocks\":[]}\n");
+        RUN(&f, "--modes", "off", "--trace", trace);
+        cr_expect_float_eq(quantile(&f, 0, "first_token_seconds", "p99"), first[i], 0.03, "%zu: %g", i,
+                           quantile(&f, 0, "first_token_seconds", "p99"));
+        cr_expect_float_eq(quantile(&f, 0, "inter_token_seconds", "p99"), longest[i], 0.0015, "%zu: %g", i,
+                           quantile(&f, 0, "inter_token_seconds", "p99"));
+        free(trace);
+        end(&f);
+    }
+}
+
 Test(simulate, the_fitted_point_comes_back)
 {
     struct fixture f = begin("");
@@ -307,6 +356,32 @@ Test(simulate, a_recorded_trace_is_replayed)
     end(&f);
 }
 
+/* What a step of prompts needs: times up to a whole chunk in both halves of the layers, the layers, and the experts. */
+static void check_prompts(const char *profile)
+{
+    json_error_t why;
+    json_t *all = json_load_file(profile, 0, &why);
+    const json_t *p = json_object_get(all, "prefill");
+    cr_assert_not_null(p, "%s", why.text);
+    /* As many prompts as are computed at a time, each with all that is replayed, or a chunk of them. */
+    json_int_t chunk = json_integer_value(json_object_get(p, "chunk")),
+               tails =
+                   json_integer_value(json_object_get(p, "prompts")) * json_integer_value(json_object_get(p, "replay"));
+    const json_int_t most[] = {chunk, tails < chunk ? tails : chunk};
+    static const char *const curve[] = {"encoder_us", "tail_us"};
+    for (size_t i = 0; i < 2; i++) {
+        const json_t *c = json_object_get(p, curve[i]);
+        const json_t *last = json_array_get(c, json_array_size(c) - 1);
+        cr_expect_eq(json_integer_value(json_array_get(last, 0)), most[i], "%s", curve[i]);
+    }
+    cr_expect_eq(json_integer_value(json_object_get(p, "layers_below")), 4);
+    cr_expect_eq(json_integer_value(json_object_get(p, "layers_behind")), 4);
+    cr_expect_eq(json_integer_value(json_object_get(p, "expert_parts")), 4, "8 experts on 2 shards");
+    double share = json_real_value(json_object_get(p, "expert_share"));
+    cr_expect(share > 0 && share < 1, "%g", share);
+    json_decref(all);
+}
+
 /* What it predicts depends on the machine; that a profile comes out, is taken back and predicts every point does not.
  */
 Test(simulate, this_machine_is_measured_and_its_server_predicted)
@@ -324,6 +399,7 @@ Test(simulate, this_machine_is_measured_and_its_server_predicted)
     cr_expect(strstr(r.out, "requests at a time 2"), "%s", r.out);
     cr_expect(strstr(r.out, "requests per second 5"), "%s", r.out);
     ts_result_free(&r);
+    check_prompts(profile);
     r = ts_run(ts_weft(), "simulate", "--modes", "fixed,off", "--load", "3", "--requests", "20", profile);
     cr_assert_eq(r.status, 0, "%s", r.err);
     ts_result_free(&r);
