@@ -34,6 +34,9 @@ struct reading {
     uint64_t request; /* of REMOTE_READ: with the reader it names this read */
     uint32_t load;
     int64_t since; /* when the reader was last heard of */
+    int64_t came;
+    int wanted; /* sources that a pass of the reader's waits for */
+    bool held;  /* pieces of others go first */
     int n;
     int settled, ok[KV_SOURCES_MAX]; /* sources that the store has reported, and how much of each */
     int source, block;               /* what goes out next */
@@ -178,6 +181,22 @@ static struct reading *reading_find(struct node *k, uint64_t id)
 
 static void start_waiting(struct node *k);
 
+/* What goes out next of it goes before what others read ahead. */
+static bool goes_first(const struct node *k, const struct reading *x)
+{
+    return x->source < x->wanted || act_now(k->self) - x->came >= KV_AGE_NS;
+}
+
+static bool has_to_wait(const struct node *k, const struct reading *x)
+{
+    if (goes_first(k, x))
+        return false;
+    for (const struct reading *y = k->readings; y; y = y->next)
+        if (!y->given_up && goes_first(k, y) && (y->under_way || y->source < y->settled))
+            return true;
+    return false;
+}
+
 /* When neither the store nor a reader has anything of it in hand any more. */
 static void end_if_over(struct node *k, struct reading *x)
 {
@@ -299,12 +318,26 @@ static int send_piece(struct node *k, struct reading *x)
 static void send_on(struct node *k, struct reading *x)
 {
     int r = 0;
-    while (!r && !x->given_up && x->under_way < ACT_REMOTE_SLOTS && x->source < x->settled)
+    x->held = false;
+    while (!r && !x->given_up && x->under_way < ACT_REMOTE_SLOTS && x->source < x->settled &&
+           !(x->held = has_to_wait(k, x)))
         r = send_piece(k, x);
     if (r)
         give_up(k, x, r);
     else
         end_if_over(k, x);
+}
+
+/* Those that had to wait and have not any more. */
+static void send_held(struct node *k)
+{
+    struct reading *x;
+    do {
+        for (x = k->readings; x && !(x->held && !has_to_wait(k, x)); x = x->next)
+            ;
+        if (x)
+            send_on(k, x); /* it may be gone afterwards */
+    } while (x);
 }
 
 static void settle(struct reading *x, int source, int ok)
@@ -327,7 +360,8 @@ static int begin(struct node *k, struct reading *x)
         p[i] = (struct act_tier_place){.key = x->key[i], .address = (uint64_t)(uintptr_t)bytes_of(k, x->place[i])};
     }
     x->id = m.request = ++k->ids;
-    *act_p_tier_read(&m) = (struct act_p_tier_read){.blocks = (uint32_t)x->n, .load = (uint32_t)x->id};
+    *act_p_tier_read(&m) =
+        (struct act_p_tier_read){.blocks = (uint32_t)x->n, .load = (uint32_t)x->id, .wanted = (uint32_t)x->wanted};
     if (act_request(k->self, &m) == 0) {
         x->since = act_now(k->self);
         x->next = k->readings;
@@ -340,12 +374,12 @@ static int begin(struct node *k, struct reading *x)
     return -EAGAIN;
 }
 
-static struct reading *waiting_pop(struct node *k)
+static struct reading *waiting_take(struct node *k, struct reading **at)
 {
-    struct reading *x = k->waiting;
-    k->waiting = x->next;
-    if (!k->waiting)
-        k->waiting_end = &k->waiting;
+    struct reading *x = *at;
+    *at = x->next;
+    if (!*at)
+        k->waiting_end = at;
     k->n_waiting--;
     return x;
 }
@@ -356,11 +390,17 @@ static void refuse_reading(struct node *k, struct reading *x, int status)
     free(x);
 }
 
-/* Oldest first, so that a large one is not starved by small ones. */
+/* Those that somebody waits for, then the others; oldest first, so that a large one is not starved by small ones. */
 static void start_waiting(struct node *k)
 {
-    while (k->waiting && k->waiting->n <= k->n_free) {
-        struct reading *x = waiting_pop(k);
+    while (k->waiting) {
+        struct reading **at = &k->waiting;
+        while (*at && !goes_first(k, *at))
+            at = &(*at)->next;
+        at = *at ? at : &k->waiting;
+        if ((*at)->n > k->n_free)
+            return;
+        struct reading *x = waiting_take(k, at);
         int r = begin(k, x);
         if (r)
             refuse_reading(k, x, r);
@@ -418,11 +458,33 @@ static void take_read(struct node *k, struct act_msg *m)
                           .request = m->request,
                           .load = in->load,
                           .since = act_now(k->self),
+                          .came = act_now(k->self),
+                          .wanted = (int)(b->wanted < KV_SOURCES_MAX ? b->wanted : (uint32_t)KV_SOURCES_MAX),
                           .n = (int)in->blocks};
     memcpy(x->key, key, bytes);
     *k->waiting_end = x;
     k->waiting_end = &x->next;
     k->n_waiting++;
+    start_waiting(k);
+}
+
+static void take_want(struct node *k, struct act_msg *m)
+{
+    const struct act_p_remote_want *in = act_p_remote_want(m);
+    struct reading *lists[] = {k->readings, k->waiting};
+    int sources = (int)(in->sources < KV_SOURCES_MAX ? in->sources : (uint32_t)KV_SOURCES_MAX);
+    for (int i = 0; i < 2; i++)
+        for (struct reading *x = lists[i]; x; x = x->next) {
+            if (x->load != in->load || !act_addr_equal(x->reader, m->src) || sources <= x->wanted)
+                continue;
+            x->wanted = sources;
+            if (!x->id || x->read)
+                continue;
+            struct act_msg on = act_msg_make(ACT_TIER_WANT, *k->arg->store);
+            *act_p_tier_want(&on) = (struct act_p_tier_want){.load = (uint32_t)x->id, .sources = (uint32_t)sources};
+            if (act_send(k->self, &on))
+                act_msg_drop(&on); /* it is read in its turn */
+        }
     start_waiting(k);
 }
 
@@ -505,11 +567,7 @@ static void take_cancel(struct node *k, const struct act_msg *m)
         }
     for (struct reading **at = &k->waiting, *x; (x = *at); at = &x->next)
         if (x->request == m->request && act_addr_equal(x->reader, m->src)) {
-            *at = x->next;
-            if (!*at)
-                k->waiting_end = at;
-            k->n_waiting--;
-            refuse_reading(k, x, -ECANCELED);
+            refuse_reading(k, waiting_take(k, at), -ECANCELED);
             return;
         }
 }
@@ -662,7 +720,7 @@ static void on_tick(struct node *k)
         if (x->under_way && x->since == INT64_MAX && x->fence_at <= act_now(k->self))
             fence(k, x);
     while (k->waiting && k->waiting->since < limit)
-        refuse_reading(k, waiting_pop(k), -EAGAIN);
+        refuse_reading(k, waiting_take(k, &k->waiting), -EAGAIN);
     act_timer_after(k->self, &k->tick, TICK_NS, 0);
     report(k);
 }
@@ -697,7 +755,7 @@ static void take_drain(struct node *k)
         act_log_event(k->arg->log, ACT_LOG_INFO, "kv-node", 0, "kv_draining", "readings=%d", k->readings != NULL);
     k->draining = true;
     while (k->waiting)
-        refuse_reading(k, waiting_pop(k), -ESHUTDOWN);
+        refuse_reading(k, waiting_take(k, &k->waiting), -ESHUTDOWN);
 }
 
 static void take(struct node *k, struct act_msg *m)
@@ -710,6 +768,9 @@ static void take(struct node *k, struct act_msg *m)
     case ACT_REMOTE_READ:
         k->reads++;
         take_read(k, m);
+        break;
+    case ACT_REMOTE_WANT:
+        take_want(k, m);
         break;
     case ACT_REMOTE_STORE:
         k->stores++;
@@ -777,6 +838,7 @@ static int node_receive(struct act_self *self, void *state, struct act_msg *m, i
     struct node *k = state;
     for (int i = 0; i < count; i++)
         take(k, &m[i]);
+    send_held(k);
     act_working(self, k->findings || k->readings || k->keepings);
     if (count)
         act_progress(self);

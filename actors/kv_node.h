@@ -2,9 +2,10 @@
  * others. It lives on the tier worker beside that store and keeps nothing itself but what is under way:
  *
  *   REMOTE_FIND   goes on to the store.
- *   REMOTE_READ   gets room in a buffer pool, oldest first, is read into it, and goes out as REMOTE_ROWS in the order
- * of sources while later ones are still being read; few of them are under way per reader at a time. REMOTE_STORE  is
- * verified, then copied into the host tier, from where it goes on to the ssd tier.
+ *   REMOTE_READ   gets room in a buffer pool, is read into it, and goes out as REMOTE_ROWS in the order of sources
+ * while later ones are still being read; few of them are under way per reader at a time. REMOTE_WANT   a pass of the
+ * reader's waits: reads go in the order of kvtiers/tier.h. REMOTE_STORE  is verified, then copied into the host tier,
+ * from where it goes on to the ssd tier.
  *
  * Where the reader lends slots of a window of its own, rows are put there from the pool, and REMOTE_ROWS has their sums
  * only; else the message has the rows.

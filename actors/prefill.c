@@ -634,14 +634,29 @@ static void take_rows(struct prefill *p, struct act_msg *m)
         p->waiting = p->lacks_rows = false;
 }
 
+/* The step has come to a layer whose source is not there: its rows go before those of others. */
+static void want_rows(struct prefill *p, struct job *j, int source)
+{
+    struct act_msg m = act_msg_make(ACT_KV_WANT, p->e->tier);
+    if (source < j->load.wanted)
+        return;
+    j->load.wanted = source + 1;
+    m.request = j->request;
+    m.attempt = j->attempt;
+    *act_p_kv_want(&m) = (struct act_p_kv_want){.sources = (uint16_t)(source + 1), .number = j->lookups};
+    if (act_send(p->self, &m))
+        act_msg_drop(&m); /* they come in their turn */
+}
+
 /* mdl_providers.kv; ctx is the exchange. */
 static int rows_ready(void *ctx, struct mdl_step *step, const struct mdl_seq *seq, int source, int rows)
 {
     struct prefill *p = (struct prefill *)(void *)((uint8_t *)ctx - offsetof(struct prefill, exchange));
     (void)step;
     (void)rows;
-    for (const struct job *j = p->first; j; j = j->next)
+    for (struct job *j = p->first; j; j = j->next)
         if (j->seq == seq && !act_load_ready(&j->load, source)) {
+            want_rows(p, j, source);
             p->lacks_rows = p->waited_rows = true;
             return 0;
         }

@@ -12,6 +12,7 @@ struct act_load {
     int first, n;     /* blocks first .. first + n - 1 of the prompt; n 0: nothing is being read */
     int sources;      /* of the model */
     int settled, ok;  /* sources that have been reported; leading blocks that all of these have */
+    int wanted;       /* sources that the tier knows to be waited for */
     int64_t deadline; /* ns */
 };
 

@@ -152,6 +152,28 @@ int below_read(struct below *b, const struct act_key *key, const uint32_t *page,
     return 0;
 }
 
+static bool waits(const struct below_load *l, struct act_msg *m)
+{
+    const struct below_waiter *w = l->waiters;
+    while (w && !(w->request == m->request && w->attempt == m->attempt && w->number == act_p_kv_want(m)->number &&
+                  act_addr_equal(w->who, m->src)))
+        w = w->next;
+    return w != NULL;
+}
+
+void below_want(struct below *b, struct act_msg *m)
+{
+    for (struct below_load *l = b->loads; l; l = l->next) {
+        struct act_msg on = act_msg_make(ACT_TIER_WANT, b->e->store);
+        if (act_p_kv_want(m)->sources <= l->wanted || !waits(l, m))
+            continue;
+        l->wanted = act_p_kv_want(m)->sources;
+        *act_p_tier_want(&on) = (struct act_p_tier_want){.load = l->id, .sources = l->wanted};
+        if (act_send(b->self, &on))
+            act_msg_drop(&on); /* it is read in its turn */
+    }
+}
+
 /* Whole blocks become findable here; the load lets go of all pages. */
 static void load_end(struct below *b, struct below_load *l, uint32_t whole)
 {

@@ -21,6 +21,7 @@ struct below_load {
     struct below_load *next;
     uint32_t id;
     uint32_t n, settled; /* blocks; sources reported so far */
+    uint32_t wanted;     /* sources that somebody waits for */
     uint32_t ok[KV_SOURCES_MAX];
     struct below_waiter *waiters;
     struct act_key *key; /* [n] of the blocks */
@@ -50,6 +51,8 @@ int below_read(struct below *b, const struct act_key *key, const uint32_t *page,
 struct below_load *below_loading(struct below *b, const struct act_key *key, uint32_t *at);
 /* One more waits for blocks of a load, whose pages it holds; what is settled already is reported at once. -ENOMEM. */
 int below_join(struct below *b, struct below_load *l, const struct below_waiter *asker);
+/* A pass of the asker waits for so many sources of what this lookup of its request brings. */
+void below_want(struct below *b, struct act_msg *m);
 /* A clean block was published: it shall be kept below too. */
 void below_keep(struct below *b, const struct kv_key *key);
 /* Offers what is queued, as far as the limit allows. */

@@ -649,6 +649,9 @@ static int tier_receive(struct act_self *self, void *state, struct act_msg *m, i
         case ACT_TIER_FOUND:
             take_below(self, t, &m[i]);
             break;
+        case ACT_KV_WANT:
+            below_want(&t->below, &m[i]);
+            break;
         case ACT_TIER_ROWS:
         case ACT_TIER_DONE:
         case ACT_TIER_STORED:

@@ -99,7 +99,8 @@ static bool attempt_begin(struct act_hedge *g, int tier)
     for (int i = 0; i < n; i++)
         a->block[i] =
             (struct kv_tier_block){.key = g->op->block[i].key, .bytes = a->memory + (size_t)i * h->layout.block_bytes};
-    a->op = (struct kv_tier_op){.block = a->block, .n = n, .rows = on_rows, .done = on_done, .ctx = a};
+    a->op = (struct kv_tier_op){
+        .block = a->block, .n = n, .rows = on_rows, .done = on_done, .ctx = a, .wanted = g->op->wanted};
     g->n++;
     g->live++;
     h->live++;
@@ -229,6 +230,25 @@ void act_hedge_read(struct act_hedger *h, int at, struct kv_tier_op *op)
     hedge_free(g);
     h->stats.blind++;
     h->tier[at]->ops->read(h->tier[at], op);
+}
+
+void act_hedge_want(struct act_hedger *h, int at, struct kv_tier_op *op, int sources)
+{
+    struct act_hedge *g = h->first;
+    while (g && g->op != op)
+        g = g->next;
+    if (!g) { /* not hedged */
+        kv_tier_want(h->tier[at], op, sources);
+        return;
+    }
+    if (!kv_op_want(op, sources))
+        return;
+    g->calls++;
+    for (int i = 0; i < g->n; i++)
+        if (g->attempt[i].live)
+            kv_tier_want(h->tier[g->attempt[i].tier], &g->attempt[i].op, sources);
+    g->calls--;
+    hedge_look(g);
 }
 
 int64_t act_hedge_turn(struct act_hedger *h)

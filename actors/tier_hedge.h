@@ -39,6 +39,8 @@ struct act_hedger {
 
 /* Begins op at tier `at`. Without memory for it, op is that tier's own. */
 void act_hedge_read(struct act_hedger *h, int at, struct kv_tier_op *op);
+/* As kv_tier_want, of a read that began with tier `at`. */
+void act_hedge_want(struct act_hedger *h, int at, struct kv_tier_op *op, int sources);
 /* Asks other tiers for what is late. The next time (ns of the clock) at which something may be late; INT64_MAX: none.
  */
 int64_t act_hedge_turn(struct act_hedger *h);

@@ -325,6 +325,7 @@ static const struct kv_tier_ops remote_ops = {
     .tick = remote_tick,
     .free = remote_free,
     .cancel = remote_cancel,
+    .want = remote_want,
 };
 
 int act_nodes_new(const struct act_nodes_arg *arg, struct kv_tier **out, struct cfg_error *err)

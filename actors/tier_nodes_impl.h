@@ -109,6 +109,7 @@ void remote_heard(struct remote_tier *t, int node, int status);
 /* tier_nodes_read.c */
 void remote_read(struct kv_tier *tier, struct kv_tier_op *op);
 void remote_cancel(struct kv_tier *tier, struct kv_tier_op *op);
+void remote_want(struct kv_tier *tier, struct kv_tier_op *op, int sources);
 void remote_take_rows(struct remote_tier *t, struct act_msg *m);
 /* why: the node failed, and how; NULL: it answered. */
 void remote_take_done(struct remote_tier *t, uint64_t id, int status, const char *why);

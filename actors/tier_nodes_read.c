@@ -161,7 +161,7 @@ static int fetch_start(struct remote_tier *t, struct kv_tier_op *op, int node, c
         f->id = m.request = ++t->ids;
         *act_p_remote_read(&m) = (struct act_p_remote_read){.blocks = (uint32_t)n, .load = (uint32_t)f->id};
         f->lease = lend(t, node, f->id);
-        *act_b_remote_read(&m) = (struct act_b_remote_read){.layout = t->layout};
+        *act_b_remote_read(&m) = (struct act_b_remote_read){.layout = t->layout, .wanted = (uint32_t)op->wanted};
         if (f->lease) {
             act_b_remote_read(&m)->window = t->arg.window_id;
             act_b_remote_read(&m)->slot_bytes = (uint32_t)t->slot_bytes;
@@ -250,6 +250,21 @@ void remote_cancel(struct kv_tier *tier, struct kv_tier_op *op)
             fetch_fail(t, f, -ECANCELED);
         }
     } while (f);
+}
+
+void remote_want(struct kv_tier *tier, struct kv_tier_op *op, int sources)
+{
+    struct remote_tier *t = (struct remote_tier *)tier;
+    if (!kv_op_want(op, sources))
+        return;
+    for (const struct remote_fetch *f = t->fetches; f; f = f->next) {
+        if (f->op != op || act_addr_is_nobody(t->node[f->node].addr))
+            continue;
+        struct act_msg m = act_msg_make(ACT_REMOTE_WANT, t->node[f->node].addr);
+        *act_p_remote_want(&m) = (struct act_p_remote_want){.load = (uint32_t)f->id, .sources = (uint32_t)sources};
+        if (act_send(t->self, &m))
+            act_msg_drop(&m); /* it comes in its turn */
+    }
 }
 
 static struct remote_fetch *fetch_of(struct remote_tier *t, uint32_t load, struct act_addr from)

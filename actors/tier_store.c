@@ -41,6 +41,7 @@ struct ask {
     int n_segments, segments_left;
     int settled; /* sources reported */
     int status;
+    int wanted;           /* of the read (kvtiers/tier.h) */
     struct kv_tier_op op; /* of the lookup */
     int64_t began;
     struct kv_tier_block block[];
@@ -53,6 +54,7 @@ struct read_op {
     int tier;
     int64_t began;
     bool hedged; /* its tiers account for themselves */
+    bool ended;
 };
 
 /* Blocks in the host tier on their way into a durable one, pinned there meanwhile. */
@@ -219,6 +221,7 @@ static void on_read(struct kv_tier_op *op)
     struct read_op *r = op->ctx;
     struct ask *a = r->ask;
     r->count = op->count;
+    r->ended = true;
     if (!r->hedged)
         read_ended(a->s, r->tier, op->n, op->count, op->status, time_now(a->s) - r->began);
     if (r->settled < a->s->c->layout.n_sources) { /* refused as a whole */
@@ -265,11 +268,15 @@ static bool make_reads(struct ask *a)
             a->n_segments = i;
             return false;
         }
-        *r = (struct read_op){
-            .op = {.block = a->block + g->first, .n = g->n, .rows = on_rows, .done = on_read, .ctx = r},
-            .ask = a,
-            .first = g->first,
-            .tier = g->tier};
+        *r = (struct read_op){.op = {.block = a->block + g->first,
+                                     .n = g->n,
+                                     .rows = on_rows,
+                                     .done = on_read,
+                                     .ctx = r,
+                                     .wanted = a->wanted},
+                              .ask = a,
+                              .first = g->first,
+                              .tier = g->tier};
     }
     return true;
 }
@@ -364,9 +371,36 @@ static void take_read(struct store *s, struct act_msg *m)
     }
     a->reading = true;
     a->load = act_p_tier_read(m)->load;
+    a->wanted = (int)act_p_tier_read(m)->wanted;
     for (uint32_t i = 0; i < n; i++)
         a->block[i] = (struct kv_tier_block){.key = p[i].key, .bytes = (uint8_t *)(uintptr_t)p[i].address};
     ask_step(a);
+}
+
+/* Reads may end while they are told: a is held until all were. */
+static void take_want(struct store *s, struct act_msg *m)
+{
+    struct ask *a = s->asks;
+    int sources = (int)act_p_tier_want(m)->sources;
+    while (a && !(a->reading && a->load == act_p_tier_want(m)->load && act_addr_equal(a->reader, m->src)))
+        a = a->next;
+    if (!a || sources <= a->wanted)
+        return;
+    a->wanted = sources;
+    if (!a->segments_left) /* it is still being looked up */
+        return;
+    a->segments_left++;
+    for (int i = 0; i < a->n_segments; i++) {
+        struct read_op *r = a->segment[i].read;
+        if (r->ended)
+            continue;
+        if (r->hedged)
+            act_hedge_want(&s->hedger, r->tier, &r->op, sources);
+        else
+            kv_tier_want(s->c->tier[r->tier], &r->op, sources);
+    }
+    if (--a->segments_left == 0)
+        answer_done(a);
 }
 
 /* ---- storing ---- */
@@ -604,6 +638,9 @@ static int store_receive(struct act_self *self, void *state, struct act_msg *m, 
             break;
         case ACT_TIER_STORE:
             take_store(s, &m[i]);
+            break;
+        case ACT_TIER_WANT:
+            take_want(s, &m[i]);
             break;
         case ACT_TIMER:
             if (act_p_timer(&m[i])->tag == TAG_TICK)

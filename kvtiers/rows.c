@@ -41,7 +41,9 @@ struct kv_rows {
     struct page_read *read, *free_read, *bucket[READ_BUCKETS];
     int n_free;
     uint8_t *pages;
-    struct kv_rows_op *ops, **ops_end;
+    struct queue {
+        struct kv_rows_op *first, **end;
+    } now, ahead; /* for somebody who waits; into the cache only */
     bool pumping;
     /* cache: clock */
     struct slot *slot;
@@ -241,14 +243,23 @@ static void row_ask(struct kv_rows *r, struct kv_rows_op *op, int row)
     }
 }
 
+/* What is read ahead goes when nobody waits for rows, or when it has waited for long. */
+static struct queue *queue_next(struct kv_rows *r)
+{
+    const struct kv_rows_op *old = r->ahead.first;
+    bool first = old && (!r->now.first || r->p.clock.now(r->p.clock.ctx) - old->began >= KV_AGE_NS);
+    return first ? &r->ahead : &r->now;
+}
+
 /* Ops in order, as far as there are reads for them; those that wait for nothing end here. */
 static void pump(struct kv_rows *r)
 {
+    struct queue *q;
     if (r->pumping)
         return; /* an op that ended began another one */
     r->pumping = true;
-    while (r->ops && r->n_free >= KV_ROWS_PARTS) {
-        struct kv_rows_op *op = r->ops;
+    while (r->n_free >= KV_ROWS_PARTS && (q = queue_next(r))->first) {
+        struct kv_rows_op *op = q->first;
         while (op->at < op->n && r->n_free >= KV_ROWS_PARTS) {
             int row = op->at;
             row_ask(r, op, row); /* reads end later, never inside */
@@ -256,9 +267,9 @@ static void pump(struct kv_rows *r)
         }
         if (op->at < op->n)
             break;
-        r->ops = op->next;
-        if (!r->ops)
-            r->ops_end = &r->ops;
+        q->first = op->next;
+        if (!q->first)
+            q->end = &q->first;
         if (!op->pending)
             op_end(r, op);
     }
@@ -277,8 +288,10 @@ void kv_rows_read(struct kv_rows *r, struct kv_rows_op *op)
         op_end(r, op);
         return;
     }
-    *r->ops_end = op;
-    r->ops_end = &op->next;
+    struct queue *q = op->out ? &r->now : &r->ahead;
+    op->began = r->p.clock.now(r->p.clock.ctx);
+    *q->end = op;
+    q->end = &op->next;
     pump(r);
 }
 
@@ -300,7 +313,7 @@ void kv_rows_free(struct kv_rows *r)
     bool alive = true;
     if (!r)
         return;
-    while (alive && (r->stats.queue || r->ops))
+    while (alive && (r->stats.queue || r->now.first || r->ahead.first))
         alive = r->p.storage->ops->wait(r->p.storage, 10000) > 0;
     for (int i = 0; i < r->n_files && alive; i++) {
         struct kv_io io = {.op = KV_IO_CLOSE, .file = r->file[i]};
@@ -388,7 +401,8 @@ int kv_rows_new(const struct kv_rows_params *params, struct kv_rows **out, struc
     if (!r)
         return cfg_error_set(err, ENOMEM, "Engram rows: out of memory");
     r->p = *params;
-    r->ops_end = &r->ops;
+    r->now.end = &r->now.first;
+    r->ahead.end = &r->ahead.first;
     int e = open_tables(r, err);
     e = e ? e : make_memory(r, err);
     if (e) {

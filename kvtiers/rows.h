@@ -2,8 +2,9 @@
  * The model's Engram tables are read this way when they are not to be mapped.
  *
  * A row has one or two parts, each at a fixed distance from the one of the row before. Files are read in pages of 4
- * KiB; rows of one page, and the same row asked for by several, share a read while it is under way. One thread (that of
- * the storage); nothing here waits except kv_rows_new. */
+ * KiB; rows of one page, and the same row asked for by several, share a read while it is under way. Rows that somebody
+ * waits for go before rows that are only to be in the cache, unless these have waited for KV_AGE_NS. One thread (that
+ * of the storage); nothing here waits except kv_rows_new. */
 #ifndef WEFT_KVTIERS_ROWS_H
 #define WEFT_KVTIERS_ROWS_H
 

@@ -130,23 +130,39 @@ static void on_read(struct kv_io *io)
     x->next_free = t->free_read;
     t->free_read = x;
     t->in_flight--;
+    t->reads--;
     read_settle(t, op, block, source, status);
     shared_pump(t);
 }
 
-static void pump_read(struct shared *t)
+static void work_unlink(struct shared *t, struct shared_work **at)
+{
+    *at = (*at)->next;
+    if (!*at)
+        t->works_end = at;
+}
+
+/* The oldest read with an extent that somebody waits for; else the oldest one of all. */
+static struct shared_work **read_pick(struct shared *t, int64_t now, bool *first)
+{
+    struct shared_work **at = &t->works;
+    while (*at && !kv_op_first((*at)->op, (*at)->source, now))
+        at = &(*at)->next;
+    *first = *at != NULL;
+    return *first ? at : &t->works;
+}
+
+static void pump_read(struct shared *t, struct shared_work **at)
 {
     const struct kv_layout *l = &t->p.layout;
-    struct shared_work *w = t->works;
+    struct shared_work *w = *at;
     struct kv_tier_op *op = w->op;
     int block = w->block, source = w->source;
     struct shared_entry *e = w->entry[block];
     if (++w->block == w->n) {
         w->block = 0;
         if (++w->source == l->n_sources) {
-            t->works = w->next;
-            if (!t->works)
-                t->works_end = &t->works;
+            work_unlink(t, at);
             free(w);
         }
     }
@@ -167,7 +183,26 @@ static void pump_read(struct shared *t)
                            .done = on_read,
                            .ctx = x};
     t->in_flight++;
+    t->reads++;
     kv_io_start(t->p.storage, &x->io);
+}
+
+static void pump_reads(struct shared *t)
+{
+    int64_t now = shared_now(t);
+    while (t->works && t->free_read) {
+        bool first;
+        struct shared_work **at = read_pick(t, now, &first);
+        if (!first && t->reads >= SHARED_READS - SHARED_KEPT)
+            return;
+        pump_read(t, at);
+    }
+}
+
+static void shared_want(struct kv_tier *tier, struct kv_tier_op *op, int sources)
+{
+    if (kv_op_want(op, sources))
+        shared_pump((struct shared *)tier);
 }
 
 static void shared_read_op(struct kv_tier *tier, struct kv_tier_op *op)
@@ -204,9 +239,7 @@ static void shared_cancel(struct kv_tier *tier, struct kv_tier_op *op)
         at = &(*at)->next;
     if (!(w = *at))
         return; /* all of it is on its way */
-    *at = w->next;
-    if (!w->next)
-        t->works_end = at;
+    work_unlink(t, at);
     for (int s = w->source, b = w->block; s < t->p.layout.n_sources; s++, b = 0)
         for (; b < w->n; b++) {
             if (w->entry[b])
@@ -237,6 +270,7 @@ static void shared_store(struct kv_tier *tier, struct kv_tier_op *op)
     op->next = NULL;
     op->status = 0;
     op->pending = 1; /* taken away when all of it is on its way */
+    op->began = shared_now(t);
     *t->stores_end = op;
     t->stores_end = &op->next;
     shared_pump(t);
@@ -290,8 +324,7 @@ void shared_pump(struct shared *t)
     t->pumping = true;
     while (t->again) {
         t->again = false;
-        while (t->works && t->free_read)
-            pump_read(t);
+        pump_reads(t);
         shared_write_turn(t);
         shared_folder_turn(t);
         shared_drop_turn(t);
@@ -353,6 +386,7 @@ static const struct kv_tier_ops shared_ops = {
     .each = shared_each,
     .free = shared_free,
     .cancel = shared_cancel,
+    .want = shared_want,
 };
 
 int kv_shared_new(const struct kv_shared_params *params, struct kv_tier **out, struct cfg_error *err)

@@ -11,8 +11,10 @@ enum {
     SHARED_RUN_MAX = 16,
     SHARED_READS = 128,
     SHARED_WRITES = 24,
-    SHARED_HEAD = 64,  /* bytes of a footer page before its entries */
-    SHARED_ENTRY = 64, /* of an entry before its checksums */
+    SHARED_KEPT = 16,      /* of the reads, for what somebody waits for */
+    SHARED_OLD_WRITES = 4, /* beside reads that have not begun, when a store has waited for long */
+    SHARED_HEAD = 64,      /* bytes of a footer page before its entries */
+    SHARED_ENTRY = 64,     /* of an entry before its checksums */
 };
 
 struct shared_segment;
@@ -115,6 +117,7 @@ struct shared {
     double floor;
     /* reading */
     struct shared_read *read, *free_read;
+    int reads; /* under way */
     struct shared_work *works, **works_end;
     /* folder */
     struct kv_io list_io, load_io, remove_io;

@@ -328,9 +328,17 @@ static struct kv_tier_op *store_take(struct shared *t)
     return op;
 }
 
+/* Stores begin another run below so many writes: none while reads have not begun, but for stores that have waited for
+ * long. */
+static int writes_most(const struct shared *t)
+{
+    bool old = shared_now(t) - t->stores->began >= KV_AGE_NS;
+    return !t->works ? (int)SHARED_WRITES : old ? (int)SHARED_OLD_WRITES : 0;
+}
+
 static void take_stores(struct shared *t)
 {
-    while (t->stores && t->writes < SHARED_WRITES) {
+    while (t->stores && t->writes < writes_most(t)) {
         struct kv_tier_op *op = t->stores;
         while (!t->read_only && t->writer == WRITER_OPEN && !t->want_seal && !t->write_status &&
                t->store_block < op->n) {

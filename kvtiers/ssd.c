@@ -224,18 +224,33 @@ static void ssd_read(struct kv_tier *tier, struct kv_tier_op *op)
     ssd_pump(t);
 }
 
-/* The next extent of the oldest read. */
-static void pump_read(struct ssd *t)
+static void work_unlink(struct ssd_work **at, struct ssd_work ***end)
 {
-    struct ssd_work *w = t->reads;
+    *at = (*at)->next;
+    if (!*at)
+        *end = at;
+}
+
+/* The oldest read with an extent that somebody waits for; else the oldest one of all. */
+static struct ssd_work **read_pick(struct ssd *t, int64_t now, bool *first)
+{
+    struct ssd_work **at = &t->reads;
+    while (*at && !kv_op_first((*at)->op, (*at)->source, now))
+        at = &(*at)->next;
+    *first = *at != NULL;
+    return *first ? at : &t->reads;
+}
+
+/* The next extent of a read. */
+static void pump_read(struct ssd *t, struct ssd_work **at)
+{
+    struct ssd_work *w = *at;
     struct kv_tier_op *op = w->op;
     int block = w->block, source = w->source, entry = w->entry[block], n = w->n;
     if (++w->block == n) {
         w->block = 0;
         if (++w->source == t->p.layout.n_sources) {
-            t->reads = w->next;
-            if (!t->reads)
-                t->reads_end = &t->reads;
+            work_unlink(at, &t->reads_end);
             free(w);
         }
     }
@@ -260,9 +275,7 @@ static void ssd_cancel(struct kv_tier *tier, struct kv_tier_op *op)
         at = &(*at)->next;
     if (!(w = *at))
         return; /* all of it is on its way */
-    *at = w->next;
-    if (!w->next)
-        t->reads_end = at;
+    work_unlink(at, &t->reads_end);
     for (int s = w->source, b = w->block; s < t->p.layout.n_sources; s++, b = 0)
         for (; b < w->n; b++) {
             if (w->entry[b] != SSD_NONE)
@@ -271,6 +284,24 @@ static void ssd_cancel(struct kv_tier *tier, struct kv_tier_op *op)
         }
     free(w);
     ssd_pump(t);
+}
+
+static void ssd_want(struct kv_tier *tier, struct kv_tier_op *op, int sources)
+{
+    if (kv_op_want(op, sources))
+        ssd_pump((struct ssd *)tier);
+}
+
+/* Reads that may begin now. */
+static void pump_reads(struct ssd *t, int64_t now)
+{
+    while (t->reads && t->free_extent) {
+        bool first;
+        struct ssd_work **at = read_pick(t, now, &first);
+        if (!first && t->reads_running + t->writes_running >= SSD_EXTENTS - SSD_KEPT)
+            return;
+        pump_read(t, at);
+    }
 }
 
 /* ---- storing ---- */
@@ -446,14 +477,24 @@ static void pump_write(struct ssd *t)
     if (++w->block == w->n) {
         w->block = 0;
         if (++w->source == t->p.layout.n_sources) {
-            t->writes = w->next;
-            if (!t->writes)
-                t->writes_end = &t->writes;
+            work_unlink(&t->writes, &t->writes_end);
             free(w);
         }
     }
     t->writes_running++;
     extent_start(t, x, KV_IO_WRITE, b->bytes, write_done);
+}
+
+/* None while reads have not begun, but for stores that have waited for long. */
+static void pump_writes(struct ssd *t, int64_t now)
+{
+    while (t->writes && t->free_extent) {
+        bool old = now - t->writes->op->began >= KV_AGE_NS;
+        int most = !t->reads ? (int)SSD_WRITES : old ? (int)SSD_OLD_WRITES : 0;
+        if (t->writes_running >= most)
+            return;
+        pump_write(t);
+    }
 }
 
 static void store_finish(struct ssd *t, struct kv_tier_op *op, int status)
@@ -516,6 +557,7 @@ static void ssd_store(struct kv_tier *tier, struct kv_tier_op *op)
     struct ssd *t = (struct ssd *)tier;
     op->next = NULL;
     op->pending = STORE;
+    op->began = now_ns(t);
     *t->stores_end = op;
     t->stores_end = &op->next;
     ssd_pump(t);
@@ -721,10 +763,10 @@ void ssd_pump(struct ssd *t)
     while (t->pump_again) {
         t->pump_again = false;
         take_stores(t);
-        while (t->reads && t->free_extent)
-            pump_read(t);
-        while (!t->reads && t->writes && t->free_extent && t->writes_running < SSD_WRITES)
-            pump_write(t);
+        int64_t now = now_ns(t);
+        pump_writes(t, now); /* old ones, before reads take every request */
+        pump_reads(t, now);
+        pump_writes(t, now);
         try_commit(t);
     }
     t->pumping = false;
@@ -861,6 +903,7 @@ static const struct kv_tier_ops ssd_ops = {
     .each = ssd_each,
     .free = ssd_free,
     .cancel = ssd_cancel,
+    .want = ssd_want,
 };
 
 static int make_tables(struct ssd *t, struct cfg_error *err)

@@ -7,7 +7,7 @@
  * seeded with key, source and generation, so an index that is older than the data can only miss.
  *
  * A failed write or flush ends everything since the last good flush (nobody was told that it was kept), and the tier
- * takes no blocks for a while; reads go on. Reads go before writes. After a restart the index is read while the tier
+ * takes no blocks for a while; reads go on. The order of tier.h holds. After a restart the index is read while the tier
  * already serves. One thread; a folder has one owner at a time (a lock). */
 #ifndef WEFT_KVTIERS_SSD_H
 #define WEFT_KVTIERS_SSD_H

@@ -12,6 +12,8 @@ enum {
     SSD_FILES_MAX = 256, /* data files */
     SSD_EXTENTS = 192,   /* requests for extents at a time */
     SSD_WRITES = 24,     /* of these, writes */
+    SSD_KEPT = 16,       /* of these, free for what somebody waits for */
+    SSD_OLD_WRITES = 4,  /* beside reads, when a store has waited for long */
     SSD_NAME = 32,
     SSD_AGE_SLABS = 4096, /* that one call for figures looks at */
 };

@@ -25,6 +25,27 @@ void kv_op_finish(struct kv_tier_op *op, int count, int status)
     op->done(op);
 }
 
+bool kv_op_first(const struct kv_tier_op *op, int source, int64_t now)
+{
+    return source < op->wanted || now - op->began >= KV_AGE_NS;
+}
+
+bool kv_op_want(struct kv_tier_op *op, int sources)
+{
+    if (sources <= op->wanted)
+        return false;
+    op->wanted = sources;
+    return true;
+}
+
+void kv_tier_want(struct kv_tier *t, struct kv_tier_op *op, int sources)
+{
+    if (t->ops->want)
+        t->ops->want(t, op, sources);
+    else
+        kv_op_want(op, sources);
+}
+
 void kv_op_read_begin(struct kv_tier_op *op, int n_sources)
 {
     op->settled = 0;

@@ -15,6 +15,11 @@
  *                             (full, read-only): no error.
  *   drop    n keys            they are gone, durably before done.
  *   stat                      at once.
+ *
+ * Order, where a tier has a queue: first extents that somebody waits for (op->wanted, want), then extents that are read
+ * ahead of need, in the order of their reads, then stores. What has waited for KV_AGE_NS waits no longer behind what
+ * came after it: an old read goes as if it were waited for, old stores get some of the requests. The order is that of
+ * submission; what a device or a kernel has taken is not called back.
  */
 #ifndef WEFT_KVTIERS_TIER_H
 #define WEFT_KVTIERS_TIER_H
@@ -22,6 +27,8 @@
 #include <stdbool.h>
 
 #include "kvtiers/extent.h"
+
+#define KV_AGE_NS INT64_C(200000000)
 
 /* What is known about a block beside its bytes. */
 struct kv_block_info {
@@ -41,6 +48,7 @@ struct kv_tier_op {
     void (*rows)(struct kv_tier_op *op, int source, int ok); /* read; may be NULL */
     void (*done)(struct kv_tier_op *op);
     void *ctx;
+    int wanted; /* read: its sources below this are waited for now, the others will be later */
     int count;  /* out */
     int status; /* out: 0, or why count is short: -EIO, -EBADMSG (checksum), -ENOSPC, -EROFS, -ENOENT, -ENOMEM */
     /* the tier's */
@@ -93,6 +101,9 @@ struct kv_tier_ops {
     /* Nobody waits for this read any more: what has not begun of it fails with -ECANCELED, so that others are served
      * sooner. done comes all the same, maybe inside the call. NULL: the read just goes on. */
     void (*cancel)(struct kv_tier *t, struct kv_tier_op *op);
+    /* From now on somebody waits for the first `sources` sources of this read, which has not ended. done of any op may
+     * come inside the call. NULL: the tier has no queue. */
+    void (*want)(struct kv_tier *t, struct kv_tier_op *op, int sources);
 };
 
 struct kv_tier {
@@ -106,6 +117,12 @@ void kv_op_read_begin(struct kv_tier_op *op, int n_sources);
 /* One extent has arrived (status 0), or will not. Calls rows when its source is settled, done when all are. Sources are
  * reported in ascending order. */
 void kv_op_read_extent(struct kv_tier_op *op, int n_sources, int block, int source, int status);
+/* This source of a read (which began at op->began) goes before others. */
+bool kv_op_first(const struct kv_tier_op *op, int source, int64_t now);
+/* Notes that sources are waited for; false: they were before. */
+bool kv_op_want(struct kv_tier_op *op, int sources);
+/* Tells t, if it has a queue. */
+void kv_tier_want(struct kv_tier *t, struct kv_tier_op *op, int sources);
 /* Ends op. */
 void kv_op_finish(struct kv_tier_op *op, int count, int status);
 

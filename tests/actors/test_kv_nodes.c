@@ -378,7 +378,8 @@ Test(kv_nodes, a_node_that_the_list_had_not_at_the_start)
     forget_nodes();
 }
 
-/* Rows of a source that the node's own tier holds back: the layers before it have run by then, as with local tiers. */
+/* Rows of a source that the node's own tier holds back: the layers before it have run by then, as with local tiers, and
+ * that tier knows what the pass waits for. */
 Test(kv_nodes, layers_run_while_rows_of_later_ones_are_held_back)
 {
     prepare(true);
@@ -393,7 +394,10 @@ Test(kv_nodes, layers_run_while_rows_of_later_ones_are_held_back)
         rig.t.w.before_ctx = &t;
         for (int s = 0; s < sources; s++)
             rig.t.script.at[s] = s >= held ? 150 * MS : 0;
+        rig.t.script.wanted = 0;
         ts_world_run(&rig.t.w, 3);
+        cr_assert_eq(rig.t.script.wanted, held + 1, "%d sources instead of %d are waited for", rig.t.script.wanted,
+                     held + 1);
         cr_assert_eq(rig.t.w.got[0].cached, 144);
         int layer = rig.t.w.m->cfg->kv_sources[held];
         for (int l = 0; l < layer; l++)

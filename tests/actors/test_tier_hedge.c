@@ -118,6 +118,56 @@ static void check(struct two *t, struct ts_op *o, int count)
         cr_assert(ts_block_good(&t->layout, i, o->block[i].bytes), "block %d", i);
 }
 
+/* Tiers that note what somebody waits for. */
+static const struct kv_tier_ops *real_ops;
+static struct kv_tier *asked[2];
+static int told[2];
+
+static void note_read(struct kv_tier *t, struct kv_tier_op *op)
+{
+    told[t == asked[1]] = op->wanted;
+    real_ops->read(t, op);
+}
+
+static void note_want(struct kv_tier *t, struct kv_tier_op *op, int sources)
+{
+    told[t == asked[1]] = sources;
+    real_ops->want(t, op, sources);
+}
+
+/* What somebody waits for, each tier that is asked knows. */
+Test(hedge, every_tier_is_told_what_is_waited_for)
+{
+    struct two t;
+    struct ts_op o;
+    open_two(&t);
+    struct kv_tier_ops ops = *t.tier[FIRST]->ops;
+    real_ops = t.tier[FIRST]->ops;
+    ops.read = note_read;
+    ops.want = note_want;
+    for (int i = FIRST; i <= SECOND; i++) {
+        kv_disk_hold(t.disk[i], KV_IO_READ, "weft-kv.000", true);
+        asked[i - FIRST] = t.tier[i];
+        t.tier[i]->ops = &ops;
+        told[i - FIRST] = -1;
+    }
+    begin(&t, &o, BLOCKS);
+    cr_assert_eq(told[0], 0);
+    act_hedge_want(&t.h, FIRST, &o.op, 1);
+    cr_assert_eq(told[0], 1);
+    ts_clock_ns += 2000;
+    turn(&t);
+    cr_assert_eq(told[1], 1, "a tier that is asked later");
+    act_hedge_want(&t.h, FIRST, &o.op, 2);
+    cr_assert_eq(told[0], 2);
+    cr_assert_eq(told[1], 2);
+    kv_disk_hold(t.disk[FIRST], KV_IO_READ, "weft-kv.000", false);
+    turn(&t);
+    check(&t, &o, BLOCKS);
+    ts_op_free(&o);
+    close_two(&t);
+}
+
 static void damage(struct two *t, int tier)
 {
     uint8_t *b = kv_disk_bytes(t->disk[tier], "weft-kv.000");

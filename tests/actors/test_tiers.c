@@ -22,7 +22,8 @@ Test(tiers, blocks_come_back_from_below)
 
 /* ---- overlap ---- */
 
-/* Each source's rows are held back for a long time: the layers before it have run by then, and it has not. */
+/* Each source's rows are held back for a long time: the layers before it have run by then, and it has not. The tier
+ * knows by then that the pass waits for that source, and for no later one. */
 Test(tiers, layers_run_while_rows_of_later_ones_are_held_back)
 {
     static struct ts_tiers r;
@@ -37,7 +38,9 @@ Test(tiers, layers_run_while_rows_of_later_ones_are_held_back)
         r.w.before_ctx = &t;
         for (int s = 0; s < sources; s++)
             r.script.at[s] = s >= held ? 1000 * MS : 0;
+        r.script.wanted = 0;
         ts_world_run(&r.w, 3);
+        cr_assert_eq(r.script.wanted, held + 1, "%d sources instead of %d are waited for", r.script.wanted, held + 1);
         ts_world_check_same(&r.w, 0);
         cr_assert_eq(r.w.got[0].cached, 144);
         int layer = r.w.m->cfg->kv_sources[held];

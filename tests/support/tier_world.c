@@ -78,6 +78,13 @@ static void script_read(struct kv_tier *tier, struct kv_tier_op *op)
     script_turn(t);
 }
 
+static void script_want(struct kv_tier *tier, struct kv_tier_op *op, int sources)
+{
+    struct ts_script *t = (struct ts_script *)tier;
+    if (kv_op_want(op, sources))
+        t->wanted = sources > t->wanted ? sources : t->wanted;
+}
+
 static void script_store(struct kv_tier *tier, struct kv_tier_op *op)
 {
     struct ts_script *t = (struct ts_script *)tier;
@@ -117,8 +124,17 @@ static void script_free(struct kv_tier *tier)
     t->n = 0;
 }
 
-static const struct kv_tier_ops script_ops = {"script",    script_lookup, script_read, script_store, script_drop,
-                                              script_stat, script_tick,   NULL,        script_free};
+static const struct kv_tier_ops script_ops = {
+    .name = "script",
+    .lookup = script_lookup,
+    .read = script_read,
+    .store = script_store,
+    .drop = script_drop,
+    .stat = script_stat,
+    .tick = script_tick,
+    .free = script_free,
+    .want = script_want,
+};
 
 static int64_t world_ns(void *ctx)
 {

@@ -26,6 +26,7 @@ struct ts_script {
     int refuse;                /* so many reads end as a whole, with nothing read */
     uint64_t byte_ns;          /* what its statistics say a byte costs */
     uint64_t bytes;            /* delivered */
+    int wanted;                /* most sources of a read that somebody was said to wait for */
     bool garbage;              /* what does not succeed overwrites its memory all the same */
     int reads;
     struct {
