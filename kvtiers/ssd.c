@@ -707,8 +707,14 @@ static void commit_end(struct ssd *t)
     end_pages(t, !status);
     t->phase = PHASE_IDLE;
     t->phase_status = 0;
-    if (status)
+    if (status) {
+        /* What a failed flush did not keep, no later one does: the system reports it once and forgets. So the batch
+         * whose extents may be written by now ends with this one. */
+        struct ssd_batch *after = filling(t);
+        if (after->n && !after->status)
+            after->status = status;
         stop_storing(t, status, "storing failed");
+    }
     batch_close(t, b, status);
 }
 

@@ -6,10 +6,13 @@
 
 enum { SECTOR = 512, FILES_MAX = 4096, NAME_BYTES = 128, FAULTS_MAX = 16, HANDLES_MAX = 1024 };
 
+/* After a failed flush a sector counts as clean, and no later flush makes it safe before it is written again. */
+enum sector { CLEAN, DIRTY, FORGOTTEN };
+
 /* The content of a file; names point to it. */
 struct inode {
     uint8_t *now, *safe; /* what a read returns; what is sure to survive, [cap] both */
-    uint8_t *dirty;      /* [cap / SECTOR] differs from safe */
+    uint8_t *dirty;      /* [cap / SECTOR] enum sector */
     size_t size, safe_size, cap;
     bool folder;
     int lock; /* handle that has it, -1 */
@@ -275,7 +278,7 @@ static void settle(struct kv_disk *d, struct inode *f, enum kv_crash how)
         if (f->size != f->safe_size && draw(d) & 1)
             f->size = f->safe_size;
         for (size_t s = 0; s < f->cap / SECTOR; s++)
-            if (f->dirty[s] && draw(d) & 1)
+            if (f->dirty[s] == FORGOTTEN || (f->dirty[s] == DIRTY && draw(d) & 1))
                 memcpy(f->now + s * SECTOR, f->safe + s * SECTOR, SECTOR);
         if (f->size < f->cap)
             memset(f->now + f->size, 0, f->cap - f->size);
@@ -304,7 +307,7 @@ static void settle_write(struct kv_disk *d, const struct kv_io *io)
             n = f->size - io->offset - at;
         if (draw(d) & 1) {
             memcpy(f->now + io->offset + at, (const uint8_t *)io->bytes + at, n);
-            f->dirty[(io->offset + at) / SECTOR] = 1;
+            f->dirty[(io->offset + at) / SECTOR] = DIRTY;
         }
     }
 }
@@ -431,7 +434,7 @@ static int64_t do_write(struct kv_disk *d, struct inode *f, const struct kv_io *
         return -ENOSPC;
     memcpy(f->now + io->offset, io->bytes, len);
     for (size_t s = io->offset / SECTOR; len && s <= (io->offset + len - 1) / SECTOR; s++)
-        f->dirty[s] = 1;
+        f->dirty[s] = DIRTY;
     return (int64_t)len;
 }
 
@@ -443,12 +446,20 @@ static int64_t do_sync(struct kv_disk *d, struct inode *f)
         d->n_changes = 0;
         return 0;
     }
-    if (f->cap) {
-        memcpy(f->safe, f->now, f->cap);
-        memset(f->dirty, 0, f->cap / SECTOR);
-    }
+    for (size_t s = 0; s < f->cap / SECTOR; s++)
+        if (f->dirty[s] == DIRTY) {
+            memcpy(f->safe + s * SECTOR, f->now + s * SECTOR, SECTOR);
+            f->dirty[s] = CLEAN;
+        }
     f->safe_size = f->size;
     return 0;
+}
+
+static void sync_failed(struct inode *f)
+{
+    for (size_t s = 0; f && s < f->cap / SECTOR; s++)
+        if (f->dirty[s] == DIRTY)
+            f->dirty[s] = FORGOTTEN;
 }
 
 static int64_t do_list(struct kv_disk *d, struct kv_io *io)
@@ -480,8 +491,11 @@ static int64_t perform(struct kv_disk *d, struct kv_io *io)
     if (bad && bad->skip-- <= 0) {
         if (--bad->times <= 0)
             bad->used = false;
-        if (bad->result < 0)
+        if (bad->result < 0) {
+            if (io->op == KV_IO_SYNC)
+                sync_failed(f);
             return bad->result;
+        }
         len = (size_t)bad->result < len ? (size_t)bad->result : len;
     }
     switch (io->op) {
