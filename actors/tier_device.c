@@ -352,7 +352,8 @@ static int ask_below(struct act_self *self, struct tier *t, struct question *q)
     struct act_key *key = act_msg_tail(&m, &bytes);
     for (uint32_t i = 0; i < n; i++)
         key[i] = block_key(&q->chain[q->found + i + 1]);
-    act_p_tier_find(&m)->blocks = n;
+    *act_p_tier_find(&m) =
+        (struct act_p_tier_find){.blocks = n, .block_ns = q->token_ns * (uint64_t)t->e->layout.block_tokens};
     m.request = q->id = ++t->next_question;
     r = act_request(self, &m);
     if (r)
@@ -380,13 +381,9 @@ static void take_below(struct act_self *self, struct tier *t, struct act_msg *m)
         return;
     *at = q->next;
     if (m->type == ACT_TIER_FOUND) {
-        uint64_t cost = act_p_tier_found(m)->cost_ns, per = (uint64_t)t->e->layout.block_tokens;
         p.n = act_p_tier_found(m)->blocks;
         p.n = p.n < q->in.blocks - q->found ? p.n : q->in.blocks - q->found;
-        if (q->token_ns && cost > q->token_ns * p.n * per) {
-            t->below.recomputed += p.n;
-            p.n = 0;
-        }
+        t->below.recomputed += act_p_tier_found(m)->dear;
     }
     /* Others may have published or begun to read the same blocks meanwhile. */
     while (p.n && !find_block(t, &q->chain[q->found + 1], true, &q->block[q->found])) {

@@ -105,7 +105,7 @@ static bool attempt_begin(struct act_hedge *g, int tier)
     g->live++;
     h->live++;
     a->began = now(h);
-    double expected = h->byte_ns ? 2 * h->byte_ns[tier] * (double)attempt_bytes(h, n) : 0;
+    double expected = h->cost ? 2 * h->cost[tier].byte_ns * (double)attempt_bytes(h, n) : 0;
     g->late_at = a->began + (expected > (double)h->after_ns ? (int64_t)expected : h->after_ns);
     if (h->began)
         h->began(h->ctx, tier, n);

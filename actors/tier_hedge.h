@@ -8,6 +8,7 @@
 #ifndef WEFT_ACTORS_TIER_HEDGE_H
 #define WEFT_ACTORS_TIER_HEDGE_H
 
+#include "actors/tier_cost.h"
 #include "kvtiers/tier.h"
 
 enum { ACT_HEDGE_TIERS = 4 };
@@ -25,8 +26,8 @@ struct act_hedger {
     struct kv_clock clock;
     struct kv_tier *const *tier; /* [n_tiers]; index 0 is memory and is never asked */
     int n_tiers;
-    int64_t after_ns;      /* later than this is late, */
-    const double *byte_ns; /* [n_tiers] and later than twice what it should take by this; NULL: not known */
+    int64_t after_ns;                 /* later than this is late, */
+    const struct act_tier_cost *cost; /* [n_tiers] and later than twice what it should take by this; NULL: not known */
     size_t limit, used;
     struct act_hedge *first;
     int live; /* reads of tiers under way */

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "actors/tier_cost.h"
 #include "actors/tier_hedge.h"
 #include "actors/tier_nodes.h"
 #include "actors/tier_times.h"
@@ -34,9 +35,10 @@ struct ask {
     struct act_promise promise;
     struct act_addr reader;
     uint32_t load;
-    int n, at, tier; /* blocks; found so far; tier that is being asked */
-    int fruitless;   /* tiers that had none of the next blocks */
-    unsigned asked;  /* tiers that were asked, as bits */
+    uint64_t block_ns; /* TIER_FIND */
+    int n, at, tier;   /* blocks; found so far; tier that is being asked */
+    int fruitless;     /* tiers that had none of the next blocks */
+    unsigned asked;    /* tiers that were asked, as bits */
     struct segment segment[SEGMENTS_MAX];
     int n_segments, segments_left;
     int settled; /* sources reported */
@@ -85,8 +87,7 @@ struct store {
     struct act_timer tick, poll, late;
     struct act_hedger hedger;
     int ticks;
-    double byte_ns[ACT_TIERS_MAX], op_ns[ACT_TIERS_MAX]; /* measured, averaged */
-    uint64_t seen_ns[ACT_TIERS_MAX], seen_reads[ACT_TIERS_MAX], seen_bytes[ACT_TIERS_MAX];
+    struct act_tier_cost cost[ACT_TIERS_MAX];
     struct act_times times[ACT_TIERS_MAX][ACT_TIER_VERBS];
     struct {
         uint64_t gone, no_space, closed; /* blocks that could not be read or kept */
@@ -96,15 +97,29 @@ struct store {
     bool stopping;
 };
 
+static int64_t time_now(const struct store *s)
+{
+    return s->c->clock.now(s->c->clock.ctx);
+}
+
 /* ---- cost ---- */
 
-/* About how long a read takes: time per byte as lately measured. 0: not known yet. */
-static double read_cost(const struct store *s, const struct ask *a)
+/* How many of the blocks that were found are worth reading, when computing one takes block_ns (0: not known, all are):
+ * whole segments from the first on, as many as save most time. */
+static int worth_reading(const struct ask *a)
 {
-    double ns = 0;
-    for (int i = 0; i < a->n_segments; i++)
-        ns += s->byte_ns[a->segment[i].tier] * (double)a->segment[i].n * (double)s->c->layout.block_bytes;
-    return ns;
+    double gain = 0, best = 0;
+    int n = 0;
+    for (int i = 0; i < a->n_segments; i++) {
+        const struct segment *g = &a->segment[i];
+        double byte_ns = a->s->cost[g->tier].byte_ns;
+        gain += g->n * ((double)a->block_ns - byte_ns * (double)a->s->c->layout.block_bytes);
+        if (!a->block_ns || gain >= best) {
+            best = gain;
+            n = g->first + g->n;
+        }
+    }
+    return n;
 }
 
 static void measure(struct store *s)
@@ -112,13 +127,7 @@ static void measure(struct store *s)
     for (int i = 0; i < s->c->n_tiers; i++) {
         struct kv_tier_stats st;
         s->c->tier[i]->ops->stat(s->c->tier[i], &st);
-        double bytes = (double)(st.read_bytes - s->seen_bytes[i]), ns = (double)(st.read_ns - s->seen_ns[i]);
-        if (bytes <= 0)
-            continue;
-        double one = ns / bytes;
-        s->byte_ns[i] = s->byte_ns[i] > 0 ? s->byte_ns[i] * 0.75 + one * 0.25 : one;
-        s->seen_bytes[i] = st.read_bytes;
-        s->seen_ns[i] = st.read_ns;
+        act_tier_cost_measure(&s->cost[i], st.read_bytes, time_now(s));
     }
 }
 
@@ -139,8 +148,8 @@ static void ask_free(struct ask *a)
 static void answer_found(struct ask *a)
 {
     struct act_msg r = act_msg_make(ACT_TIER_FOUND, ACT_NOBODY);
-    *act_p_tier_found(&r) =
-        (struct act_p_tier_found){.blocks = (uint32_t)a->at, .cost_ns = (uint64_t)read_cost(a->s, a)};
+    int n = worth_reading(a);
+    *act_p_tier_found(&r) = (struct act_p_tier_found){.blocks = (uint32_t)n, .dear = (uint32_t)(a->at - n)};
     act_reply(a->s->self, &a->promise, &r);
     ask_free(a);
 }
@@ -186,11 +195,6 @@ static void report_sources(struct ask *a)
     }
 }
 
-static int64_t time_now(const struct store *s)
-{
-    return s->c->clock.now(s->c->clock.ctx);
-}
-
 static void on_rows(struct kv_tier_op *op, int source, int ok)
 {
     struct read_op *r = op->ctx;
@@ -204,7 +208,9 @@ static void on_rows(struct kv_tier_op *op, int source, int ok)
 
 static void read_began(void *ctx, int tier, int n)
 {
-    ((struct store *)ctx)->figure[tier].reading += (uint32_t)n;
+    struct store *s = ctx;
+    s->figure[tier].reading += (uint32_t)n;
+    act_tier_cost_began(&s->cost[tier], time_now(s));
 }
 
 static void read_ended(void *ctx, int tier, int n, int ok, int status, int64_t ns)
@@ -212,6 +218,7 @@ static void read_ended(void *ctx, int tier, int n, int ok, int status, int64_t n
     struct store *s = ctx;
     act_times_add(&s->times[tier][ACT_TIER_WHOLE], ns);
     s->figure[tier].reading -= (uint32_t)n;
+    act_tier_cost_ended(&s->cost[tier], time_now(s));
     if (status == -ENOENT)
         s->figure[tier].gone += (uint64_t)(n - ok);
 }
@@ -354,6 +361,7 @@ static void take_find(struct store *s, struct act_msg *m)
         act_return(s->self, m);
         return;
     }
+    a->block_ns = act_p_tier_find(m)->block_ns;
     for (uint32_t i = 0; i < n; i++)
         a->block[i].key = key[i];
     ask_step(a);
@@ -669,7 +677,7 @@ static int store_start(struct act_self *self, void *state, const void *arg)
                                     .tier = s->c->tier,
                                     .n_tiers = s->c->n_tiers,
                                     .after_ns = s->c->hedge_ns,
-                                    .byte_ns = s->byte_ns,
+                                    .cost = s->cost,
                                     .limit = s->c->hedge_bytes,
                                     .began = read_began,
                                     .ended = read_ended,

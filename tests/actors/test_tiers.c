@@ -322,27 +322,31 @@ Test(tiers, requests_are_served_when_the_tiers_below_are_gone)
     ts_tiers_forget(&r);
 }
 
-/* A prefix that costs more to read than to compute is computed, by what both were measured to cost. */
+/* A prefix that costs more to read than to compute is computed, by what both were measured to cost; and a tier that was
+ * slow is not given up for ever. */
 Test(tiers, what_is_cheaper_to_compute_is_not_read)
 {
     static struct ts_tiers r;
     ts_tiers_prepare(&r);
     for (int dear = 0; dear < 2; dear++) {
         ts_tiers_second(&r, 24); /* small, so that the other prompts push the blocks out of it */
-        ts_tiers_prompts(&r, 5);
-        for (int i = 1; i < 4; i++)
-            for (int k = 0; k < 160; k++)
-                r.w.wanted[i].prompt[k] = (k * (17 + i) + 3) % r.w.m->cfg->vocab_size;
-        r.w.cost[TS_PART_PREFILL] = MS; /* tens of milliseconds for a prompt */
-        r.script.byte_ns = dear ? 10000 : 1;
-        r.script.bytes = 0;
+        ts_tiers_prompts(&r, 9);
+        for (int i = 1; i < 8; i++)
+            if (i != 4)
+                ts_tiers_other(&r, i);
+        for (int i = 5; i < 9; i++)
+            r.w.wanted[i].start = (50000 + 200 * i) * MS; /* much later */
+        r.w.cost[TS_PART_PREFILL] = MS;                    /* tens of milliseconds for a prompt */
+        r.script.byte_ns = dear ? 7000 : 0;
+        r.script.cheap_at = 30000 * MS;
         r.script.reads = 0;
         ts_world_run(&r.w, 9);
-        for (int i = 0; i < 5; i++)
+        for (int i = 0; i < 9; i++)
             ts_world_check_same(&r.w, i);
         cr_assert_eq(r.w.got[0].cached, 144, "nothing is known yet");
         cr_assert_eq(r.w.got[4].cached, dear ? 0 : 144);
-        cr_assert_eq(r.script.reads, dear ? 1 : 2, "%d reads", r.script.reads);
+        cr_assert_eq(r.w.got[8].cached, 144, "it is tried again");
+        cr_assert_eq(r.script.reads, dear ? 5 : 3, "%d reads", r.script.reads); /* the other prompts are there by now, too */
         ts_tiers_close(&r, true);
     }
     ts_tiers_forget(&r);

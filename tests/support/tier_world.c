@@ -43,7 +43,7 @@ static void script_turn(struct ts_script *t)
     for (int i = 0; i < t->n_open; i++) {
         struct kv_tier_op *op = t->open[i].op;
         int n = op->n, source = t->open[i].source;
-        while (source < l->n_sources && virtual_now(t) >= t->at[source]) {
+        while (source < l->n_sources && virtual_now(t) >= t->at[source] && virtual_now(t) >= t->open[i].ready) {
             for (int b = 0; b < n; b++) {
                 const struct kv_tier_block *from = script_find(t, &op->block[b].key);
                 bool good = from && (t->ok < 0 || b < t->ok) && (!t->ok_of[source] || b < t->ok_of[source]);
@@ -72,8 +72,10 @@ static void script_read(struct kv_tier *tier, struct kv_tier_op *op)
     }
     kv_op_read_begin(op, t->layout->n_sources);
     cr_assert_lt(t->n_open, TS_SCRIPT_READS);
+    int64_t now = virtual_now(t), bytes = op->n * (int64_t)t->layout->block_bytes;
     t->open[t->n_open].op = op;
-    t->open[t->n_open++].source = 0;
+    t->open[t->n_open].source = 0;
+    t->open[t->n_open++].ready = t->cheap_at && now >= t->cheap_at ? now : now + bytes * (int64_t)t->byte_ns;
     t->reads++;
     script_turn(t);
 }
@@ -108,7 +110,7 @@ static void script_drop(struct kv_tier *tier, struct kv_tier_op *op)
 static void script_stat(struct kv_tier *tier, struct kv_tier_stats *out)
 {
     const struct ts_script *t = (struct ts_script *)tier;
-    *out = (struct kv_tier_stats){.read_bytes = t->bytes, .read_ns = t->bytes * t->byte_ns};
+    *out = (struct kv_tier_stats){.read_bytes = t->bytes};
 }
 
 static void script_tick(struct kv_tier *tier)

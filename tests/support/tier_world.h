@@ -24,7 +24,8 @@ struct ts_script {
     int ok;                    /* leading blocks of a read that succeed; -1: all */
     int ok_of[KV_SOURCES_MAX]; /* the same for one source, where it is less; 0: as ok */
     int refuse;                /* so many reads end as a whole, with nothing read */
-    uint64_t byte_ns;          /* what its statistics say a byte costs */
+    uint64_t byte_ns;          /* virtual time that a byte of a read takes */
+    int64_t cheap_at;          /* virtual ns: reads that begin later take no time; 0: never */
     uint64_t bytes;            /* delivered */
     int wanted;                /* most sources of a read that somebody was said to wait for */
     bool garbage;              /* what does not succeed overwrites its memory all the same */
@@ -32,6 +33,7 @@ struct ts_script {
     struct {
         struct kv_tier_op *op;
         int source;
+        int64_t ready; /* virtual ns */
     } open[TS_SCRIPT_READS];
     int n_open;
 };
