@@ -522,302 +522,302 @@ Test(ssd, nothing_is_durable_before_its_flush)
             }
             rig_free(&r);
         }
+}
 
-    /* Row 43: a flush that fails loses what it was to keep for good, also for those who would flush next. So no block
-     * whose bytes were written before it may be called durable after it. */
-    Test(ssd, a_failed_flush_ends_all_that_was_written_before_it)
-    {
-        static const char *const file[] = {"weft-kv.000", "weft-kv.index"};
-        for (int f = 0; f < 2; f++) {
-            struct rig r;
-            struct ts_op a, b;
-            rig_new(&r, 31, 64);
-            cr_assert(store(&r, 1));
-            kv_disk_hold(r.disk, KV_IO_SYNC, file[f], true);
-            ts_op_begin(&a, r.tier, &r.layout, TS_STORE, (int[]){2}, 1);
-            ts_turn(r.storage);
-            ts_op_begin(&b, r.tier, &r.layout, TS_STORE, (int[]){3}, 1);
-            ts_turn(r.storage);
-            cr_assert(!a.done && !b.done, "both are written, the first waits for its flush");
-            kv_disk_fail(r.disk, KV_IO_SYNC, file[f], 0, 1, -5);
-            kv_disk_hold(r.disk, KV_IO_SYNC, file[f], false);
-            ts_turn(r.storage);
-            cr_assert(a.done && b.done);
-            cr_assert(a.op.count == 0 && b.op.count == 0, "not durable, so not told: %d, %d", a.op.count, b.op.count);
-            cr_assert_not(has(&r, 2) || has(&r, 3));
-            ts_clock_ns += INT64_C(2000000000);
-            settle(&r);
-            cr_assert(store(&r, 4), "it goes on");
-            rig_crash(&r, KV_CRASH_POWER);
+/* Row 43: a flush that fails loses what it was to keep for good, also for those who would flush next. So no block whose
+ * bytes were written before it may be called durable after it. */
+Test(ssd, a_failed_flush_ends_all_that_was_written_before_it)
+{
+    static const char *const file[] = {"weft-kv.000", "weft-kv.index"};
+    for (int f = 0; f < 2; f++) {
+        struct rig r;
+        struct ts_op a, b;
+        rig_new(&r, 31, 64);
+        cr_assert(store(&r, 1));
+        kv_disk_hold(r.disk, KV_IO_SYNC, file[f], true);
+        ts_op_begin(&a, r.tier, &r.layout, TS_STORE, (int[]){2}, 1);
+        ts_turn(r.storage);
+        ts_op_begin(&b, r.tier, &r.layout, TS_STORE, (int[]){3}, 1);
+        ts_turn(r.storage);
+        cr_assert(!a.done && !b.done, "both are written, the first waits for its flush");
+        kv_disk_fail(r.disk, KV_IO_SYNC, file[f], 0, 1, -5);
+        kv_disk_hold(r.disk, KV_IO_SYNC, file[f], false);
+        ts_turn(r.storage);
+        cr_assert(a.done && b.done);
+        cr_assert(a.op.count == 0 && b.op.count == 0, "not durable, so not told: %d, %d", a.op.count, b.op.count);
+        cr_assert_not(has(&r, 2) || has(&r, 3));
+        ts_clock_ns += INT64_C(2000000000);
+        settle(&r);
+        cr_assert(store(&r, 4), "it goes on");
+        rig_crash(&r, KV_CRASH_POWER);
+        rig_open(&r);
+        cr_assert(read_back(&r, 1) && read_back(&r, 4));
+        cr_assert_not(has(&r, 2) || has(&r, 3));
+        ts_op_free(&a);
+        ts_op_free(&b);
+        rig_free(&r);
+    }
+}
+
+/* Row 52: short reads go on until all is there; at the end of the file they are a miss. */
+Test(ssd, short_reads_are_continued)
+{
+    struct rig r;
+    rig_new(&r, 8, 64);
+    cr_assert(store(&r, 1));
+    kv_disk_fail(r.disk, KV_IO_READ, "weft-kv.000", 0, 2, 4096); /* the half of one extent, and the other one whole */
+    cr_assert(read_back(&r, 1));
+    kv_disk_fail(r.disk, KV_IO_READ, "weft-kv.000", 0, 1, -5);
+    cr_assert_not(read_back(&r, 1));
+    cr_assert_not(has(&r, 1), "a block that cannot be read is not offered again");
+    cr_assert_eq(stat(&r).errors, 1u);
+    cr_assert(store(&r, 2));
+    kv_disk_fail(r.disk, KV_IO_READ, "weft-kv.000", 0, 2, 0);
+    cr_assert_not(read_back(&r, 2));
+    cr_assert_eq(stat(&r).short_reads, 2u);
+    cr_assert_eq(stat(&r).bad, 0u, "what has not come is not looked at");
+    rig_free(&r);
+}
+
+/* Row 42: another block size, layout or version is never used. */
+Test(ssd, another_layout_starts_empty)
+{
+    struct rig r;
+    rig_new(&r, 9, 64);
+    cr_assert(store(&r, 1));
+    rig_close(&r);
+    r.layout = ts_layout(128);
+    rig_open(&r);
+    cr_assert_gt(r.warnings, 0);
+    cr_assert_not(has(&r, 1));
+    cr_assert(store(&r, 2) && read_back(&r, 2));
+    rig_free(&r);
+}
+
+/* Nor one page of the index that was made for another layout, in a folder whose header fits. */
+Test(ssd, a_page_of_another_layout_is_not_used)
+{
+    struct rig other = {.layout = ts_layout(128), .blocks = 16}, r = {.layout = ts_layout(256), .blocks = 16};
+    twelve(&other);
+    twelve(&r);
+    size_t size = (size_t)kv_disk_size(r.disk, "weft-kv.index"), head = 2 * KV_PAGE;
+    cr_assert_eq(kv_disk_size(other.disk, "weft-kv.index"), (int64_t)size);
+    memcpy(kv_disk_bytes(r.disk, "weft-kv.index") + head, kv_disk_bytes(other.disk, "weft-kv.index") + head,
+           size - head);
+    rig_open(&r);
+    for (int i = 0; i < 12; i++)
+        cr_assert_not(has(&r, i), "block %d", i);
+    rig_free(&r);
+    rig_free(&other);
+}
+
+/* Row 56: what is read again and again is kept while what is stored and not read goes. */
+Test(ssd, what_is_used_is_kept)
+{
+    struct rig r;
+    rig_new(&r, 61, 64);
+    for (int i = 0; i < 48; i++)
+        cr_assert(store(&r, i));
+    for (int k = 0; k < 40; k++)
+        cr_assert(read_back(&r, 5));
+    int used = 0, others = 0;
+    for (int i = 100; i < 164; i++)
+        cr_assert(store(&r, i));
+    used = has(&r, 5);
+    for (int i = 16; i < 48; i++)
+        others += has(&r, i);
+    cr_assert(used, "the block that was read went before %d others", others);
+    cr_assert_lt(others, 16, "%d blocks that nobody has read", others);
+    rig_free(&r);
+}
+
+/* Row 57: each use of a place has a generation of its own, over restarts too, so that an old index entry never fits new
+ * bytes. Reads the pages as docs/FORMATS.md describes them. */
+Test(ssd, no_place_is_used_twice_under_one_generation)
+{
+    enum { SLABS_MAX = 64, SEEN_MAX = 4096 };
+    static uint64_t seen[SEEN_MAX], now[SLABS_MAX];
+    int n = 0;
+    struct rig r;
+    memset(now, 0, sizeof now);
+    rig_new(&r, 62, 32);
+    for (int i = 0; i < 400; i++) {
+        cr_assert(store(&r, i));
+        if (i % 40 == 39) {
+            rig_close(&r);
             rig_open(&r);
-            cr_assert(read_back(&r, 1) && read_back(&r, 4));
-            cr_assert_not(has(&r, 2) || has(&r, 3));
-            ts_op_free(&a);
-            ts_op_free(&b);
-            rig_free(&r);
+        }
+        const uint8_t *index = kv_disk_bytes(r.disk, "weft-kv.index");
+        int slabs = (int)(kv_disk_size(r.disk, "weft-kv.index") / KV_PAGE - 2) / 2;
+        for (int s = 0; s < slabs && s < SLABS_MAX; s++) {
+            uint64_t number[2], generation[2];
+            for (int c = 0; c < 2; c++) {
+                memcpy(&number[c], index + (2 + 2 * s + c) * KV_PAGE + 16, 8);
+                memcpy(&generation[c], index + (2 + 2 * s + c) * KV_PAGE + 24, 8);
+            }
+            uint64_t g = generation[number[1] > number[0]];
+            if (!g || g == now[s])
+                continue;
+            for (int k = 0; k < n; k++)
+                cr_assert_neq(seen[k], g, "slab %d has a generation that was used before", s);
+            now[s] = g;
+            cr_assert_lt(n, SEEN_MAX);
+            seen[n++] = g;
         }
     }
+    cr_assert_gt(n, 60, "%d generations", n);
+    rig_free(&r);
+}
 
-    /* Row 52: short reads go on until all is there; at the end of the file they are a miss. */
-    Test(ssd, short_reads_are_continued)
-    {
-        struct rig r;
-        rig_new(&r, 8, 64);
-        cr_assert(store(&r, 1));
-        kv_disk_fail(r.disk, KV_IO_READ, "weft-kv.000", 0, 2,
-                     4096); /* the half of one extent, and the other one whole */
-        cr_assert(read_back(&r, 1));
-        kv_disk_fail(r.disk, KV_IO_READ, "weft-kv.000", 0, 1, -5);
-        cr_assert_not(read_back(&r, 1));
-        cr_assert_not(has(&r, 1), "a block that cannot be read is not offered again");
-        cr_assert_eq(stat(&r).errors, 1u);
-        cr_assert(store(&r, 2));
-        kv_disk_fail(r.disk, KV_IO_READ, "weft-kv.000", 0, 2, 0);
-        cr_assert_not(read_back(&r, 2));
-        cr_assert_eq(stat(&r).short_reads, 2u);
-        cr_assert_eq(stat(&r).bad, 0u, "what has not come is not looked at");
-        rig_free(&r);
-    }
+/* Row 44: a block that vanishes between lookup and read ends the prefix there. */
+Test(ssd, a_short_load_is_a_shorter_prefix)
+{
+    struct rig r;
+    static struct ts_op o;
+    const int all[] = {0, 1, 2, 3};
+    int gone = 2;
+    rig_new(&r, 10, 64);
+    ts_op_run(&o, r.tier, r.storage, &r.layout, TS_STORE, all, 4);
+    ts_op_free(&o);
+    ts_op_run(&o, r.tier, r.storage, &r.layout, TS_LOOKUP, all, 4);
+    cr_assert_eq(o.op.count, 4);
+    ts_op_free(&o);
+    ts_op_run(&o, r.tier, r.storage, &r.layout, TS_DROP, &gone, 1);
+    ts_op_free(&o);
+    ts_op_run(&o, r.tier, r.storage, &r.layout, TS_READ, all, 4);
+    cr_assert_eq(o.op.count, 2);
+    cr_assert_eq(o.rows[0], 2);
+    for (int i = 0; i < 2; i++)
+        cr_assert(ts_block_good(&r.layout, i, o.block[i].bytes));
+    ts_op_free(&o);
+    rig_free(&r);
+}
 
-    /* Row 42: another block size, layout or version is never used. */
-    Test(ssd, another_layout_starts_empty)
-    {
-        struct rig r;
-        rig_new(&r, 9, 64);
-        cr_assert(store(&r, 1));
-        rig_close(&r);
-        r.layout = ts_layout(128);
-        rig_open(&r);
-        cr_assert_gt(r.warnings, 0);
-        cr_assert_not(has(&r, 1));
-        cr_assert(store(&r, 2) && read_back(&r, 2));
-        rig_free(&r);
-    }
-
-    /* Nor one page of the index that was made for another layout, in a folder whose header fits. */
-    Test(ssd, a_page_of_another_layout_is_not_used)
-    {
-        struct rig other = {.layout = ts_layout(128), .blocks = 16}, r = {.layout = ts_layout(256), .blocks = 16};
-        twelve(&other);
-        twelve(&r);
-        size_t size = (size_t)kv_disk_size(r.disk, "weft-kv.index"), head = 2 * KV_PAGE;
-        cr_assert_eq(kv_disk_size(other.disk, "weft-kv.index"), (int64_t)size);
-        memcpy(kv_disk_bytes(r.disk, "weft-kv.index") + head, kv_disk_bytes(other.disk, "weft-kv.index") + head,
-               size - head);
-        rig_open(&r);
-        for (int i = 0; i < 12; i++)
-            cr_assert_not(has(&r, i), "block %d", i);
-        rig_free(&r);
-        rig_free(&other);
-    }
-
-    /* Row 56: what is read again and again is kept while what is stored and not read goes. */
-    Test(ssd, what_is_used_is_kept)
-    {
-        struct rig r;
-        rig_new(&r, 61, 64);
-        for (int i = 0; i < 48; i++)
-            cr_assert(store(&r, i));
-        for (int k = 0; k < 40; k++)
-            cr_assert(read_back(&r, 5));
-        int used = 0, others = 0;
-        for (int i = 100; i < 164; i++)
-            cr_assert(store(&r, i));
-        used = has(&r, 5);
-        for (int i = 16; i < 48; i++)
-            others += has(&r, i);
-        cr_assert(used, "the block that was read went before %d others", others);
-        cr_assert_lt(others, 16, "%d blocks that nobody has read", others);
-        rig_free(&r);
-    }
-
-    /* Row 57: each use of a place has a generation of its own, over restarts too, so that an old index entry never fits
-     * new bytes. Reads the pages as docs/FORMATS.md describes them. */
-    Test(ssd, no_place_is_used_twice_under_one_generation)
-    {
-        enum { SLABS_MAX = 64, SEEN_MAX = 4096 };
-        static uint64_t seen[SEEN_MAX], now[SLABS_MAX];
-        int n = 0;
-        struct rig r;
-        memset(now, 0, sizeof now);
-        rig_new(&r, 62, 32);
-        for (int i = 0; i < 400; i++) {
-            cr_assert(store(&r, i));
-            if (i % 40 == 39) {
-                rig_close(&r);
-                rig_open(&r);
-            }
-            const uint8_t *index = kv_disk_bytes(r.disk, "weft-kv.index");
-            int slabs = (int)(kv_disk_size(r.disk, "weft-kv.index") / KV_PAGE - 2) / 2;
-            for (int s = 0; s < slabs && s < SLABS_MAX; s++) {
-                uint64_t number[2], generation[2];
-                for (int c = 0; c < 2; c++) {
-                    memcpy(&number[c], index + (2 + 2 * s + c) * KV_PAGE + 16, 8);
-                    memcpy(&generation[c], index + (2 + 2 * s + c) * KV_PAGE + 24, 8);
-                }
-                uint64_t g = generation[number[1] > number[0]];
-                if (!g || g == now[s])
-                    continue;
-                for (int k = 0; k < n; k++)
-                    cr_assert_neq(seen[k], g, "slab %d has a generation that was used before", s);
-                now[s] = g;
-                cr_assert_lt(n, SEEN_MAX);
-                seen[n++] = g;
-            }
-        }
-        cr_assert_gt(n, 60, "%d generations", n);
-        rig_free(&r);
-    }
-
-    /* Row 44: a block that vanishes between lookup and read ends the prefix there. */
-    Test(ssd, a_short_load_is_a_shorter_prefix)
-    {
+/* Row 47: a block of which one source is bad is no block. */
+Test(ssd, a_source_that_fails_clamps_the_prefix)
+{
+    for (int source = 0; source < 2; source++) {
         struct rig r;
         static struct ts_op o;
         const int all[] = {0, 1, 2, 3};
-        int gone = 2;
-        rig_new(&r, 10, 64);
+        rig_new(&r, 11, 64);
         ts_op_run(&o, r.tier, r.storage, &r.layout, TS_STORE, all, 4);
         ts_op_free(&o);
-        ts_op_run(&o, r.tier, r.storage, &r.layout, TS_LOOKUP, all, 4);
-        cr_assert_eq(o.op.count, 4);
-        ts_op_free(&o);
-        ts_op_run(&o, r.tier, r.storage, &r.layout, TS_DROP, &gone, 1);
-        ts_op_free(&o);
+        /* A run of four: four extents of 8 KiB, then four of 4 KiB. */
+        kv_disk_bytes(r.disk, "weft-kv.000")[source ? 4 * 8192 + 1 * 4096 + 7 : 1 * 8192 + 7] ^= 1;
         ts_op_run(&o, r.tier, r.storage, &r.layout, TS_READ, all, 4);
-        cr_assert_eq(o.op.count, 2);
-        cr_assert_eq(o.rows[0], 2);
-        for (int i = 0; i < 2; i++)
-            cr_assert(ts_block_good(&r.layout, i, o.block[i].bytes));
+        cr_assert_eq(o.rows[source], 1);
+        cr_assert_eq(o.rows[!source], 4);
+        cr_assert_eq(o.op.count, 1);
+        cr_assert_eq(o.op.status, -74);
         ts_op_free(&o);
         rig_free(&r);
     }
+}
 
-    /* Row 47: a block of which one source is bad is no block. */
-    Test(ssd, a_source_that_fails_clamps_the_prefix)
-    {
-        for (int source = 0; source < 2; source++) {
-            struct rig r;
-            static struct ts_op o;
-            const int all[] = {0, 1, 2, 3};
-            rig_new(&r, 11, 64);
-            ts_op_run(&o, r.tier, r.storage, &r.layout, TS_STORE, all, 4);
-            ts_op_free(&o);
-            /* A run of four: four extents of 8 KiB, then four of 4 KiB. */
-            kv_disk_bytes(r.disk, "weft-kv.000")[source ? 4 * 8192 + 1 * 4096 + 7 : 1 * 8192 + 7] ^= 1;
-            ts_op_run(&o, r.tier, r.storage, &r.layout, TS_READ, all, 4);
-            cr_assert_eq(o.rows[source], 1);
-            cr_assert_eq(o.rows[!source], 4);
-            cr_assert_eq(o.op.count, 1);
-            cr_assert_eq(o.op.status, -74);
-            ts_op_free(&o);
-            rig_free(&r);
-        }
-    }
+/* A read in flight keeps its slab; the writer waits or refuses, and never overwrites. */
+Test(ssd, reads_in_flight_are_pinned)
+{
+    struct rig r;
+    static struct ts_op slow;
+    const int two[] = {0, 1};
+    rig_new(&r, 12, 16);
+    for (int i = 0; i < 2; i++)
+        cr_assert(store(&r, i));
+    kv_disk_hold(r.disk, KV_IO_READ, "weft-kv.000", true);
+    ts_op_begin(&slow, r.tier, &r.layout, TS_READ, two, 2);
+    ts_turn(r.storage);
+    cr_assert_eq(slow.done, 0);
+    for (int i = 10; i < 60; i++)
+        store(&r, i);
+    cr_assert_gt(stat(&r).evicted, 10u);
+    kv_disk_hold(r.disk, KV_IO_READ, "weft-kv.000", false);
+    ts_turn(r.storage);
+    cr_assert_eq(slow.done, 1);
+    cr_assert_eq(slow.op.count, 2);
+    for (int i = 0; i < 2; i++)
+        cr_assert(ts_block_good(&r.layout, i, slow.block[i].bytes));
+    ts_op_free(&slow);
+    rig_free(&r);
+}
 
-    /* A read in flight keeps its slab; the writer waits or refuses, and never overwrites. */
-    Test(ssd, reads_in_flight_are_pinned)
-    {
-        struct rig r;
-        static struct ts_op slow;
-        const int two[] = {0, 1};
-        rig_new(&r, 12, 16);
-        for (int i = 0; i < 2; i++)
-            cr_assert(store(&r, i));
-        kv_disk_hold(r.disk, KV_IO_READ, "weft-kv.000", true);
-        ts_op_begin(&slow, r.tier, &r.layout, TS_READ, two, 2);
-        ts_turn(r.storage);
-        cr_assert_eq(slow.done, 0);
-        for (int i = 10; i < 60; i++)
-            store(&r, i);
-        cr_assert_gt(stat(&r).evicted, 10u);
-        kv_disk_hold(r.disk, KV_IO_READ, "weft-kv.000", false);
-        ts_turn(r.storage);
-        cr_assert_eq(slow.done, 1);
-        cr_assert_eq(slow.op.count, 2);
-        for (int i = 0; i < 2; i++)
-            cr_assert(ts_block_good(&r.layout, i, slow.block[i].bytes));
-        ts_op_free(&slow);
-        rig_free(&r);
-    }
+Test(ssd, blocks_expire_and_wear_is_limited)
+{
+    struct rig r = {.disk = kv_disk_new(13), .layout = ts_layout(256), .blocks = 64, .ttl = 100};
+    r.per_day = 24 * 3 * (int64_t)r.layout.block_bytes; /* an hour's worth: three blocks */
+    rig_open(&r);
+    int kept = 0;
+    for (int i = 0; i < 10; i++)
+        kept += store(&r, i);
+    cr_assert_eq(kept, 4, "%d", kept);
+    cr_assert_not(stat(&r).read_only, "worn is not broken");
+    ts_clock_ns += INT64_C(7200) * 1000000000;
+    cr_assert(store(&r, 20));
+    ts_clock_s += 101;
+    cr_assert_not(has(&r, 0));
+    cr_assert_not(read_back(&r, 20));
+    cr_assert_gt(stat(&r).expired, 0u);
+    rig_free(&r);
+}
 
-    Test(ssd, blocks_expire_and_wear_is_limited)
-    {
-        struct rig r = {.disk = kv_disk_new(13), .layout = ts_layout(256), .blocks = 64, .ttl = 100};
-        r.per_day = 24 * 3 * (int64_t)r.layout.block_bytes; /* an hour's worth: three blocks */
-        rig_open(&r);
-        int kept = 0;
-        for (int i = 0; i < 10; i++)
-            kept += store(&r, i);
-        cr_assert_eq(kept, 4, "%d", kept);
-        cr_assert_not(stat(&r).read_only, "worn is not broken");
-        ts_clock_ns += INT64_C(7200) * 1000000000;
-        cr_assert(store(&r, 20));
-        ts_clock_s += 101;
-        cr_assert_not(has(&r, 0));
-        cr_assert_not(read_back(&r, 20));
-        cr_assert_gt(stat(&r).expired, 0u);
-        rig_free(&r);
-    }
+Test(ssd, a_folder_has_one_owner)
+{
+    struct rig r;
+    struct cfg_error err;
+    rig_new(&r, 14, 64);
+    struct rig other = {.disk = r.disk, .layout = r.layout, .blocks = 64};
+    cr_assert_eq(rig_try(&other, &err), -11);
+    cr_assert_not_null(strstr(err.msg, "another process"));
+    rig_close(&other);
+    rig_free(&r);
+}
 
-    Test(ssd, a_folder_has_one_owner)
-    {
-        struct rig r;
-        struct cfg_error err;
-        rig_new(&r, 14, 64);
-        struct rig other = {.disk = r.disk, .layout = r.layout, .blocks = 64};
-        cr_assert_eq(rig_try(&other, &err), -11);
-        cr_assert_not_null(strstr(err.msg, "another process"));
-        rig_close(&other);
-        rig_free(&r);
-    }
+Test(ssd, too_little_room_is_said)
+{
+    struct rig r = {.disk = kv_disk_new(15), .layout = ts_layout(256), .blocks = 3};
+    struct cfg_error err;
+    cr_assert_eq(rig_try(&r, &err), -22);
+    rig_close(&r);
+    r.blocks = 64;
+    kv_disk_room(r.disk, 1000);
+    cr_assert_eq(rig_try(&r, &err), -28, "%s", err.msg);
+    cr_assert_not_null(strstr(err.msg, "kv.ssd.size"));
+    rig_close(&r);
+    kv_disk_free(r.disk);
+}
 
-    Test(ssd, too_little_room_is_said)
-    {
-        struct rig r = {.disk = kv_disk_new(15), .layout = ts_layout(256), .blocks = 3};
-        struct cfg_error err;
-        cr_assert_eq(rig_try(&r, &err), -22);
-        rig_close(&r);
-        r.blocks = 64;
-        kv_disk_room(r.disk, 1000);
-        cr_assert_eq(rig_try(&r, &err), -28, "%s", err.msg);
-        cr_assert_not_null(strstr(err.msg, "kv.ssd.size"));
-        rig_close(&r);
-        kv_disk_free(r.disk);
+/* Stores and lookups go on while a large index is being read. */
+Test(ssd, the_index_is_rebuilt_while_serving)
+{
+    struct rig r;
+    struct cfg_error err;
+    rig_new(&r, 16, 600);
+    for (int i = 0; i < 300; i += 100) {
+        static struct ts_op o;
+        int n[100];
+        for (int k = 0; k < 100; k++)
+            n[k] = i + k;
+        ts_op_run(&o, r.tier, r.storage, &r.layout, TS_STORE, n, 100);
+        cr_assert_eq(o.op.count, 100);
+        ts_op_free(&o);
     }
-
-    /* Stores and lookups go on while a large index is being read. */
-    Test(ssd, the_index_is_rebuilt_while_serving)
-    {
-        struct rig r;
-        struct cfg_error err;
-        rig_new(&r, 16, 600);
-        for (int i = 0; i < 300; i += 100) {
-            static struct ts_op o;
-            int n[100];
-            for (int k = 0; k < 100; k++)
-                n[k] = i + k;
-            ts_op_run(&o, r.tier, r.storage, &r.layout, TS_STORE, n, 100);
-            cr_assert_eq(o.op.count, 100);
-            ts_op_free(&o);
-        }
-        rig_close(&r);
-        cr_assert_eq(rig_try(&r, &err), 0, "%s", err.msg);
-        cr_assert(stat(&r).rebuilding);
-        cr_assert_not(has(&r, 0), "not yet known");
-        kv_disk_hold(r.disk, KV_IO_READ, "weft-kv.index", true);
-        r.tier->ops->tick(r.tier);
-        ts_turn(r.storage);
-        static struct ts_op waiting;
-        int late = 900;
-        ts_op_begin(&waiting, r.tier, &r.layout, TS_STORE, &late, 1);
-        kv_disk_hold(r.disk, KV_IO_READ, "weft-kv.index", false);
-        settle(&r);
-        cr_assert_eq(waiting.done, 1);
-        cr_assert_eq(waiting.op.count, 1);
-        ts_op_free(&waiting);
-        cr_assert_not(stat(&r).rebuilding);
-        for (int i = 0; i < 300; i++)
-            cr_assert(read_back(&r, i));
-        rig_free(&r);
-    }
+    rig_close(&r);
+    cr_assert_eq(rig_try(&r, &err), 0, "%s", err.msg);
+    cr_assert(stat(&r).rebuilding);
+    cr_assert_not(has(&r, 0), "not yet known");
+    kv_disk_hold(r.disk, KV_IO_READ, "weft-kv.index", true);
+    r.tier->ops->tick(r.tier);
+    ts_turn(r.storage);
+    static struct ts_op waiting;
+    int late = 900;
+    ts_op_begin(&waiting, r.tier, &r.layout, TS_STORE, &late, 1);
+    kv_disk_hold(r.disk, KV_IO_READ, "weft-kv.index", false);
+    settle(&r);
+    cr_assert_eq(waiting.done, 1);
+    cr_assert_eq(waiting.op.count, 1);
+    ts_op_free(&waiting);
+    cr_assert_not(stat(&r).rebuilding);
+    for (int i = 0; i < 300; i++)
+        cr_assert(read_back(&r, i));
+    rig_free(&r);
+}
