@@ -331,6 +331,23 @@ struct figures {
     double latency[ROUNDS_MAX], bandwidth[ROUNDS_MAX], anchor_latency[ROUNDS_MAX], anchor_bandwidth[ROUNDS_MAX];
 };
 
+static void cell(int width, const char *fmt, double value)
+{
+    char text[32] = "-";
+    if (!isnan(value))
+        snprintf(text, sizeof text, fmt, value);
+    printf("  %*s", width, text);
+}
+
+static void print_heading(void)
+{
+    printf("frames of %d bytes, us one way; puts of %d bytes, MiB/s; medians of %d rounds of %d round trips and %d "
+           "puts\nbeside each, what is under it does without it in the same run; ratios to that\n\n"
+           "%-14s  %10s  %10s  %6s  %11s  %11s  %6s  %s\n",
+           options.size, options.put, options.rounds, options.trips, options.puts, "provider", "one way", "beside",
+           "ratio", "puts", "beside", "ratio", "beside is");
+}
+
 static void print(const char *name, struct figures *f, const char *anchor, bool *first)
 {
     int n = options.rounds;
@@ -349,12 +366,16 @@ static void print(const char *name, struct figures *f, const char *anchor, bool 
                 printf(",\"%s\":%.3f", v[i].key, v[i].value);
         printf(",\"anchor\":\"%s\"}", anchor);
     } else {
-        printf("%-14s %9.2f us %10.1f MiB/s", name, lat, bw);
-        if (!isnan(alat))
-            printf("   %s: %9.2f us (x%.2f)", anchor, alat, lat / alat);
-        if (!isnan(abw))
-            printf("   %s%10.1f MiB/s (x%.2f)", isnan(alat) ? anchor : "", abw, bw / abw);
-        putchar('\n');
+        if (*first)
+            print_heading();
+        printf("%-14s", name);
+        cell(10, "%.2f", lat);
+        cell(10, "%.2f", alat);
+        cell(6, "%.2f", lat / alat);
+        cell(11, "%.1f", bw);
+        cell(11, "%.1f", abw);
+        cell(6, "%.2f", bw / abw);
+        printf("  %s\n", isnan(alat) && isnan(abw) ? "-" : anchor);
     }
     fflush(stdout);
     *first = false;
@@ -485,7 +506,7 @@ static int run_rdma(bool *first, bool wanted)
     int rc = tp_rdma_load(&p, &err);
     rc = rc ? rc : cli_rdma_places(p, options.device, peer, place, &err);
     if (rc && !wanted) {
-        fprintf(stderr, "rdma: left out: %s\n", err.msg);
+        fprintf(stderr, "left out: %s\n", err.msg);
         return CLI_OK;
     }
     if (rc)
@@ -499,7 +520,7 @@ static int run_rdma(bool *first, bool wanted)
         bool events, compared;
     } form[] = {{"rdma, polling", "perftest", POLLING_NS, false, true},
                 {"rdma, sleeping", "perftest -e", 0, true, true},
-                {"rdma, adaptive", "", options.spin_us * INT64_C(1000), false, false}};
+                {"rdma, adaptive", "-", options.spin_us * INT64_C(1000), false, false}};
     enum { FORMS = sizeof form / sizeof *form };
     static struct figures f[FORMS];
     char address[64];
@@ -555,9 +576,6 @@ int cli_bench_transport_run(int argc, char **argv)
         return status;
     if (options.json)
         putchar('[');
-    else
-        printf("frames of %d bytes, one way; puts of %d bytes; medians of %d rounds of %d round trips and %d puts\n",
-               options.size, options.put, options.rounds, options.trips, options.puts);
     status = CLI_OK;
     if (options.provider == ALL || options.provider == INPROC)
         status = run_inproc(&first);

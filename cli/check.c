@@ -272,6 +272,9 @@ static void check_log(struct check *k)
 
 static void say_rdma(void *ctx, enum tp_rdma_finding how, const char *text)
 {
+    /* The line says already what it is about. */
+    if (strncmp(text, "rdma: ", 6) == 0)
+        text += 6;
     cli_check_say(ctx, how == TP_RDMA_PROBLEM ? PROBLEM : how == TP_RDMA_WARNING ? WARNING : FINE, "rdma", "%s", text);
 }
 
@@ -312,7 +315,8 @@ static void check_node(struct check *k)
     cli_check_tiers(k);
     check_cluster(k);
     if (k->rdma || k->c->transport.provider == CFG_PROVIDER_RDMA)
-        cli_check_rdma(k->c, k->node, k->slot_bytes, say_rdma, k);
+        cli_check_rdma(k->c, k->node, k->slot_bytes, k->rdma_known, say_rdma, k);
+    k->rdma_known = true;
 }
 
 static int conclude(const struct check *k)
@@ -361,10 +365,9 @@ int cli_check_run(int argc, char **argv)
         .synopsis = "check [--node NAME] [--rdma] [--timeout SECONDS] FILE.conf",
         .intro = "Looks whether `weft serve` could run with this file on this machine: configuration, model, memory, "
                  "limits,\n"
-                 "CPU, port, keys, certificate, log, folders of tiers; of a deployment also its secret and the other "
-                 "nodes. Exit status 0: yes; 1: a problem with model or machine; 2: the "
-                 "file is\n"
-                 "wrong. Warnings do not count.",
+                 "CPU, port, keys, certificate, log, folders of tiers; of a deployment also its secret and the other\n"
+                 "nodes. Exit status 0: yes; 1: a problem with model or machine; 2: the file is wrong. Warnings do\n"
+                 "not count.",
         .options = options,
         .min_args = 1,
         .max_args = 1,

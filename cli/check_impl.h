@@ -15,6 +15,7 @@ struct check {
     const struct cfg_node *node;
     int problems, warnings;
     bool config_wrong, rdma;
+    bool rdma_known; /* what this machine has of it was said */
     const char *file;
     int timeout_s;       /* for other nodes to answer */
     uint64_t revision;   /* of the model; 0: not known */

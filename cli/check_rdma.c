@@ -43,16 +43,18 @@ static void judge_polling(const struct cfg_config *c,
     say(ctx, TP_RDMA_FINE, text);
 }
 
-void cli_check_rdma(const struct cfg_config *c, const struct cfg_node *node, int64_t slot_bytes,
+void cli_check_rdma(const struct cfg_config *c, const struct cfg_node *node, int64_t slot_bytes, bool known,
                     void (*say)(void *ctx, enum tp_rdma_finding how, const char *text), void *ctx)
 {
     static struct tp_rdma_facts facts;
     const struct tp_rdma_plugin *plugin;
     struct cfg_error err;
-    struct tp_rdma_want want = {.devices = c->transport.rdma.devices, .channels = TP_CLASSES * (c->n_nodes - 1)};
+    struct tp_rdma_want want = {
+        .devices = c->transport.rdma.devices, .channels = TP_CLASSES * (c->n_nodes - 1), .known = known};
     want.register_bytes = window_bytes(c, node) + (uint64_t)slot_bytes + tp_rdma_frame_bytes(want.channels);
     if (tp_rdma_load(&plugin, &err) || plugin->inspect(&facts, &err)) {
-        say(ctx, TP_RDMA_PROBLEM, err.msg);
+        if (!known)
+            say(ctx, TP_RDMA_PROBLEM, err.msg);
         return;
     }
     /* A node that others reach by loopback only is not held to its address. */
@@ -63,5 +65,6 @@ void cli_check_rdma(const struct cfg_config *c, const struct cfg_node *node, int
     if (tp_address_is_loopback(want.address))
         memset(want.address, 0, sizeof want.address);
     tp_rdma_judge(&facts, &want, say, ctx);
-    judge_polling(c, say, ctx);
+    if (!known)
+        judge_polling(c, say, ctx);
 }

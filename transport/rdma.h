@@ -85,6 +85,7 @@ struct tp_rdma_want {
     const char *devices;
     uint64_t register_bytes; /* memory that will be registered on every device that is used; 0: not known */
     int channels;            /* connections expected at a time; 0: not known */
+    bool known;              /* judge: what the machine has was said before */
 };
 
 /* One device, and the way it is used. Rail i of one node talks to rail i of another. */
@@ -114,8 +115,9 @@ enum tp_rdma_finding { TP_RDMA_FINE, TP_RDMA_WARNING, TP_RDMA_PROBLEM };
 /* Bytes that so many connections register on a device for their frames, at the default depth and size. */
 uint64_t tp_rdma_frame_bytes(int channels);
 
-/* Calls say once per finding: the interface, every device with its limits, ports and GID table, the choice, locked
- * memory against register_bytes, limits against channels. Returns the number of problems. */
+/* Calls say once per finding: the interface, every device with its limits, ports and GID table (not those when they
+ * are known), the choice, locked memory against register_bytes, limits against channels. Returns the number of
+ * problems. */
 int tp_rdma_judge(const struct tp_rdma_facts *facts, const struct tp_rdma_want *want,
                   void (*say)(void *ctx, enum tp_rdma_finding how, const char *text), void *ctx);
 

@@ -337,6 +337,18 @@ static void judge_device(struct judge *j, const struct tp_rdma_device *d)
     }
 }
 
+static void judge_machine(struct judge *j, const struct tp_rdma_facts *f)
+{
+    for (int d = 0; d < f->device_count; d++)
+        judge_device(j, &f->device[d]);
+    if (f->devices_left_out)
+        tell(j, TP_RDMA_WARNING, "%d more devices are not looked at", f->devices_left_out);
+    if (f->device_count && !f->has_cm)
+        tell(j, TP_RDMA_PROBLEM,
+             "connections cannot be made: /dev/infiniband/rdma_cm cannot be opened; load rdma_ucm, and give a "
+             "container the device");
+}
+
 uint64_t tp_rdma_frame_bytes(int channels)
 {
     uint64_t n = channels > 0 ? (uint64_t)channels : 0, per_pool = TP_RDMA_POOL / (TP_RDMA_DEPTH + TP_RDMA_RESERVE);
@@ -391,19 +403,12 @@ int tp_rdma_judge(const struct tp_rdma_facts *facts, const struct tp_rdma_want *
 {
     struct judge j = {.say = say, .ctx = ctx};
     struct tp_rdma_choice choice;
-    for (int d = 0; d < facts->device_count; d++)
-        judge_device(&j, &facts->device[d]);
-    if (facts->devices_left_out)
-        tell(&j, TP_RDMA_WARNING, "%d more devices are not looked at", facts->devices_left_out);
+    if (!want->known)
+        judge_machine(&j, facts);
     if (tp_rdma_choose(facts, want, &choice))
         tell(&j, TP_RDMA_PROBLEM, "%s", choice.why);
     else
         tell(&j, TP_RDMA_FINE, "would use %s", choice.why);
-    if (facts->device_count && !facts->has_cm)
-        tell(
-            &j, TP_RDMA_PROBLEM,
-            "connections cannot be made: /dev/infiniband/rdma_cm cannot be opened; load rdma_ucm, and give a container "
-            "the device");
     judge_memory(&j, facts, want, choice.rail_count);
     judge_limits(&j, facts, want, &choice);
     return j.problems;

@@ -1,6 +1,7 @@
 /* Deployments over the provider rdma, in the guest of tests/rdma/guest.sh (`make test-rdma`), with the counters of each
  * process that show what carried history and experts: gateway, prefill, decode and expert as processes of their own,
- * with the tokens of one process; and a node that reads from a kv node what another one has computed. */
+ * with the tokens of one process; a decode node that is drained; and a node that reads from a kv node what another one
+ * has computed. */
 #include <ctype.h>
 #include <dirent.h>
 #include <jansson.h>
@@ -16,7 +17,7 @@
 TestSuite(rdma_nodes, .fini = ts_cluster_end, .timeout = 600);
 
 #define HOST "10.77.0.1" /* rxe0 */
-enum { GATEWAY, PREFILL, DECODE, EXPERT, NODES, TOKENS = 12, PROMPTS = 2 };
+enum { GATEWAY, PREFILL, DECODE, EXPERT, NODES, TOKENS = 12, PROMPTS = 2, WAIT = 600 };
 
 static const struct ts_node nodes[NODES] = {
     [GATEWAY] = {.name = "gateway", .roles = "\"gateway\"", .host = HOST},
@@ -147,6 +148,101 @@ Test(rdma_nodes, a_deployment_over_rdma_says_what_one_process_says_and_uses_no_t
     cr_expect_gt(rr_counter("rxe0", "sent_pkts") - before, 100);
 }
 
+/* ---- a drained node ---------------------------------------------------------------------------------------------- */
+
+enum { FRONT, D0, D1, DRAIN_NODES, STREAMS = 2, LONG = 80 };
+
+static const struct ts_node drain_nodes[DRAIN_NODES] = {
+    [FRONT] = {.name = "front", .roles = "\"gateway\", \"prefill\", \"expert\"", .group = "f", .host = HOST},
+    [D0] = {.name = "d0", .roles = "\"decode\", \"expert\"", .group = "d0", .host = HOST},
+    [D1] = {.name = "d1", .roles = "\"decode\", \"expert\"", .group = "d1", .host = HOST},
+};
+
+static struct ts_flow flow[STREAMS];
+
+static void begin_streams(void)
+{
+    for (int i = 0; i < STREAMS; i++) {
+        char more[64];
+        snprintf(more, sizeof more, "\"seed\":%d,\"temperature\":%d,\"ignore_eos\":true", i, i % 2);
+        char *body = ts_body(TS_CHAT, prompts[i], LONG, true, more);
+        cr_assert(ts_flow_open(&flow[i], ts_cluster.node[FRONT].http.port, ts_path(TS_CHAT), body));
+        free(body);
+    }
+}
+
+/* To the end of all streams; their texts, freed by the caller. */
+static void end_streams(char *text[STREAMS])
+{
+    while (ts_flows_turn(flow, STREAMS, 1000))
+        ;
+    for (int i = 0; i < STREAMS; i++) {
+        char *body = ts_flow_body(&flow[i]);
+        cr_assert_eq(ts_flow_status(&flow[i]), 200, "stream %d: %d %s", i, ts_flow_status(&flow[i]), body);
+        struct ts_answer a = ts_answer_of(TS_CHAT, body, true);
+        cr_expect_eq(a.output, LONG, "stream %d", i);
+        text[i] = strdup(a.text);
+        ts_answer_free(&a);
+        free(body);
+        ts_flow_close(&flow[i]);
+    }
+}
+
+static long long running_at(int node)
+{
+    json_t *j = status_of(node), *load = json_object_get(j, "load");
+    long long n = json_integer_value(json_object_get(json_object_get(load, "decode"), "running"));
+    json_decref(j);
+    return n;
+}
+
+/* `weft drain`: the streams of the node go over to the other one, state and all, by rdma alone, and say what they say
+ * there when nobody moves them. */
+Test(rdma_nodes, a_drained_decode_node_hands_its_streams_over_without_tcp)
+{
+    char *moved[STREAMS], *stayed[STREAMS], path[4200];
+    rr_need_guest();
+    /* Emulated, on a busy host, under a sanitizer: nothing is late. */
+    ts_cluster_start(drain_nodes, DRAIN_NODES, "ticket_lease = \"600s\";",
+                     "transport = { provider = \"rdma\"; };\nreplay = { exact = true; };\n"
+                     "experts = { deadline = \"120s\"; };\nlimits = { stuck = \"120s\"; drain = \"10min\"; };\n");
+    const struct ts_server *s = &ts_cluster.node[FRONT].http;
+    begin_streams();
+    while (flow[0].len < 600 || flow[1].len < 600) /* both have begun */
+        cr_assert_eq(ts_flows_turn(flow, STREAMS, 1000), STREAMS, "a stream has ended");
+    int leaves = 0;
+    for (int i = 0; i < WAIT && !leaves; i++)
+        leaves = running_at(D0) ? D0 : running_at(D1) ? D1 : 0;
+    cr_assert(leaves, "nobody says that a stream runs");
+    int other = D0 + D1 - leaves;
+    cr_expect_eq(tcp_sockets(ts_cluster.node[leaves].pid, 0), 0);
+    snprintf(path, sizeof path, "%s/weft.conf", ts_cluster.dir);
+    struct ts_result r = ts_run(ts_weft(), "drain", path, drain_nodes[leaves].name);
+    printf("%s", r.out);
+    end_streams(moved);
+    if (r.status || !strstr(r.out, " moved to other nodes, 0 cut off"))
+        ts_cluster_show_logs();
+    cr_expect_eq(r.status, 0, "%s%s", r.out, r.err);
+    cr_expect(strstr(r.out, " moved to other nodes, 0 cut off"), "%s", r.out);
+    ts_result_free(&r);
+    cr_expect_geq(ts_metric(s, "weft_requests_moved_total"), 1);
+    cr_expect_eq(ts_metric(s, "weft_requests_replaced_total"), 0);
+    json_t *j = status_of(other), *t = json_object_get(j, "transport");
+    char *text = json_dumps(t, JSON_COMPACT);
+    printf("%s: %s\n", drain_nodes[other].name, text);
+    cr_expect_str_eq(json_string_value(json_object_get(t, "provider")), "rdma");
+    cr_expect_eq(tcp_sockets(ts_cluster.node[other].pid, 0), 0);
+    free(text);
+    json_decref(j);
+    begin_streams();
+    end_streams(stayed);
+    for (int i = 0; i < STREAMS; i++) {
+        cr_expect_str_eq(moved[i], stayed[i], "stream %d", i);
+        free(moved[i]);
+        free(stayed[i]);
+    }
+}
+
 /* ---- the balancer's successor ------------------------------------------------------------------------------------ */
 
 /* The node with the balancer in charge dies, and nobody stands in for its experts: the next request is answered when
@@ -186,7 +282,7 @@ Test(rdma_nodes, when_the_node_with_the_balancer_dies_the_next_one_has_its_exper
 
 /* ---- a kv node --------------------------------------------------------------------------------------------------- */
 
-enum { A, B, KV, KV_NODES, WAIT = 600, BLOCK_BYTES = 12288, BLOCKS = 7 };
+enum { A, B, KV, KV_NODES, BLOCK_BYTES = 12288, BLOCKS = 7 };
 
 static const struct ts_node kv_nodes[KV_NODES] = {
     [A] = {.name = "a", .roles = "\"gateway\", \"prefill\", \"decode\", \"expert\"", .group = "a", .host = HOST},

@@ -87,7 +87,7 @@ Test(rdma, weft_check_explains_the_machine)
     expect_check(shell, "64 KiB may be locked");
     /* A library that is not there is no crash and no silence. */
     snprintf(shell, sizeof shell, "WEFT_RDMA_SO=/nowhere/x.so %s check --rdma %s", ts_weft(), path);
-    expect_check(shell, "problem  rdma      rdma: weft-rdma.so is not there");
+    expect_check(shell, "problem  rdma      weft-rdma.so is not there");
     free(path);
     ts_remove_dir(dir);
     free(dir);

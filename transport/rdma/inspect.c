@@ -149,11 +149,15 @@ int tp_rdma_inspect(struct tp_rdma_facts *out, struct cfg_error *err)
     tp_rdma_facts_system(out);
     errno = 0;
     struct ibv_device **list = ibv_get_device_list(&n);
+    if (!list && (!errno || errno == ENOSYS))
+        return cfg_error_set(err, ENOSYS,
+                             "rdma: this kernel has no RDMA devices (/sys/class/infiniband_verbs is not there); load "
+                             "the adapter's driver and ib_uverbs, and give a container /dev/infiniband");
     if (!list)
-        return cfg_error_set(err, errno ? errno : ENOSYS,
+        return cfg_error_set(err, errno,
                              "rdma: the devices cannot be listed (%s); load ib_uverbs, and give a container "
                              "/dev/infiniband",
-                             strerror(errno ? errno : ENOSYS));
+                             strerror(errno));
     /* ibv_free_device_list walks the list to its end, in any order. */
     qsort(list, (size_t)n, sizeof *list, by_name);
     for (int i = 0; i < n; i++) {
