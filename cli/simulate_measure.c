@@ -136,21 +136,14 @@ static int measure_prompts(struct measure *m, struct cfg_error *err)
 
 /* ---- tokens ---- */
 
-/* What the gateway does with a prompt before anybody else hears of it: its ids. */
 static int measure_request(struct measure *m, struct cfg_error *err)
 {
-    struct mdl_ids ids = {0};
-    double took[REPEATS];
-    int r = 0;
-    for (int k = 0; k < REPEATS && !r; k++) {
-        double began = cli_seconds();
-        ids.n = 0;
-        r = mdl_tok_encode(m->e.enc, bench_serve_filler, strlen(bench_serve_filler), 0, &ids, err);
-        took[k] = cli_seconds() - began;
-    }
-    qsort(took, REPEATS, sizeof *took, by_value);
-    m->request_ns = ids.n ? 1e9 * took[REPEATS / 2] * m->o->prompt_tokens / (double)ids.n : 0;
-    mdl_ids_free(&ids);
+    int n = m->o->prompt_tokens;
+    int32_t *ids = malloc((size_t)n * sizeof *ids);
+    for (int i = 0; ids && i < n; i++)
+        ids[i] = next_id(m);
+    int r = ids ? sim_measure_request(ids, n, &m->request_ns, err) : cfg_error_set(err, ENOMEM, "out of memory");
+    free(ids);
     return r;
 }
 
