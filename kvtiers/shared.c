@@ -270,6 +270,8 @@ static void shared_store(struct kv_tier *tier, struct kv_tier_op *op)
     op->next = NULL;
     op->status = 0;
     op->pending = 1; /* taken away when all of it is on its way */
+    op->count = 0;   /* placed */
+    op->settled = t->failures;
     op->began = shared_now(t);
     *t->stores_end = op;
     t->stores_end = &op->next;

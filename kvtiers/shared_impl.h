@@ -94,6 +94,7 @@ struct shared_work {
     struct shared_entry *entry[];
 };
 
+/* Creating: the file, and its room where that can be had before. */
 enum shared_writer { WRITER_NONE, WRITER_CREATING, WRITER_OPEN, WRITER_SEALING, WRITER_ENDING };
 
 /* One extent on its way into the open segment. */
@@ -155,6 +156,8 @@ struct shared {
     struct kv_io seal_io;
     uint8_t *seal_bytes;
     bool want_seal, ending;
+    int failures;             /* segments that will not be, so far: what was placed in one is lost */
+    bool allocated, no_alloc; /* the open segment has its room; the file system gives none before */
     bool read_only;
     int64_t retry_at, backoff;
     bool pumping, again;

@@ -137,6 +137,7 @@ static void on_closed_bad(struct kv_io *io)
 /* The segment will not be: whatever it had is a miss, and its file goes. */
 static void give_up(struct shared *t, int status, const char *what)
 {
+    t->failures++;
     if (status)
         stop_storing(t, status, what);
     t->writer = WRITER_ENDING;
@@ -144,17 +145,36 @@ static void give_up(struct shared *t, int status, const char *what)
     shared_submit(t, &t->seal_io, on_closed_bad);
 }
 
+/* Without room that is there before, the file grows as it is written. */
+static void on_allocated(struct kv_io *io)
+{
+    struct shared *t = io->ctx;
+    t->in_flight--;
+    t->allocated = io->result >= 0;
+    t->no_alloc = io->result < 0 && io->result != -ENOSPC;
+    t->writer = WRITER_OPEN;
+    shared_pump(t);
+}
+
+/* Direct writes that make a file longer go one after the other in most file systems, so the file is made as long as a
+ * segment becomes, and cut when it is sealed. */
 static void on_created(struct kv_io *io)
 {
     struct shared *t = io->ctx;
     t->in_flight--;
-    if (io->result >= 0) {
-        t->file = (int)io->result;
-        t->writer = WRITER_OPEN;
-    } else {
+    t->allocated = false;
+    if (io->result < 0) {
         if (io->result != -EEXIST) /* somebody has this name: the next number */
             stop_storing(t, (int)io->result, "a segment cannot be made");
         writer_none(t);
+    } else if (t->p.direct && !t->no_alloc) {
+        t->file = (int)io->result;
+        t->seal_io = (struct kv_io){.op = KV_IO_ALLOC, .file = t->file, .len = (size_t)t->p.segment_bytes};
+        shared_submit(t, &t->seal_io, on_allocated);
+        return;
+    } else {
+        t->file = (int)io->result;
+        t->writer = WRITER_OPEN;
     }
     shared_pump(t);
 }
@@ -205,10 +225,12 @@ static bool have(const struct shared *t, const struct kv_key *key)
     return shared_find(t, key) || in_open(t, key);
 }
 
+/* Blocks of a segment that is sealed and not yet listed are in no table: where nothing has failed since the op began,
+ * all that it placed is here. */
 static void op_written(struct shared *t, struct kv_tier_op *op)
 {
-    int n = 0;
-    for (int i = 0; i < op->n; i++)
+    int n = op->settled == t->failures ? op->count : 0;
+    for (int i = 0; i < op->n && op->settled != t->failures; i++)
         n += have(t, &op->block[i].key);
     t->stats.refused += (uint64_t)(op->n - n);
     kv_op_finish(op, n, n < op->n ? op->status : 0);
@@ -229,6 +251,7 @@ static void on_written(struct kv_io *io)
     if (status && !t->write_status)
         t->write_status = status;
     if (status) {
+        t->failures++;
         t->n_written = 0; /* none of the segment's blocks is promised to anybody any more */
         op->status = status;
     }
@@ -345,6 +368,7 @@ static void take_stores(struct shared *t)
             int n = place_run(t, op, t->store_block);
             t->want_seal |= !n; /* full */
             t->store_block += n;
+            op->count += n;
         }
         if (t->store_block < op->n && !t->read_only && !t->ending) {
             if (t->writer == WRITER_NONE)
@@ -398,6 +422,7 @@ static void on_renamed(struct kv_io *io)
     t->in_flight--;
     if (io->result < 0) {
         stop_storing(t, (int)io->result, "a segment cannot be named");
+        t->failures++;
         writer_none(t);
         shared_pump(t);
         return;
@@ -426,16 +451,34 @@ static void on_synced(struct kv_io *io)
     shared_submit(t, &t->seal_io, on_closed);
 }
 
+static void flush(struct shared *t)
+{
+    t->seal_io = (struct kv_io){.op = KV_IO_SYNC, .file = t->file};
+    shared_submit(t, &t->seal_io, on_synced);
+}
+
+static void on_cut(struct kv_io *io)
+{
+    struct shared *t = io->ctx;
+    t->in_flight--;
+    if (io->result < 0)
+        give_up(t, (int)io->result, "a segment cannot be cut");
+    else
+        flush(t);
+}
+
 static void on_footer(struct kv_io *io)
 {
     struct shared *t = io->ctx;
     t->in_flight--;
     if (io->result < (int64_t)io->len) {
         give_up(t, io->result < 0 ? (int)io->result : -ENOSPC, "writing failed");
-        return;
+    } else if (t->allocated) { /* its end is where readers look for the trailer */
+        t->seal_io = (struct kv_io){.op = KV_IO_CUT, .file = t->file, .offset = io->offset + io->len};
+        shared_submit(t, &t->seal_io, on_cut);
+    } else {
+        flush(t);
     }
-    t->seal_io = (struct kv_io){.op = KV_IO_SYNC, .file = t->file};
-    shared_submit(t, &t->seal_io, on_synced);
 }
 
 static void seal(struct shared *t)

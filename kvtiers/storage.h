@@ -24,6 +24,7 @@ enum kv_io_op {
     KV_IO_WRITE,  /* the same; result: bytes moved */
     KV_IO_SYNC,   /* file (or folder): all completed writes become durable; in a folder: its names */
     KV_IO_ALLOC,  /* file: makes [offset, offset + len) exist, so that later writes there find room */
+    KV_IO_CUT,    /* file: ends at offset */
     KV_IO_SIZE,   /* file; result: bytes */
     KV_IO_RENAME, /* path to path2, replacing it */
     KV_IO_UNLINK, /* path */

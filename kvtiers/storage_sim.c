@@ -483,6 +483,18 @@ static int64_t do_list(struct kv_disk *d, struct kv_io *io)
     return n;
 }
 
+/* What was behind the new end is gone with the next flush. */
+static int64_t do_cut(struct inode *f, size_t len)
+{
+    if (len > f->size)
+        return -EINVAL;
+    for (size_t s = len / SECTOR; s * SECTOR < f->size; s++)
+        f->dirty[s] = 1;
+    memset(f->now + len, 0, f->size - len);
+    f->size = len;
+    return 0;
+}
+
 static int64_t perform(struct kv_disk *d, struct kv_io *io)
 {
     struct inode *f = file_of(d, io->file);
@@ -546,6 +558,8 @@ static int64_t perform(struct kv_disk *d, struct kv_io *io)
         return do_sync(d, f);
     case KV_IO_ALLOC:
         return grow(d, f, io->offset + io->len) ? 0 : -ENOSPC;
+    case KV_IO_CUT:
+        return do_cut(f, (size_t)io->offset);
     case KV_IO_SIZE:
         return (int64_t)f->size;
     default:

@@ -1,4 +1,5 @@
-/* Storage on io_uring. Listing folders, sizes and free space are not among its operations; a helper thread does those,
+/* Storage on io_uring. Listing folders, sizes, free space and cutting files are not among its operations (of every
+ * kernel); a helper thread does those,
  * so that a slow file system never holds up the caller. */
 #include <dirent.h>
 #include <errno.h>
@@ -111,6 +112,8 @@ static int64_t help(const struct uring *u, struct kv_io *io)
     switch (io->op) {
     case KV_IO_LIST:
         return list_folder(u, io);
+    case KV_IO_CUT:
+        return ftruncate(io->file, (off_t)io->offset) ? -errno : 0;
     case KV_IO_SIZE:
         return fstat(io->file, &st) ? -errno : (int64_t)st.st_size;
     case KV_IO_SPACE:
@@ -257,7 +260,7 @@ static void uring_submit(struct kv_storage *s, struct kv_io *io)
     struct uring *u = (struct uring *)s;
     u->stats.submitted++;
     u->stats.in_flight++;
-    if (io->op == KV_IO_LIST || io->op == KV_IO_SIZE || io->op == KV_IO_SPACE)
+    if (io->op == KV_IO_LIST || io->op == KV_IO_SIZE || io->op == KV_IO_SPACE || io->op == KV_IO_CUT)
         ask_helper(u, io);
     else
         fifo_add(&u->waiting, io);
