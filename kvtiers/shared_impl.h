@@ -10,7 +10,8 @@ enum {
     SHARED_NODE = 48,
     SHARED_RUN_MAX = 16,
     SHARED_READS = 128,
-    SHARED_WRITES = 24,
+    SHARED_WRITES = 64,    /* below so many another run begins, */
+    SHARED_FEW_WRITES = 8, /* and below so many while reads are under way */
     SHARED_KEPT = 16,      /* of the reads, for what somebody waits for */
     SHARED_OLD_WRITES = 4, /* beside reads that have not begun, when a store has waited for long */
     SHARED_HEAD = 64,      /* bytes of a footer page before its entries */

@@ -356,7 +356,8 @@ static struct kv_tier_op *store_take(struct shared *t)
 static int writes_most(const struct shared *t)
 {
     bool old = shared_now(t) - t->stores->began >= KV_AGE_NS;
-    return !t->works ? (int)SHARED_WRITES : old ? (int)SHARED_OLD_WRITES : 0;
+    int idle = t->reads ? (int)SHARED_FEW_WRITES : (int)SHARED_WRITES;
+    return t->ending ? INT32_MAX : !t->works ? idle : old ? (int)SHARED_OLD_WRITES : 0;
 }
 
 static void take_stores(struct shared *t)
@@ -364,7 +365,7 @@ static void take_stores(struct shared *t)
     while (t->stores && t->writes < writes_most(t)) {
         struct kv_tier_op *op = t->stores;
         while (!t->read_only && t->writer == WRITER_OPEN && !t->want_seal && !t->write_status &&
-               t->store_block < op->n) {
+               t->store_block < op->n && t->writes < writes_most(t)) {
             int n = place_run(t, op, t->store_block);
             t->want_seal |= !n; /* full */
             t->store_block += n;

@@ -490,7 +490,8 @@ static void pump_writes(struct ssd *t, int64_t now)
 {
     while (t->writes && t->free_extent) {
         bool old = now - t->writes->op->began >= KV_AGE_NS;
-        int most = !t->reads ? (int)SSD_WRITES : old ? (int)SSD_OLD_WRITES : 0;
+        int idle = t->reads_running ? (int)SSD_FEW_WRITES : (int)SSD_WRITES;
+        int most = !t->reads ? idle : old ? (int)SSD_OLD_WRITES : 0;
         if (t->writes_running >= most)
             return;
         pump_write(t);

@@ -11,7 +11,8 @@ enum {
     SSD_SLAB_MAX = 48,   /* blocks of a slab */
     SSD_FILES_MAX = 256, /* data files */
     SSD_EXTENTS = 192,   /* requests for extents at a time */
-    SSD_WRITES = 24,     /* of these, writes */
+    SSD_WRITES = 64,     /* of these, writes: what keeps a device busy, */
+    SSD_FEW_WRITES = 24, /* and what does while it reads, too */
     SSD_KEPT = 16,       /* of these, free for what somebody waits for */
     SSD_OLD_WRITES = 4,  /* beside reads, when a store has waited for long */
     SSD_NAME = 32,
