@@ -92,6 +92,7 @@ static int open_shared(struct act_server *s, struct cfg_error *err)
     const struct kv_shared_params p = {.storage = s->store.storage[SHARED],
                                        .folder = c->kv.shared.path,
                                        .node = s->node->name,
+                                       .claim = true,
                                        .layout = s->store.layout,
                                        .bytes = c->kv.shared.size,
                                        .segment_bytes = c->kv.shared.segment,

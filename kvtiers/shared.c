@@ -9,7 +9,7 @@
 
 #include "kvtiers/shared_impl.h"
 
-enum { BUCKETS = 1 << 16, ERRORS_MOST = 4 };
+enum { BUCKETS = 1 << 16, ERRORS_MOST = 4, CLAIMS_MOST = 99 };
 
 void shared_say(const struct shared *t, bool warning, const char *fmt, ...)
 {
@@ -367,6 +367,9 @@ static void shared_free(struct kv_tier *tier)
         if (s->file >= 0 && kv_io_run(t->p.storage, &io) == -ETIMEDOUT)
             alive = false;
     }
+    struct kv_io unlock = {.op = KV_IO_CLOSE, .file = t->lock_file};
+    if (t->lock_file >= 0 && alive)
+        kv_io_run(t->p.storage, &unlock);
     shared_segments_free(t);
     shared_drops_free(t);
     free(t->footer);
@@ -391,6 +394,32 @@ static const struct kv_tier_ops shared_ops = {
     .want = shared_want,
 };
 
+/* Makes the name one that no living process writes under: two that take each other for an earlier life of themselves
+ * would remove each other's segments. The lock goes with the process. */
+static void claim_name(struct shared *t)
+{
+    char base[SHARED_NODE - 4], name[SHARED_NAME];
+    struct kv_io io;
+    snprintf(base, sizeof base, "%.*s", SHARED_NODE - 5, t->node);
+    for (int i = 1; i <= CLAIMS_MOST; i++) {
+        if (i > 1)
+            snprintf(t->node, sizeof t->node, "%s.%d", base, i);
+        snprintf(name, sizeof name, "lock-%s", t->node);
+        io = (struct kv_io){.op = KV_IO_OPEN, .path = name, .flags = KV_OPEN_WRITE | KV_OPEN_CREATE | KV_OPEN_LOCK};
+        int64_t r = kv_io_run(t->p.storage, &io);
+        if (r >= 0)
+            t->lock_file = (int)r;
+        if (r != -EWOULDBLOCK)
+            break;
+    }
+    if (t->lock_file < 0)
+        shared_say(t, true,
+                   "%s: the name %s cannot be locked (%s), so make sure that no other process writes there under it",
+                   t->p.folder, t->node, strerror((int)-io.result));
+    else if (strcmp(t->node, base))
+        shared_say(t, false, "%s: another process writes there as %s, this one does as %s", t->p.folder, base, t->node);
+}
+
 int kv_shared_new(const struct kv_shared_params *params, struct kv_tier **out, struct cfg_error *err)
 {
     *out = NULL;
@@ -412,6 +441,7 @@ int kv_shared_new(const struct kv_shared_params *params, struct kv_tier **out, s
     t->stores_end = &t->stores;
     t->drop_ops_end = &t->drop_ops;
     t->file = -1;
+    t->lock_file = -1;
     t->backoff = INT64_C(1000000000);
     t->removals_at = shared_now(t);
     t->bucket = calloc(BUCKETS, sizeof *t->bucket);
@@ -432,6 +462,8 @@ int kv_shared_new(const struct kv_shared_params *params, struct kv_tier **out, s
         shared_free(&t->base);
         return cfg_error_set(err, (int)-n, "%s: the folder cannot be read: %s", params->folder, strerror((int)-n));
     }
+    if (t->p.claim)
+        claim_name(t);
     *out = &t->base;
     return 0;
 }

@@ -20,7 +20,8 @@
 struct kv_shared_params {
     struct kv_storage *storage; /* of the folder; borrowed, outlives the tier */
     const char *folder;         /* for messages */
-    const char *node;           /* name of this writer, unique among those alive */
+    const char *node;           /* name of this writer; unique among those alive, or made so by `claim` */
+    bool claim;                 /* by a lock in the folder: when another has NODE, this one is NODE.2, and so on */
     struct kv_layout layout;
     int64_t bytes;         /* of sealed segments in the folder, all writers together */
     int64_t segment_bytes; /* a segment is sealed when it has this many, */

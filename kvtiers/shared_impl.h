@@ -110,6 +110,7 @@ struct shared {
     struct kv_tier base;
     struct kv_shared_params p;
     char node[SHARED_NODE];
+    int lock_file; /* that claims the name; -1: none */
     uint64_t layout_id, epoch;
     size_t entry_bytes;
     struct shared_entry **bucket;
