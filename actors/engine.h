@@ -76,6 +76,21 @@ static inline struct mdl_seq_params act_seq_params(const struct act_engine *e, i
                                    .external_blocks = true};
 }
 
+/* Pages that the rows of so many tokens take. */
+static inline int act_blocks(const struct act_engine *e, int tokens)
+{
+    return (tokens + e->layout.block_tokens - 1) / e->layout.block_tokens;
+}
+
+/* Whether a sequence that begins with `prompt` tokens and has `all` at its end can ever be here. What Decode
+ * actors keep at hand (their lease) is for what runs there; no prompt ever gets it. */
+static inline bool act_can_hold(const struct act_engine *e, int prompt, int all)
+{
+    struct kv_device_stats s;
+    kv_device_stat(e->device, &s);
+    return act_blocks(e, all) <= s.pages && act_blocks(e, prompt) <= s.pages - e->n_decode * e->limits.lease;
+}
+
 /* Tokens that a sequence may grow by while it moves to another Decode: the receiver has pages for so many more. Room
  * for the round that is under way, at least, and for one before it. */
 static inline int act_move_slack(const struct act_engine *e)

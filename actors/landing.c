@@ -251,18 +251,12 @@ static bool was_cancelled(struct landing *l, uint64_t request, uint16_t attempt)
 static int check_reserve(const struct landing *l, struct act_msg *m, struct act_recipe *recipe)
 {
     const struct act_p_reserve *in = act_p_reserve(m);
-    struct kv_device_stats stats;
-    kv_device_stat(l->e->device, &stats);
     if (in->ids > (uint32_t)l->e->limits.context || in->max_tokens > (uint32_t)l->e->limits.context ||
         (int)(in->ids + in->max_tokens) > l->e->limits.context)
         return -E2BIG;
     if (act_recipe_read(m, (int)in->ids, recipe))
         return -EINVAL;
-    int lent = l->e->n_decode * l->e->limits.lease; /* to Decode actors, which keep them */
-    return land_blocks(l, (int)(in->ids + in->max_tokens)) > stats.pages ||
-                   land_blocks(l, (int)in->ids) > stats.pages - lent
-               ? -E2BIG
-               : 0;
+    return act_can_hold(l->e, (int)in->ids, (int)(in->ids + in->max_tokens)) ? 0 : -E2BIG;
 }
 
 static void take_reserve(struct landing *l, struct act_msg *m)

@@ -83,11 +83,6 @@ static inline bool land_is_moved(const struct land_slot *s)
     return s->recipe.body->flags & ACT_RECIPE_MOVED;
 }
 
-static inline int land_blocks(const struct landing *l, int tokens)
-{
-    return (tokens + l->e->layout.block_tokens - 1) / l->e->layout.block_tokens;
-}
-
 /* Tokens that there are rows for at most when the ticket is ready. */
 static inline int land_most_tokens(const struct landing *l, const struct land_slot *s)
 {

@@ -33,7 +33,7 @@ static void ask_pages(struct landing *l, struct land_slot *s)
     struct act_msg m = act_msg_make(ACT_PAGES_ASK, l->e->tier);
     m.request = s->request;
     m.attempt = s->attempt;
-    act_p_pages_ask(&m)->pages = (uint32_t)(land_blocks(l, land_most_tokens(l, s)) - s->held);
+    act_p_pages_ask(&m)->pages = (uint32_t)(act_blocks(l->e, land_most_tokens(l, s)) - s->held);
     s->asked_pages = act_request(l->self, &m) == 0;
     if (!s->asked_pages)
         land_step(l, s, ACT_TICKET_ON_REFUSE, -EAGAIN);
@@ -115,7 +115,7 @@ static void take_given(struct landing *l, struct land_slot *s, int status)
 {
     s->asked_pages = false;
     /* An answer to an older question of this attempt may be of another number. */
-    if (status || s->n_pages != land_blocks(l, land_most_tokens(l, s))) { /* asks again until the ticket's deadline */
+    if (status || s->n_pages != act_blocks(l->e, land_most_tokens(l, s))) { /* asks again until the ticket's deadline */
         let_go(l, s);
         later(l, s);
         return;

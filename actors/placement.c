@@ -71,7 +71,7 @@ static enum act_place_event fail(struct act_place *p, int status)
 static enum act_place_event again(struct act_place *p, int reason, bool is_blameless)
 {
     act_place_cancel(p, reason);
-    p->placed = p->computed = p->moving = false;
+    p->placed = p->computed = p->decoding = p->moving = false;
     p->move_after = 0;
     p->prefill = p->decode = ACT_NOBODY;
     p->reason = reason;
@@ -223,6 +223,8 @@ enum act_place_event act_place_message(struct act_place *p, struct act_msg *m)
         status = act_p_failed(m)->status;
         if (status == -ESRCH) /* to a PLACE_CHECK, which a hand-off may have overtaken */
             return p->placed && !has_passed_on(p, m) ? again(p, -EHOSTDOWN, false) : ACT_PLACE_STALE;
+        if (p->decoding && has_passed_on(p, m))
+            return ACT_PLACE_STALE;
         return p->placed && is_loss(status) ? again(p, status, status == -ECONNRESET) : ACT_PLACE_NONE;
     default:
         return ACT_PLACE_NONE;
@@ -241,8 +243,10 @@ static void tell_done(struct act_place *p, bool all)
 
 void act_place_progress(struct act_place *p, bool tokens)
 {
-    if (tokens)
+    if (tokens) {
         p->tries = p->spared = 0;
+        p->decoding = true;
+    }
     if (!p->computed) {
         p->computed = true;
         tell_done(p, false);

@@ -39,6 +39,7 @@ struct act_place {
     struct act_addr prefill, decode;
     bool asked, placed;
     bool computed; /* the prompt is in: Prefill's end no longer matters */
+    bool decoding; /* tokens have come: nor does its word that the hand-off failed */
     int tries;     /* attempts since the last tokens */
     int spared;    /* beside those: that ended with the connection which another transfer's trouble had ended */
     int replaced;  /* attempts after the first, in all, but for planned moves */

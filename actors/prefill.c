@@ -10,12 +10,6 @@
 #include "actors/placement.h"
 #include "actors/router.h"
 
-int pre_blocks(const struct prefill *p, int tokens)
-{
-    int per = p->e->layout.block_tokens;
-    return (tokens + per - 1) / per;
-}
-
 /* ---- ends ---- */
 
 void pre_pages_return(struct prefill *p, struct job *j)
@@ -52,7 +46,8 @@ void pre_job_remove(struct prefill *p, struct job *j)
     free(j);
 }
 
-/* Tells the requester why, gives the place at Decode up, and forgets the job. */
+/* Tells the requester why, gives the place at Decode up, and forgets the job. Behind the hand-off the sequence may run
+ * there: then that is for the requester to say. */
 void pre_job_fail(struct prefill *p, struct job *j, int status, const char *text)
 {
     struct act_msg m;
@@ -66,7 +61,7 @@ void pre_job_fail(struct prefill *p, struct job *j, int status, const char *text
     act_p_failed(&m)->status = status;
     if (act_send(p->self, &m))
         act_msg_drop(&m);
-    if (j->state > JOB_RESERVING)
+    if (j->state > JOB_RESERVING && j->state != JOB_CONFIRMING)
         act_cancel(p->self, j->decode, j->request, j->attempt, status);
     pre_pages_return(p, j);
     if (!j->replay)
@@ -124,10 +119,7 @@ static void take_prompt(struct prefill *p, struct act_msg *m)
         return;
     }
     j->max_tokens = j->recipe.n_ids + (wanted < room ? wanted : room);
-    struct kv_device_stats s;
-    kv_device_stat(p->e->device, &s);
-    int lent = p->e->n_decode * p->e->limits.lease; /* to Decode actors, which keep them: no prompt ever gets these */
-    if (pre_blocks(p, j->max_tokens) > s.pages || pre_blocks(p, j->recipe.n_ids) > s.pages - lent)
+    if (!act_can_hold(p->e, j->recipe.n_ids, j->max_tokens))
         pre_job_fail(p, j, -E2BIG, "the prompt and its output can never fit in the KV memory");
 }
 
@@ -202,7 +194,7 @@ static void ask_pages(struct prefill *p, struct job *j)
     struct act_msg m = act_msg_make(ACT_PAGES_ASK, p->e->tier);
     m.request = j->request;
     m.attempt = j->attempt;
-    act_p_pages_ask(&m)->pages = (uint32_t)(pre_blocks(p, j->recipe.n_ids) - j->n_pages);
+    act_p_pages_ask(&m)->pages = (uint32_t)(act_blocks(p->e, j->recipe.n_ids) - j->n_pages);
     if (act_request(p->self, &m) == 0)
         j->asked = true;
 }
@@ -291,7 +283,7 @@ static void take_reserved(struct prefill *p, struct job *j, struct act_msg *m)
         pre_job_fail(p, j, in->status == -ENOTCONN ? -EHOSTDOWN : in->status, "the decoder refused the request");
     } else {
         j->ticket = in->ticket;
-        j->n_blocks = pre_blocks(p, j->max_tokens);
+        j->n_blocks = act_blocks(p->e, j->max_tokens);
         j->pages = calloc((size_t)j->n_blocks + 1, sizeof *j->pages);
         j->state = JOB_LOOKUP;
         if (!j->pages)

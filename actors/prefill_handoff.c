@@ -281,7 +281,7 @@ void pre_take_replay(struct prefill *p, struct act_msg *m)
                       .seq = act_handoff_take(m)};
     const char *bad = act_recipe_read(&prompt, (int)b->ids, &j->recipe);
     j->buf = prompt.buf;
-    j->n_blocks = pre_blocks(p, j->max_tokens);
+    j->n_blocks = act_blocks(p->e, j->max_tokens);
     j->pages = calloc((size_t)j->n_blocks + 1, sizeof *j->pages);
     *p->last = j;
     p->last = &j->next;

@@ -98,8 +98,6 @@ struct prefill {
 
 /* ---- prefill.c ---- */
 
-/* Pages for so many tokens. */
-int pre_blocks(const struct prefill *p, int tokens);
 /* The job's pages go back to the tier, unless writes from them are under way: then later. */
 void pre_pages_return(struct prefill *p, struct job *j);
 /* Forgets a job that is in no step. */

@@ -134,7 +134,8 @@ static const struct act_ticket_rule rules[] = {
     RULE(WRITING, LEASE, IF(BUSY), DRAINING, fail),
     RULE(WRITING, DOWN, ALWAYS, FREE, fail | end),
 
-    /* The reader has the sequence or says why not; if it is silent, that is for it or for the Router to report. */
+    /* The reader has the sequence or says why not. One that is silent is lost: nobody else may hear of it, as its node
+     * is well and its other parts too. */
     RULE(CONFIRMING, ASK, ALWAYS, CONFIRMING, count),
     RULE(CONFIRMING, GRANTED, ALWAYS, CONFIRMING, count),
     RULE(CONFIRMING, REFUSED, ALWAYS, CONFIRMING, count),
@@ -145,8 +146,8 @@ static const struct act_ticket_rule rules[] = {
     RULE(CONFIRMING, CLOSED, ALWAYS, FREE, end),
     RULE(CONFIRMING, GIVE_UP, IF(QUIET), FREE, close_ | end),
     RULE(CONFIRMING, GIVE_UP, IF(BUSY), DRAINING, 0),
-    RULE(CONFIRMING, LEASE, IF(QUIET), FREE, close_ | end),
-    RULE(CONFIRMING, LEASE, IF(BUSY), DRAINING, 0),
+    RULE(CONFIRMING, LEASE, IF(QUIET), FREE, fail | close_ | end),
+    RULE(CONFIRMING, LEASE, IF(BUSY), DRAINING, fail),
     RULE(CONFIRMING, DOWN, ALWAYS, FREE, end),
 
     RULE(DRAINING, ASK, ALWAYS, DRAINING, count),
@@ -193,11 +194,12 @@ static bool holds(const struct act_ticket *t, const struct act_ticket_rule *r, u
     }
 }
 
-static int64_t time_of(enum act_ticket_state s, const struct act_ticket_times *t)
+static int64_t time_of(const struct act_ticket *ticket, const struct act_ticket_times *t)
 {
     const int64_t second = 1000000000;
     int64_t granting = t->grant ? t->grant : 10 * second, lease = t->lease ? t->lease : 30 * second;
-    switch (s) {
+    int64_t confirm = t->confirm ? t->confirm : 5 * second;
+    switch (ticket->state) {
     case ACT_TICKET_FREE:
         return INT64_MAX;
     case ACT_TICKET_GRANTING:
@@ -209,6 +211,8 @@ static int64_t time_of(enum act_ticket_state s, const struct act_ticket_times *t
         return t->quarantine ? t->quarantine : 5 * second;
     case ACT_TICKET_FENCING:
         return t->fence ? t->fence : 5 * second;
+    case ACT_TICKET_CONFIRMING: /* a reader that has everything answers at once */
+        return ticket->under_way || lease < confirm ? lease : confirm;
     default:
         return lease;
     }
@@ -226,8 +230,9 @@ unsigned act_ticket_step(struct act_ticket *t, enum act_ticket_event event, uint
             r = &rules[i];
     if (!r)
         return ACT_TICKET_DO_COUNT; /* of the other side: a defect of the caller */
-    bool progress = r->next != t->state || (counts && event == ACT_TICKET_ON_WRITE) || event == ACT_TICKET_ON_LEASE ||
-                    (t->state == ACT_TICKET_WRITING && event == ACT_TICKET_ON_DRAINED);
+    bool progress =
+        r->next != t->state || (counts && event == ACT_TICKET_ON_WRITE) || event == ACT_TICKET_ON_LEASE ||
+        ((t->state == ACT_TICKET_WRITING || t->state == ACT_TICKET_CONFIRMING) && event == ACT_TICKET_ON_DRAINED);
     t->seen = seen;
     t->expected = expected;
     t->state = r->next;
@@ -237,7 +242,7 @@ unsigned act_ticket_step(struct act_ticket *t, enum act_ticket_event event, uint
             t->under_way = 0;
     }
     if (progress) {
-        int64_t time = time_of(r->next, times);
+        int64_t time = time_of(t, times);
         t->deadline = time == INT64_MAX ? INT64_MAX : now + time;
     }
     return r->actions;
@@ -246,7 +251,7 @@ unsigned act_ticket_step(struct act_ticket *t, enum act_ticket_event event, uint
 void act_ticket_touch(struct act_ticket *t, int64_t now, const struct act_ticket_times *times)
 {
     if (t->state != ACT_TICKET_FREE)
-        t->deadline = now + time_of(t->state, times);
+        t->deadline = now + time_of(t, times);
 }
 
 /* ---- names and the printed table ---- */

@@ -73,9 +73,10 @@ enum act_ticket_action {
 };
 enum { ACT_TICKET_ACTIONS = 13 };
 
-/* Deadlines of the states, ns from entering them or from the last progress in them. 0: 10 s, 30 s, 5 s, 5 s. */
+/* Deadlines of the states, ns from entering them or from the last progress in them. 0: 10 s, 30 s, 5 s, 5 s, 5 s.
+ * confirm: from the end of the writer's last write to the reader's word; no longer than lease. */
 struct act_ticket_times {
-    int64_t grant, lease, quarantine, fence;
+    int64_t grant, lease, quarantine, fence, confirm;
 };
 
 struct act_ticket {

@@ -35,6 +35,7 @@ enum {
     GRANT_MS = 500,
     LEASE_MS = 1000,
     QUARANTINE_MS = 500,
+    CONFIRM_MS = 300,
     FENCE_MS = 100, /* of ts_world_split */
     CHECK_MS = 10000,
     PATIENCE_MS = 10000, /* of placement.c */
@@ -108,14 +109,14 @@ static const struct row rows[] = {
     {"ticket WRITING: nothing is there to be written", WRITER, ACT_TICKET_WRITING, EXPERTS_HERE, WRITER,
      ACT_TICKET_WRITING, LEASE_MS, HERE},
     {"ticket CONFIRMING: the reader is silent", WRITER, ACT_TICKET_CONFIRMING, FAR, WRITER, ACT_TICKET_CONFIRMING,
-     LEASE_MS, HERE},
+     CONFIRM_MS, HERE},
     {"ticket DRAINING: own writes do not end", BUSY, 0, HANG | FAR, WRITER, ACT_TICKET_DRAINING, QUARANTINE_MS, HERE},
     {"what is left of a ticket: own writes do not end", BUSY, 0, HANG | FAR | CANCEL, LEFT, 0, 2 * LEASE_MS, HERE},
     /* Prefill. */
     {"job QUEUED: the reader of the job before it is silent", JOB, JOB_QUEUED, FAR, JOB, JOB_QUEUED,
      GRANT_MS + LEASE_MS, HERE, .prefills = 1},
     {"job RUNNING: the shards are silent", JOB, JOB_RUNNING, EXPERTS_HERE, JOB, JOB_RUNNING, 3 * STALL_MS, HERE},
-    {"job CONFIRMING: the reader is silent", JOB, JOB_CONFIRMING, FAR, JOB, JOB_CONFIRMING, LEASE_MS, HERE},
+    {"job CONFIRMING: the reader is silent", JOB, JOB_CONFIRMING, FAR, JOB, JOB_CONFIRMING, CONFIRM_MS, HERE},
     /* Decode. */
     {"place RESERVED: the writer is silent", READER, ACT_TICKET_OPEN, HERE, STREAM, DEC_RESERVED,
      LEASE_MS + QUARANTINE_MS + FENCE_MS, FAR},
@@ -127,13 +128,15 @@ static const struct row rows[] = {
     {"move ASKING: the other side is silent", MOVER, ACT_TICKET_ASKING, OTHER, MOVER, ACT_TICKET_ASKING,
      GRANT_MS + LEASE_MS, FAR, true},
     {"move CONFIRMING: the other side is silent", MOVER, ACT_TICKET_CONFIRMING, OTHER, MOVER, ACT_TICKET_CONFIRMING,
-     LEASE_MS, FAR, true},
+     CONFIRM_MS, FAR, true},
     {"what is left of a move: own writes do not end", MOVING, 0, HANG | OTHER, MOVED, 0, 2 * LEASE_MS, FAR, true},
     /* A request. */
     {"request at Prefill: its prompt was lost", REQUEST, AT_PREFILL, 0, REQUEST, AT_PREFILL, CHECK_MS, HERE | FAR,
      .lost = ACT_PREFILL},
     {"request at Prefill: word of its failure was lost", WRITER, ACT_TICKET_ASKING, FAR, REQUEST, AT_PREFILL,
      GRANT_MS + LEASE_MS + CHECK_MS, HERE, .lost_at_client = ACT_FAILED},
+    {"request at Decode: the reader is silent and has not confirmed", WRITER, ACT_TICKET_CONFIRMING, FAR, REQUEST,
+     AT_DECODE, CONFIRM_MS + SLACK_MS, HERE},
     {"request at Decode: word of its end was lost", REQUEST, AT_DECODE, 0, REQUEST, AT_DECODE, 2 * CHECK_MS, HERE | FAR,
      .lost_at_client = ACT_TOKENS},
     {"request without a place: nobody is there", REQUEST, AT_DECODE, DIES, REQUEST, NOWHERE, PATIENCE_MS + 200, HERE},
@@ -178,6 +181,9 @@ static uint64_t find_job(const struct ts_world *w, enum who who, int state, uint
                          : ticket == state;
         found = pick(name_of(j->request, j->attempt), there, want, found);
     }
+    for (const struct act_left *l = p && who == WRITER ? p->left : NULL; l; l = l->next)
+        found =
+            pick(name_of(l->sending.request, l->sending.attempt), (int)l->sending.ticket.state == state, want, found);
     return found;
 }
 
@@ -312,6 +318,7 @@ static void open_world(struct ts_world *w, const struct row *r, enum act_type *l
     w->restart = !(r->what & DIES);
     w->wire.delay_max = MS / 2;
     ts_world_split(w, 64, MDL_HANDOFF_FULL);
+    w->e.tickets.confirm = w->far.e.tickets.confirm = CONFIRM_MS * MS;
     if (r->moves)
         ts_world_add_other(w, 64);
     ts_world_requests(w, 3, 6);

@@ -415,6 +415,38 @@ Test(handoff, every_message_to_the_writer_may_be_lost)
     lose_each(TS_PART_PREFILL);
 }
 
+/* The decoder has it and says so, and its word is lost: the writer's deadline is over while tokens come. Whose request
+ * it is knows better. */
+static bool lose_success(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m,
+                         int *fail)
+{
+    bool is = who->part == TS_PART_PREFILL && who->index < TS_FAR && m->type == ACT_TICKET_CLOSED;
+    (void)self, (void)fail;
+    *(int *)w->before_ctx += is;
+    return is;
+}
+
+Test(handoff, a_lost_word_of_success_disturbs_nobody)
+{
+    struct ts_world w;
+    int lost = 0;
+    open_exact(&w, 5);
+    w.e.tickets.confirm = w.far.e.tickets.confirm = 20000000;
+    w.cost[TS_PART_DECODE] = 5000000;
+    w.before = lose_success;
+    w.before_ctx = &lost;
+    for (int i = 0; i < w.n; i++)
+        w.wanted[i].max_new = 20;
+    ts_world_run(&w, 5);
+    cr_expect_eq(lost, w.n, "%d of %d words were lost", lost, w.n);
+    for (int i = 0; i < w.n; i++) {
+        ts_world_check_same(&w, i);
+        cr_expect_eq(w.got[i].place.replaced, 0, "request %d went on elsewhere", i);
+    }
+    ts_world_check_baseline(&w);
+    ts_world_close(&w);
+}
+
 /* Everything at once: a link that loses one in fifty, doubles one in fifty and delays all, for many seeds. */
 Test(handoff, a_bad_link_costs_time_and_nothing_else)
 {

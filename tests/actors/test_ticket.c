@@ -7,7 +7,7 @@
 
 #include "actors/ticket.h"
 
-static const struct act_ticket_times times = {.grant = 1, .lease = 10, .quarantine = 100, .fence = 1000};
+static const struct act_ticket_times times = {.grant = 1, .lease = 10, .quarantine = 100, .fence = 1000, .confirm = 4};
 
 /* ---- the table ---- */
 
@@ -68,7 +68,7 @@ static int64_t time_in(enum act_ticket_state s)
         [ACT_TICKET_GRANTING] = t->grant,      [ACT_TICKET_OPEN] = t->lease,
         [ACT_TICKET_CLOSING] = t->lease,       [ACT_TICKET_QUARANTINE] = t->quarantine,
         [ACT_TICKET_FENCING] = t->fence,       [ACT_TICKET_ASKING] = t->grant + t->lease,
-        [ACT_TICKET_WRITING] = t->lease,       [ACT_TICKET_CONFIRMING] = t->lease,
+        [ACT_TICKET_WRITING] = t->lease,       [ACT_TICKET_CONFIRMING] = t->confirm,
         [ACT_TICKET_DRAINING] = t->quarantine,
     };
     return time[s];
@@ -116,6 +116,22 @@ Test(ticket, each_rule_does_what_the_table_says)
         act_ticket_touch(&t, 7, &(struct act_ticket_times){0});
         cr_expect(t.deadline > 7 && t.deadline <= INT64_C(60000000007), "rule %d: no deadline by default", i);
     }
+}
+
+/* While own writes are under way it is for them to come to an end; then the reader has to speak. */
+Test(ticket, a_reader_that_has_everything_is_waited_for_less_long)
+{
+    struct act_ticket t = {.state = ACT_TICKET_WRITING, .under_way = 2};
+    act_ticket_step(&t, ACT_TICKET_ON_FINISH, 0, 100, &times);
+    cr_expect_eq(t.state, ACT_TICKET_CONFIRMING);
+    cr_expect_eq(t.deadline, 100 + times.lease);
+    t.under_way = 0;
+    act_ticket_step(&t, ACT_TICKET_ON_DRAINED, 0, 103, &times);
+    cr_expect_eq(t.deadline, 103 + times.confirm);
+    act_ticket_touch(&t, 104, &(struct act_ticket_times){.lease = 2, .confirm = 7});
+    cr_expect_eq(t.deadline, 106, "it is never longer than the lease");
+    cr_expect(act_ticket_step(&t, ACT_TICKET_ON_LEASE, 0, 106, &times) & ACT_TICKET_DO_FAIL,
+              "nobody learns that the reader is silent");
 }
 
 /* ---- all interleavings ---- */
