@@ -280,7 +280,7 @@ static void refused(struct act_exchange *e, int shard)
 }
 
 /* The step fails: says so once, with what is known of the cause. */
-static int give_up(struct act_exchange *e, const char *why)
+static int give_up(struct act_exchange *e, int status, const char *why)
 {
     int out = 0;
     for (int s = 0; s < e->experts->n; s++)
@@ -290,12 +290,12 @@ static int give_up(struct act_exchange *e, const char *why)
         act_log_write(e->experts->log, ACT_LOG_ERROR, "experts", 0,
                       "stream %u, step of sequence %u fails: %s; the lines before say which and why", e->stream,
                       e->sequence, e->reason);
-    return -EHOSTDOWN;
+    return status;
 }
 
 const char *act_exchange_reason(const struct act_exchange *e, int status, const char *other)
 {
-    return status == -EHOSTDOWN && e->reason[0] ? e->reason : other;
+    return (status == -EHOSTDOWN || status == -ENOLINK) && e->reason[0] ? e->reason : other;
 }
 
 /* ---- an exchange ---- */
@@ -321,8 +321,9 @@ static void set_timer(struct act_exchange *e, int64_t ns)
 static int stall(struct act_exchange *e)
 {
     int64_t most = e->experts->limits.patience_ns;
-    if (e->waited > (most ? most : INT64_C(30000) * MS))
-        return give_up(e, "nobody computes some experts, experts.patience is over");
+    e->gave_up = e->waited > (most ? most : INT64_C(30000) * MS);
+    if (e->gave_up)
+        return give_up(e, -ENOLINK, "nobody computes some experts, experts.patience is over");
     e->stalled = true;
     e->stalled_at = act_now(e->self);
     e->counters.stalled++;
@@ -350,7 +351,7 @@ static int dispatch(void *ctx, struct mdl_step *step, struct mdl_exchange *x)
                                    x->layer < e->m->cfg->n_layers ? e->m->cfg->n_experts : e->m->cfg->draft_experts);
     act_exchange_abandon(e);
     if (e->losses > ACT_EXCHANGE_LOSSES)
-        return give_up(e, "a step lost its exchange with the experts too often");
+        return give_up(e, -EHOSTDOWN, "a step lost its exchange with the experts too often");
     int r = grow(e, x->rows * x->k);
     if (r)
         return r;
@@ -479,6 +480,7 @@ void act_exchange_begin(struct act_exchange *e)
     apply_switch(e);
     e->in_step = true;
     e->others_told = false;
+    e->gave_up = false;
     e->reason[0] = 0;
 }
 
@@ -489,7 +491,8 @@ void act_exchange_end(struct act_exchange *e)
     e->in_step = false;
     e->other_rows = e->others_told ? e->other_rows : 0;
     e->losses = 0;
-    e->waited = 0;
+    if (!e->gave_up) /* who comes after those that have waited in vain does not wait all over again */
+        e->waited = 0;
     settle(e);
     apply_switch(e);
     if (e->counts && act_now(e->self) - e->reported >= e->experts->report_ns)

@@ -131,8 +131,10 @@ struct act_exchange {
     uint32_t other_rows_of; /* the exchange of other_rows */
     bool others_told;       /* in the present step */
     bool stalled;
-    int64_t stalled_at, waited; /* since when; how long the step has stalled before that */
-    char reason[128];           /* of the last step that was given up */
+    int64_t stalled_at,
+        waited;       /* since when; how long the step has stalled before that, and those given up before it */
+    bool gave_up;     /* the step has waited as long as it may */
+    char reason[128]; /* of the last step that was given up */
     struct act_timer timer;
     struct act_addr balancer;
     uint32_t *counts; /* [layers][experts] pairs since the last report; NULL without a balancer */

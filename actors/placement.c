@@ -3,9 +3,16 @@
 #include <errno.h>
 #include <string.h>
 
-enum { TRIES_MAX = 7, SPARED_MAX = 20, WAIT_NS = 200000000, MOVE_PAUSE_NS = 1000000000 };
+enum {
+    TRIES_LEAST = 3, /* attempts that a request has, however long they take */
+    TRIES_MAX = 10,  /* and however short: it may be what ends its places */
+    SPARED_MAX = 20,
+    WAIT_NS = 200000000,
+    WAIT_DOUBLES = 4, /* pauses get longer so many times */
+    MOVE_PAUSE_NS = 1000000000
+};
 
-/* How long a request that had a place waits for another one before it is given up. */
+/* How long a request that had a place is placed again, or waits for a place, before it is given up. */
 static const int64_t patience_ns = INT64_C(10000000000);
 
 /* A place that has said nothing for so long is asked. */
@@ -23,15 +30,20 @@ int act_place_ask(struct act_place *p, int ids, int max_tokens, const struct act
 {
     struct act_msg m;
     size_t bytes;
-    int r = act_msg_new(ACT_ROUTE, p->router, (size_t)n_chain * sizeof *chain, &m);
+    size_t keys = (size_t)n_chain * sizeof *chain, avoid = (size_t)p->n_avoid * sizeof *p->avoid;
+    int r = act_msg_new(ACT_ROUTE, p->router, keys + avoid, &m);
     if (r)
         return r;
+    uint8_t *tail = act_msg_tail(&m, &bytes);
     if (n_chain)
-        memcpy(act_msg_tail(&m, &bytes), chain, (size_t)n_chain * sizeof *chain);
+        memcpy(tail, chain, keys);
+    memcpy(tail + keys, p->avoid, avoid);
     m.request = p->request;
     m.attempt = p->attempt;
-    *act_p_route(&m) =
-        (struct act_p_route){.ids = (uint32_t)ids, .max_tokens = (uint32_t)max_tokens, .blocks = (uint32_t)n_chain};
+    *act_p_route(&m) = (struct act_p_route){.ids = (uint32_t)ids,
+                                            .max_tokens = (uint32_t)max_tokens,
+                                            .blocks = (uint32_t)n_chain,
+                                            .avoid = (uint32_t)p->n_avoid};
     r = act_request(p->self, &m);
     if (r)
         act_msg_drop(&m);
@@ -66,6 +78,26 @@ static enum act_place_event fail(struct act_place *p, int status)
     return ACT_PLACE_FAILED;
 }
 
+static int64_t patience(const struct act_place *p)
+{
+    return p->patience ? p->patience : patience_ns;
+}
+
+static bool is_avoided(const struct act_place *p, struct act_addr who)
+{
+    bool is = false;
+    for (int i = 0; i < p->n_avoid; i++)
+        is |= act_addr_equal(p->avoid[i], who);
+    return is;
+}
+
+/* Who says that the request cannot go on there is not asked a second time. */
+static void avoid(struct act_place *p, struct act_addr who)
+{
+    if (p->n_avoid < ACT_PLACE_AVOID && !is_avoided(p, who))
+        p->avoid[p->n_avoid++] = who;
+}
+
 /* The place is lost. Cancels go out before the next prompt, and by the attempt's number they cannot mean that one. What
  * another transfer has brought about does not count among the few attempts that a request has. */
 static enum act_place_event again(struct act_place *p, int reason, bool is_blameless)
@@ -75,19 +107,21 @@ static enum act_place_event again(struct act_place *p, int reason, bool is_blame
     p->move_after = 0;
     p->prefill = p->decode = ACT_NOBODY;
     p->reason = reason;
-    p->give_up_at = act_now(p->self) + patience_ns;
+    if (!p->tries && !p->spared)
+        p->since = act_now(p->self);
     p->attempt = ++p->last;
     p->replaced++;
     bool spared = p->spared < SPARED_MAX && is_blameless;
     p->spared += spared;
     p->tries += !spared;
-    if (p->tries >= TRIES_MAX)
+    if (p->tries >= TRIES_MAX || (p->tries >= TRIES_LEAST && act_now(p->self) - p->since >= patience(p)))
         return fail(p, -EHOSTDOWN);
     int waits = spared ? p->spared : p->tries;
-    if (waits == 1)
+    if (waits == 1 || reason == -ENOLINK)
         return ACT_PLACE_ASK;
     /* Nodes find each other again one by one: a Prefill may not know the Decode yet that the Router knows. */
-    act_timer_after(p->self, &p->wait, spared ? WAIT_NS : (int64_t)WAIT_NS << (waits - 2), ACT_PLACE_TAG);
+    int doubled = spared ? 0 : waits - 2 < WAIT_DOUBLES ? waits - 2 : WAIT_DOUBLES;
+    act_timer_after(p->self, &p->wait, (int64_t)WAIT_NS << doubled, ACT_PLACE_TAG);
     return ACT_PLACE_STALE;
 }
 
@@ -98,12 +132,14 @@ static enum act_place_event take_routed(struct act_place *p, struct act_msg *m)
     p->asked = false;
     p->retry_ms = in->retry_ms;
     bool may_come = in->status == -EHOSTDOWN || in->status == -ESHUTDOWN; /* a node that is being restarted, perhaps */
-    if (may_come && p->replaced && act_now(p->self) < p->give_up_at) {
+    if (may_come && p->replaced && act_now(p->self) - p->since < patience(p)) {
         act_timer_after(p->self, &p->wait, WAIT_NS, ACT_PLACE_TAG);
         return ACT_PLACE_STALE;
     }
     if (in->status)
         return fail(p, in->status);
+    if (is_avoided(p, b->prefill) || is_avoided(p, b->decode)) /* there is no other */
+        return fail(p, -ENOLINK);
     p->prefill = b->prefill;
     p->decode = b->decode;
     p->placed = true;
@@ -133,7 +169,8 @@ static bool has_passed_on(const struct act_place *p, const struct act_msg *m)
 /* Ends that another place can make good. */
 static bool is_loss(int status)
 {
-    return status == -EHOSTDOWN || status == -ESHUTDOWN || status == -ETIMEDOUT || status == -ECONNRESET;
+    return status == -EHOSTDOWN || status == -ESHUTDOWN || status == -ETIMEDOUT || status == -ECONNRESET ||
+           status == -ENOLINK;
 }
 
 /* ---- planned moves ---- */
@@ -225,6 +262,8 @@ enum act_place_event act_place_message(struct act_place *p, struct act_msg *m)
             return p->placed && !has_passed_on(p, m) ? again(p, -EHOSTDOWN, false) : ACT_PLACE_STALE;
         if (p->decoding && has_passed_on(p, m))
             return ACT_PLACE_STALE;
+        if (p->placed && status == -ENOLINK)
+            avoid(p, act_addr_equal(m->src, p->prefill) ? p->prefill : p->decode);
         return p->placed && is_loss(status) ? again(p, status, status == -ECONNRESET) : ACT_PLACE_NONE;
     default:
         return ACT_PLACE_NONE;
@@ -244,7 +283,7 @@ static void tell_done(struct act_place *p, bool all)
 void act_place_progress(struct act_place *p, bool tokens)
 {
     if (tokens) {
-        p->tries = p->spared = 0;
+        p->tries = p->spared = p->n_avoid = 0;
         p->decoding = true;
     }
     if (!p->computed) {

@@ -5,6 +5,10 @@
  * or Decode of the present place is gone, the older attempt is cancelled and the owner is told to ask again, with all
  * tokens it has: the request goes on from there. Messages of older attempts are worth nothing any more.
  *
+ * It is not placed again and again. Each part of the engine that says that what it needs is not to be had (-ENOLINK: it
+ * has waited as long as it may) is asked once; a request that no other place is left for fails at once. All else is
+ * tried for `patience`, counted from the first end since the last tokens, and at least twice more.
+ *
  * A place from which nothing is heard for a while is asked whether it still has the attempt (PLACE_CHECK); who has not
  * says so with FAILED, and who is no more does not get it. So no request waits for a word that was lost.
  *
@@ -14,6 +18,8 @@
 #define WEFT_ACTORS_PLACEMENT_H
 
 #include "actors/runtime/runtime.h"
+
+enum { ACT_PLACE_AVOID = 16 };
 
 enum act_place_event {
     ACT_PLACE_NONE,   /* nothing changed; the message is the owner's to look at */
@@ -38,20 +44,25 @@ struct act_place {
     uint16_t last;    /* the highest attempt that was given to anybody */
     struct act_addr prefill, decode;
     bool asked, placed;
-    bool computed; /* the prompt is in: Prefill's end no longer matters */
-    bool decoding; /* tokens have come: nor does its word that the hand-off failed */
-    int tries;     /* attempts since the last tokens */
-    int spared;    /* beside those: that ended with the connection which another transfer's trouble had ended */
-    int replaced;  /* attempts after the first, in all, but for planned moves */
-    bool moving;   /* Decode was asked to move the sequence to `to`, as attempt to_attempt */
+    bool computed;                          /* the prompt is in: Prefill's end no longer matters */
+    bool decoding;                          /* tokens have come: nor does its word that the hand-off failed */
+    int64_t patience;                       /* ns, 0: 10 s; set by the owner */
+    int64_t since;                          /* ns: when the first attempt ended since the last tokens */
+    struct act_addr avoid[ACT_PLACE_AVOID]; /* these have failed it since then */
+    int n_avoid;
+    int tries;    /* attempts since the last tokens */
+    int spared;   /* beside those: that ended with the connection which another transfer's trouble had ended */
+    int replaced; /* attempts after the first, in all, but for planned moves */
+    bool moving;  /* Decode was asked to move the sequence to `to`, as attempt to_attempt */
     struct act_addr to;
     uint16_t to_attempt;
     int64_t move_after; /* ns: not before then is it asked again; while moving, when it is taken for unheard */
     int moved;          /* planned moves */
-    int64_t give_up_at; /* ns: no place until then fails the request */
     struct act_timer wait, check;
     int64_t heard; /* ns: the last word about this attempt */
-    int status;    /* why it failed: -EAGAIN too busy, -ESHUTDOWN draining, -EHOSTDOWN nobody there */
+    /* Why it failed: -EAGAIN too busy, -ESHUTDOWN draining, -EHOSTDOWN nobody there, -ENOLINK the experts of every
+     * place that there is are not there. */
+    int status;
     uint32_t retry_ms;
     int reason; /* of the last end of a place, negative errno */
 };

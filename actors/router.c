@@ -159,8 +159,18 @@ struct want {
     uint32_t tokens, pages;
     const struct act_key *chain; /* behind each full block, the first one first */
     int blocks;
-    int avoid; /* a member that just failed this request; -1: none */
+    int last;                     /* a member that just failed this request, or had it; -1: none */
+    const struct act_addr *avoid; /* others that have failed it */
+    int n_avoid;
 };
+
+static bool is_avoided(const struct router *r, int i, const struct want *w)
+{
+    bool is = i == w->last;
+    for (int k = 0; k < w->n_avoid; k++)
+        is |= act_addr_equal(r->member[i].addr, w->avoid[k]);
+    return is;
+}
 
 static struct prefix *prefix_of(const struct router *r, const struct act_key *key)
 {
@@ -226,8 +236,7 @@ static int least_time(struct router *r, const int *list, int n, const struct wan
     for (int k = 0; k < n; k++) {
         int i = list[(from + k) % n];
         double time = time_at(r, i, &c, w);
-        bool avoid = i == w->avoid && n > 1;
-        if (!avoid && (best < 0 || time < least)) {
+        if (best < 0 || time < least) {
             best = i;
             least = time;
         }
@@ -239,8 +248,6 @@ static int least_time(struct router *r, const int *list, int n, const struct wan
 static bool is_better(const struct router *r, int a, int b, const struct want *w)
 {
     const struct member *x = &r->member[a], *y = &r->member[b];
-    if ((a == w->avoid) != (b == w->avoid))
-        return b == w->avoid;
     uint64_t load_x = x->own + x->others, load_y = y->own + y->others;
     if (x->role == CFG_ROLE_PREFILL)
         return load_x + w->tokens - known_tokens(r, a, w) < load_y + w->tokens - known_tokens(r, b, w);
@@ -252,21 +259,25 @@ static bool is_better(const struct router *r, int a, int b, const struct want *w
     return load_x != load_y ? load_x < load_y : room_x > room_y;
 }
 
-/* The number of a member, or the reason why there is none. */
+/* The number of a member, or the reason why there is none. One that is to be avoided only where there is no other. */
 static int choose(struct router *r, unsigned role, const struct want *w)
 {
-    int *list = r->list, n = 0;
+    int *list = r->list, n = 0, avoided = -1;
     bool draining = false;
     for (int i = 0; i < r->members; i++) {
         const struct member *m = &r->member[i];
         if (act_addr_is_nobody(m->addr) || m->role != role)
             continue;
         draining |= m->draining;
-        if (!m->draining)
+        if (m->draining)
+            continue;
+        if (!is_avoided(r, i, w))
             list[n++] = i;
+        else if (avoided < 0 || avoided == w->last)
+            avoided = i;
     }
     if (!n)
-        return draining ? -ESHUTDOWN : -EHOSTDOWN;
+        return avoided >= 0 ? avoided : draining ? -ESHUTDOWN : -EHOSTDOWN;
     if (r->arg->prefix && r->arg->cost && role == CFG_ROLE_PREFILL)
         return least_time(r, list, n, w);
     if (r->arg->prefix && role == CFG_ROLE_PREFILL) {
@@ -314,22 +325,24 @@ static void take_route(struct router *r, struct act_msg *m)
     const struct act_p_route *in = act_p_route(m);
     size_t bytes;
     const struct act_key *chain = act_msg_tail(m, &bytes);
-    int n_chain = (int)(bytes / sizeof *chain), per = r->arg->block_tokens;
+    size_t avoided = in->avoid * sizeof(struct act_addr);
+    int n_chain = (int)((bytes - avoided) / sizeof *chain), per = r->arg->block_tokens;
     struct want w = {.tokens = in->ids,
                      .pages = (uint32_t)(((uint64_t)in->ids + in->max_tokens + (uint64_t)per - 1) / (uint64_t)per),
                      .chain = n_chain > 1 ? chain + 1 : NULL, /* behind the root */
                      .blocks = n_chain > 1 ? n_chain - 1 : 0,
-                     .avoid = -1};
+                     .avoid = (const struct act_addr *)(const void *)(chain + n_chain),
+                     .n_avoid = (int)in->avoid};
     struct placed **at = find_placed(r, m->request), *p = *at;
-    int avoid_prefill = -1, avoid_decode = -1;
+    int last_prefill = -1, last_decode = -1;
     if (p) { /* an older attempt: where it failed, another is better */
-        avoid_prefill = p->prefill;
-        avoid_decode = p->decode;
+        last_prefill = p->prefill;
+        last_decode = p->decode;
         forget(r, at);
     }
-    w.avoid = avoid_prefill;
+    w.last = last_prefill;
     int prefill = choose(r, CFG_ROLE_PREFILL, &w);
-    w.avoid = avoid_decode;
+    w.last = last_decode;
     int decode = choose(r, CFG_ROLE_DECODE, &w);
     int status = prefill < 0 ? prefill : decode < 0 ? decode : 0;
     p = status ? NULL : malloc(sizeof *p);
@@ -376,7 +389,7 @@ static void move_away(struct router *r, int i)
         for (struct placed *p = r->bucket[b]; p; p = p->next) {
             if (p->decode != i || p->prefill >= 0)
                 continue;
-            const struct want w = {.tokens = p->tokens, .pages = p->pages, .avoid = i};
+            const struct want w = {.tokens = p->tokens, .pages = p->pages, .last = i};
             int to = choose(r, CFG_ROLE_DECODE, &w);
             if (to < 0 || to == i)
                 return;

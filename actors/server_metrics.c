@@ -133,6 +133,7 @@ int server_plan_http(struct act_server *s, const char *key, const char *address,
     set->context = s->engine.limits.context;
     set->threads = mdl_team_size(s->m->team);
     set->stuck_ns = c->limits.stuck_us * 1000;
+    set->retry_ns = c->limits.retry_us * 1000;
     set->http = (struct gw_http_limits){.connections = c->limits.connections,
                                         .header_bytes = (size_t)c->limits.header_bytes,
                                         .body_bytes = (size_t)c->limits.request_bytes,

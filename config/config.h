@@ -69,9 +69,9 @@ struct cfg_node {
 struct cfg_config {
     struct {
         char path[CFG_PATH_TEXT];
-        char name[CFG_NAME_TEXT]; /* "": last part of path */
+        char name[CFG_NAME_TEXT];     /* "": last part of path */
         char revision[CFG_NAME_TEXT]; /* 16 hex digits; "": any */
-        int context;              /* tokens; 0: as many as the model allows */
+        int context;                  /* tokens; 0: as many as the model allows */
     } model;
     struct {
         int cpu;     /* enum cfg_cpu */
@@ -107,7 +107,7 @@ struct cfg_config {
         int64_t request_bytes, header_bytes;
         int requests;    /* at a time */
         int connections; /* at a time */
-        int64_t keepalive_us, drain_us, stuck_us;
+        int64_t keepalive_us, drain_us, stuck_us, retry_us;
         int64_t unread_bytes, unread_us; /* of one client's output */
     } limits;
     struct {
@@ -210,8 +210,8 @@ bool cfg_address_valid(const char *text);
  * at neither of them; the host may be a name. -EINVAL: there are no two parts, or no room. */
 int cfg_address_split(const char *text, char *host, size_t size, const char **port);
 
-/* Calls differs for every key that has another value in `is`, both as they stand in a file: for keys outside of the list
- * of nodes, except those that the command line has set in `was`; and for those of a node. Any thread. */
+/* Calls differs for every key that has another value in `is`, both as they stand in a file: for keys outside of the
+ * list of nodes, except those that the command line has set in `was`; and for those of a node. Any thread. */
 typedef void (*cfg_differs)(void *ctx, const char *key, const char *was, const char *is);
 void cfg_config_compare(const struct cfg_config *was, const struct cfg_config *is, cfg_differs differs, void *ctx);
 void cfg_node_compare(const struct cfg_node *was, const struct cfg_node *is, cfg_differs differs, void *ctx);

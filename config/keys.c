@@ -155,6 +155,11 @@ const struct cfg_key cfg_keys[] = {
      .help =
          "The server is no longer ready when work has made no progress for this long. A gateway takes parts of other "
          "nodes that report nothing for so long, or for 5 s if that is more, for lost."},
+    {"limits.retry", CFG_DURATION, "ms", 1, 3600000, AT(limits.retry_us), .fallback = "10s",
+     .help = "A request whose place in the engine has ended or failed goes on at another one. When that fails again "
+             "and again "
+             "it is given up after this long, counted from the first failure since its last token, and not before it "
+             "was tried three times. Longer than a node needs to start again, if clients may wait so long."},
 
     {"kv", CFG_GROUP, .help = "Memory for the key-value rows of sequences and of cached prompts."},
     {"kv.memory", CFG_SIZE, "B", 1 << 20, INT64_C(1) << 44, AT(kv.memory), .fallback = "1GiB",

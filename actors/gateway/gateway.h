@@ -83,6 +83,7 @@ struct gw_settings {
     struct mdl_sampling sampling;
     struct gw_http_limits http;
     int keepalive_ms; /* comments while a stream has nothing to say */
+    int64_t retry_ns; /* a request whose place ended is placed again for so long; 0: 10 s */
     int64_t stuck_ns; /* not ready when work has made no progress for this long */
     bool debug;       /* /debug on loopback */
 };

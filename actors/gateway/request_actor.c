@@ -308,6 +308,7 @@ static void start_work(struct request *r)
                                                           .ctx = r});
     mdl_tok_stream_init(&r->decode, r->g->tok, 0);
     act_place_init(&r->place, r->self, r->g->router, r->job->id);
+    r->place.patience = r->g->settings.retry_ns;
     if (!r->reply || !r->output || ask_for_place(r)) {
         fail_text(r, 503, "overloaded", "the engine takes no requests at this moment");
         return;
@@ -555,6 +556,9 @@ static void no_place(struct request *r)
         fail_text(r, 429, "overloaded", "every part of the engine is busy; try again");
     else if (r->place.status == -ESHUTDOWN)
         fail_text(r, 503, "draining", "the server is shutting down");
+    else if (r->place.status == -ENOLINK)
+        fail_text(r, 503, "unavailable",
+                  "nobody computes some of the experts: their nodes are gone or do not answer; try again later");
     else if (r->place.replaced)
         fail_text(r, 503, "unavailable", "parts of the engine ended while they worked on this request, several times");
     else if (r->g->lost && (!strcmp(r->g->lost, "prefill") || !strcmp(r->g->lost, "decode")))

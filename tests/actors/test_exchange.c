@@ -321,8 +321,11 @@ Test(exchange, without_takeover_and_replicas_requests_wait_then_fail_and_nothing
     int failed = 0;
     for (int i = 0; i < w.n; i++) {
         cr_assert_eq(w.got[i].terminal, 1, "request %d", i);
-        failed += w.got[i].status == -EHOSTDOWN || w.got[i].finish == ACT_FINISH_ERROR;
+        failed += w.got[i].status == -ENOLINK || w.got[i].finish == ACT_FINISH_ERROR;
         cr_assert_gt(w.got[i].ended, 0);
+        /* The patience once: not for each attempt, and not for each that waits behind others. */
+        cr_assert_lt(w.got[i].ended, 700 * (int64_t)MS, "request %d ends after %d ms", i,
+                     (int)(w.got[i].ended / (int64_t)MS));
     }
     cr_assert_gt(failed, 0);
     ts_world_check_baseline(&w);
@@ -417,14 +420,13 @@ Test(exchange, when_nobody_else_may_compute_what_a_shard_refuses_requests_fail_i
         w.before = refuse;
         w.before_ctx = &d;
         ts_world_run(&w, 1);
-        int64_t first = INT64_MAX;
+        int64_t last = 0;
         for (int i = 0; i < w.n; i++) {
             cr_assert_eq(w.got[i].terminal, 1, "case %d, request %d", k, i);
-            cr_assert(w.got[i].status == -EHOSTDOWN || w.got[i].finish == ACT_FINISH_ERROR, "case %d, request %d", k,
-                      i);
-            first = w.got[i].ended < first ? w.got[i].ended : first;
+            cr_assert(w.got[i].status == -ENOLINK || w.got[i].finish == ACT_FINISH_ERROR, "case %d, request %d", k, i);
+            last = w.got[i].ended > last ? w.got[i].ended : last;
         }
-        cr_assert_lt(first, 20000 * (int64_t)MS, "case %d: after %d ms", k, (int)(first / MS));
+        cr_assert_lt(last, 700 * (int64_t)MS, "case %d: after %d ms", k, (int)(last / MS));
         cr_assert_lt(d.refused, 200, "case %d: it was asked %d times", k, d.refused);
         ts_world_check_baseline(&w);
         ts_world_close(&w);

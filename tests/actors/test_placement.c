@@ -141,6 +141,104 @@ Test(placement, without_any_decode_actor_requests_end_with_a_reason)
     ts_world_close(&w);
 }
 
+/* ---- places that fail what they are given ---- */
+
+/* These Prefill actors answer every prompt with this status, `ns` after it came; nobody else fails. */
+struct failing {
+    unsigned who; /* bits */
+    int status;
+    int64_t ns;
+    int count, tried[TS_WORLD_REQUESTS];
+};
+
+static bool fail_prompt(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m,
+                        int *fail)
+{
+    struct failing *f = w->before_ctx;
+    (void)fail;
+    if (who->part != TS_PART_PREFILL || m->type != ACT_PREFILL || !(f->who >> who->index & 1))
+        return false;
+    struct act_msg no = act_msg_make(ACT_FAILED, act_b_prefill(m)->requester);
+    no.request = m->request;
+    no.attempt = m->attempt;
+    act_p_failed(&no)->status = f->status;
+    act_busy(self, f->ns);
+    f->count++;
+    f->tried[m->request - 1]++;
+    cr_assert_eq(act_send(self, &no), 0);
+    return true;
+}
+
+static void run_failing(struct ts_world *w, struct failing *f, int prefills, int requests)
+{
+    open_exact(w, 5);
+    w->prefills = prefills;
+    w->n = requests;
+    w->before = fail_prompt;
+    w->before_ctx = f;
+    ts_world_run(w, 5);
+}
+
+/* Whoever says that its experts are gone has waited for them: it is asked once, and everybody else first. */
+Test(placement, a_place_without_experts_is_asked_once_and_the_others_are_used)
+{
+    for (unsigned well = 0; well < 4; well++) {
+        struct ts_world w;
+        struct failing f = {.who = 15u & ~(1u << well), .status = -ENOLINK};
+        run_failing(&w, &f, 4, 6);
+        for (int i = 0; i < w.n; i++) {
+            ts_world_check_same(&w, i);
+            cr_expect_le(f.tried[i], 3, "request %d was tried %d times at three places", i, f.tried[i]);
+        }
+        cr_expect_gt(f.count, 0);
+        ts_world_check_baseline(&w);
+        ts_world_close(&w);
+    }
+}
+
+Test(placement, without_experts_anywhere_a_request_fails_when_each_place_was_asked)
+{
+    struct ts_world w;
+    struct failing f = {.who = 7, .status = -ENOLINK, .ns = 50000000};
+    run_failing(&w, &f, 3, 2);
+    for (int i = 0; i < w.n; i++) {
+        cr_expect_eq(w.got[i].terminal, 1);
+        cr_expect_eq(w.got[i].status, -ENOLINK, "request %d: status %d", i, w.got[i].status);
+        cr_expect_eq(f.tried[i], 3, "request %d was tried %d times at three places", i, f.tried[i]);
+        cr_expect_lt(w.got[i].ended, 500000000, "request %d: after %d ms", i, (int)(w.got[i].ended / 1000000));
+    }
+    ts_world_check_baseline(&w);
+    ts_world_close(&w);
+}
+
+/* What may get better is tried for a while: ten seconds, longer pauses each time; and three times where one try takes
+ * longer than that. */
+Test(placement, places_that_fail_are_tried_for_a_while_and_no_longer)
+{
+    static const struct {
+        int64_t ns, patience;
+        int tries_least, tries_most, ms_most;
+    } row[] = {
+        {0, 0, 6, 10, 13500}, {4000000000, 0, 4, 4, 17500}, {12000000000, 0, 3, 3, 36500}, {0, 1000000000, 3, 5, 1500}};
+    for (size_t k = 0; k < sizeof row / sizeof *row; k++) {
+        struct ts_world w;
+        struct failing f = {.who = 1, .status = -EHOSTDOWN, .ns = row[k].ns};
+        open_exact(&w, 5);
+        w.prefills = w.n = 1;
+        w.patience = row[k].patience;
+        w.before = fail_prompt;
+        w.before_ctx = &f;
+        ts_world_run(&w, 5);
+        int ms = (int)(w.got[0].ended / 1000000);
+        cr_expect_eq(w.got[0].terminal, 1);
+        cr_expect_eq(w.got[0].status, -EHOSTDOWN);
+        cr_expect(f.count >= row[k].tries_least && f.count <= row[k].tries_most, "case %d: %d tries", (int)k, f.count);
+        cr_expect_lt(ms, row[k].ms_most, "case %d: after %d ms and %d tries", (int)k, ms, f.count);
+        ts_world_check_baseline(&w);
+        ts_world_close(&w);
+    }
+}
+
 /* ---- the Router alone ---- */
 
 enum { MEMBERS = 6, ASKED = 400 };

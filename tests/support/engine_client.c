@@ -155,6 +155,7 @@ static void take_timer(struct act_self *self, struct ts_world *w, int tag)
 {
     if (tag < TS_WORLD_REQUESTS) {
         act_place_init(&w->got[tag].place, self, w->e.router, (uint64_t)tag + 1);
+        w->got[tag].place.patience = w->patience;
         ask(w, tag);
     } else if (tag < 2 * TS_WORLD_REQUESTS) {
         struct ts_outcome *o = &w->got[tag - TS_WORLD_REQUESTS];

@@ -146,6 +146,7 @@ struct ts_world {
     int n_old;
     bool deaf;                  /* the client ends when its first tokens come */
     bool client_silent;         /* it hears nothing and does nothing */
+    int64_t patience; /* of requests, ns; 0: as ever */
     enum act_type client_loses; /* the first of these to it is lost; of TOKENS, the first with an end */
     bool watch;                 /* Decode reports to the client; for ts_world_reports */
     struct ts_report report[TS_WORLD_REPORTS];
