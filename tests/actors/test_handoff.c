@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/support/engine_world.h"
+#include "tests/support/doubled_grant.h"
 #include "tests/support/less.h"
 
 static const enum mdl_handoff_form forms[] = {MDL_HANDOFF_FULL, MDL_HANDOFF_ENCODER, MDL_HANDOFF_GLOBAL};
@@ -520,6 +520,32 @@ Test(handoff, cancels_while_rows_are_under_way_harm_nobody)
         for (int i = 1; i < w.n; i += 2)
             ts_world_check_same(&w, i);
         cr_expect_eq(w.wire.fences, 0, "every writer says that its writes have ended");
+        ts_world_check_baseline(&w);
+        ts_world_close(&w);
+    }
+}
+
+/* It is no grant for nobody: an answer that nothing will come would have the reader use the pages again, and writes are
+ * on their way to them. The world fails when a page is given back that one is on its way to. */
+Test(handoff, a_doubled_grant_closes_nothing_while_writes_are_under_way)
+{
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        struct ts_world w;
+        struct ts_doubled_grant d = {.part = TS_PART_PREFILL};
+        ts_world_open(&w, 64, 2);
+        w.wire = (struct ts_wire){.delay_max = 20000000};
+        ts_world_split(&w, 64, MDL_HANDOFF_FULL);
+        ts_world_requests(&w, 3, (unsigned)seed);
+        for (int i = 0; i < w.n; i++) {
+            w.wanted[i].n_prompt = 100;
+            for (int k = 0; k < 100; k++)
+                w.wanted[i].prompt[k] = 1 + (i * 7 + k) % 50;
+        }
+        w.before = ts_double_grant;
+        w.before_ctx = &d;
+        ts_world_run(&w, seed);
+        cr_expect(d.doubled, "seed %d: no grant was doubled", (int)seed);
+        ts_doubled_grant_free(&d);
         ts_world_check_baseline(&w);
         ts_world_close(&w);
     }

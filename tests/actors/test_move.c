@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "actors/runtime/log.h"
-#include "tests/support/engine_world.h"
+#include "tests/support/doubled_grant.h"
 #include "tests/support/less.h"
 #include "tests/support/process.h"
 
@@ -254,6 +254,27 @@ Test(move, cancels_at_any_time_leave_nothing)
 }
 
 /* ---- faults ---- */
+
+/* As in test_handoff; here the writer is the Decode that is left. */
+Test(move, a_doubled_grant_closes_nothing_while_writes_are_under_way)
+{
+    static struct undisturbed u;
+    run_undisturbed(3, 0, MDL_HANDOFF_FULL, false, &u);
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        struct ts_world w;
+        struct ts_doubled_grant d = {.part = TS_PART_DECODE, .index = TS_FAR};
+        open_world(&w, 3, 0, MDL_HANDOFF_FULL);
+        w.wire.delay_max = 20000000;
+        drain(&w, moment(&u, 1, 3), false);
+        w.before = ts_double_grant;
+        w.before_ctx = &d;
+        ts_world_run(&w, seed);
+        cr_expect(d.doubled, "seed %d: no grant was doubled", (int)seed);
+        ts_doubled_grant_free(&d);
+        ts_world_check_baseline(&w);
+        ts_world_close(&w);
+    }
+}
 
 /* Drained, and then somebody ends: the side that is left, the side that is gone to, their Landings. In exact mode,
  * where the tokens are the same whichever way a request goes on. */
