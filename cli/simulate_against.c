@@ -37,6 +37,8 @@ static void print_point(const json_t *point, const struct sim_outcome *o)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const struct sim_histogram *h = (const void *)((const char *)o + rows[i].at);
         char name[40];
+        snprintf(name, sizeof name, "%s mean, ms", rows[i].name);
+        print_row(name, 1e3, member(point, rows[i].key, "mean"), h->n ? h->sum / (double)h->n : NAN);
         snprintf(name, sizeof name, "%s p50, ms", rows[i].name);
         print_row(name, 1e3, member(point, rows[i].key, "p50"), sim_histogram_quantile(h, 0.5));
         snprintf(name, sizeof name, "%s p99, ms", rows[i].name);

@@ -389,7 +389,7 @@ Test(simulate, this_machine_is_measured_and_its_server_predicted)
     struct fixture f =
         begin("{\"conditions\":{\"prompt_tokens\":32,\"max_tokens\":9,\"load_average_before\":0},\"points\":["
               "{\"loop\":\"closed\",\"concurrency\":2,\"requests\":6,\"output_tokens_per_second\":100,"
-              "\"first_token_seconds\":{\"p50\":0.01,\"p99\":0.02}},"
+              "\"first_token_seconds\":{\"p50\":0.01,\"p99\":0.02,\"mean\":0.0123}},"
               "{\"loop\":\"open\",\"requests_per_second\":5,\"requests\":6,\"output_tokens_per_second\":100}]}");
     char profile[512];
     snprintf(profile, sizeof profile, "%s/here.json", f.dir);
@@ -398,6 +398,11 @@ Test(simulate, this_machine_is_measured_and_its_server_predicted)
     cr_assert_eq(r.status, 0, "%s", r.err);
     cr_expect(strstr(r.out, "requests at a time 2"), "%s", r.out);
     cr_expect(strstr(r.out, "requests per second 5"), "%s", r.out);
+    const char *mean = strstr(r.out, "first token mean, ms");
+    double measured = 0, predicted = 0;
+    cr_assert(mean && sscanf(mean, "first token mean, ms %lf %lf", &measured, &predicted) == 2, "%s", r.out);
+    cr_expect_float_eq(measured, 12.3, 0.01);
+    cr_expect_gt(predicted, 0);
     ts_result_free(&r);
     check_prompts(profile);
     r = ts_run(ts_weft(), "simulate", "--modes", "fixed,off", "--load", "3", "--requests", "20", profile);
