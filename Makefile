@@ -130,7 +130,7 @@ help:
 	@echo 'make deps     install the Debian packages that are missing (WITHOUT="chromium prometheus gnuplot-nox node": go without)'
 	@echo 'make tools    build/tools/*'
 	@echo 'make test-golden GOLDEN=DIR   every check on a folder of golden cases'
-	@echo 'make test-shared  the shared tier on GlusterFS, with bricks and writers killed (needs root and glusterfs-server)'
+	@echo 'make test-shared  the cases of the shared tier on GlusterFS, with a brick and writers killed (needs root and glusterfs-server)'
 	@echo 'make test-systemd  the systemd units under a systemd of their own (needs root, systemd, overlay and cgroup2)'
 	@echo 'make test-rdma   the provider rdma in a virtual machine with soft-RoCE (needs qemu, 70 MB of kernel package)'
 	@echo 'make test-rdma-asan   the same under AddressSanitizer and UndefinedBehaviorSanitizer; test-rdma-tsan: ThreadSanitizer'
@@ -296,7 +296,7 @@ test-rdma-tsan:
 
 # Much more of what make test does about crashes, damaged files, bad links and faults of all kinds: every byte of an
 # index, every pair of pages, more seeds, minutes of processes in one folder.
-LONG_SUITES := kvtiers/test_ssd kvtiers/test_shared actors/test_tier_crash actors/test_tiers actors/test_kv_nodes \
+LONG_SUITES := kvtiers/test_ssd kvtiers/test_shared kvtiers/test_shared_usrbio actors/test_tier_crash actors/test_tiers actors/test_kv_nodes \
 	actors/test_simulated actors/test_simulated_experts
 test-long: deps
 	@$(MAKE) --no-print-directory SUITES='$(LONG_SUITES)' test-programs

@@ -139,13 +139,15 @@ const char *shared_drop_done(struct shared *t)
 
 /* ---- reading a file ---- */
 
+/* A drop that cannot be read now holds up the segments that are not known yet: they may have what it names. */
 static void load_end(struct shared *t, enum shared_drop_state state)
 {
     struct shared_drop *d = t->drop_loading;
     t->drop_loading = NULL;
     free(t->drop_bytes);
     t->drop_bytes = NULL;
-    d->state = state;
+    if (state == DROP_READY || !t->drop_retry)
+        d->state = state;
     if (state == DROP_READY)
         apply(t, d);
     shared_pump(t);
@@ -189,10 +191,18 @@ static bool parse(struct shared *t, const uint8_t *bytes, uint64_t pages)
     return d->pair != NULL;
 }
 
+static void load_result(struct shared *t, int64_t result)
+{
+    struct shared_drop *d = t->drop_loading;
+    t->stats.errors += result < 0 && result != -ENOENT;
+    t->drop_retry = shared_try_again(t, result, &d->tries, &d->try_at);
+}
+
 static void on_load_read(struct kv_io *io)
 {
     struct shared *t = io->ctx;
     t->in_flight--;
+    load_result(t, io->result);
     t->drop_good = io->result == (int64_t)io->len && parse(t, t->drop_bytes, io->len / KV_PAGE);
     load_step(t, (struct kv_io){.op = KV_IO_CLOSE, .file = t->drop_file}, on_load_closed);
 }
@@ -202,6 +212,7 @@ static void on_load_size(struct kv_io *io)
     struct shared *t = io->ctx;
     int64_t size = io->result;
     t->in_flight--;
+    load_result(t, size);
     bool fits = size >= KV_PAGE && size % KV_PAGE == 0 && size <= (int64_t)PAGES_MAX * KV_PAGE;
     t->drop_good = false;
     t->drop_bytes = fits ? aligned_alloc(KV_PAGE, (size_t)size) : NULL;
@@ -222,6 +233,7 @@ static void on_load_opened(struct kv_io *io)
 {
     struct shared *t = io->ctx;
     t->in_flight--;
+    load_result(t, io->result);
     if (io->result < 0) {
         load_end(t, DROP_BAD);
         return;
@@ -444,7 +456,7 @@ void shared_drop_turn(struct shared *t)
     struct shared_drop *d = t->drops;
     if (t->drop_writing || t->drop_loading || t->ending)
         return;
-    while (d && d->state != DROP_NEW)
+    while (d && (d->state != DROP_NEW || shared_now(t) < d->try_at))
         d = d->next;
     if (d) {
         t->drop_loading = d;

@@ -96,18 +96,28 @@ void shared_segments_free(struct shared *t)
 
 /* ---- loading an index: open, size, last page, footer ---- */
 
-static void load_end(struct shared *t, enum shared_state state)
+bool shared_try_again(const struct shared *t, int64_t result, int *tries, int64_t *try_at)
+{
+    if (result >= 0 || result == -ENOENT || ++*tries >= SHARED_TRIES)
+        return false;
+    *try_at = shared_now(t) + (t->p.poll_ns << (*tries - 1));
+    return true;
+}
+
+/* state: READY, or BAD with the result of the request that failed (0 or more: there is no sense in the bytes). */
+static void load_end(struct shared *t, enum shared_state state, int64_t result)
 {
     struct shared_segment *s = t->loading;
     free(t->footer);
     t->footer = NULL;
     t->loading = NULL;
-    if (s->state == SEGMENT_NEW)
-        s->state = state;
     if (state == SEGMENT_BAD) {
         close_later(t, s->file);
         s->file = -1;
+        t->stats.errors += result < 0 && result != -ENOENT;
     }
+    if (s->state == SEGMENT_NEW && (state == SEGMENT_READY || !shared_try_again(t, result, &s->tries, &s->try_at)))
+        s->state = state;
     shared_pump(t);
 }
 
@@ -125,14 +135,14 @@ static void on_footer(struct kv_io *io)
     t->in_flight--;
     if (io->result != (int64_t)io->len || s->state != SEGMENT_NEW ||
         !shared_trailer_read(t, t->footer + io->len - KV_PAGE, s->size, &id, &offset, &pages)) {
-        load_end(t, SEGMENT_BAD);
+        load_end(t, SEGMENT_BAD, io->result);
         return;
     }
     s->id = id;
     s->n = shared_footer_read(t, t->footer, pages, id, offset, &s->entries);
     if (s->n < 0) {
         s->n = 0;
-        load_end(t, SEGMENT_BAD);
+        load_end(t, SEGMENT_BAD, 0);
         return;
     }
     for (int i = 0; i < s->n; i++) {
@@ -144,7 +154,7 @@ static void on_footer(struct kv_io *io)
     }
     s->worth = t->floor + 1;
     t->stats.bytes += s->size;
-    load_end(t, SEGMENT_READY);
+    load_end(t, SEGMENT_READY, 0);
 }
 
 static void on_trailer(struct kv_io *io)
@@ -154,14 +164,14 @@ static void on_trailer(struct kv_io *io)
     uint64_t id, offset, pages;
     t->in_flight--;
     if (io->result != KV_PAGE || !shared_trailer_read(t, t->footer, s->size, &id, &offset, &pages)) {
-        load_end(t, SEGMENT_BAD);
+        load_end(t, SEGMENT_BAD, io->result);
         return;
     }
     size_t len = (size_t)(pages + 1) * KV_PAGE;
     free(t->footer);
     t->footer = aligned_alloc(KV_PAGE, len);
     if (!t->footer) {
-        load_end(t, SEGMENT_BAD);
+        load_end(t, SEGMENT_BAD, -ENOMEM);
         return;
     }
     load_step(t,
@@ -181,7 +191,7 @@ static void on_size(struct kv_io *io)
     t->in_flight--;
     t->footer = io->result >= 2 * KV_PAGE && io->result % KV_PAGE == 0 ? aligned_alloc(KV_PAGE, KV_PAGE) : NULL;
     if (!t->footer) {
-        load_end(t, SEGMENT_BAD);
+        load_end(t, SEGMENT_BAD, io->result);
         return;
     }
     s->size = (uint64_t)io->result;
@@ -202,7 +212,7 @@ static void on_opened(struct kv_io *io)
     t->loading->file = (int)io->result;
     if (io->result < 0) {
         t->loading->file = -1;
-        load_end(t, SEGMENT_BAD);
+        load_end(t, SEGMENT_BAD, io->result);
         return;
     }
     load_step(t, (struct kv_io){.op = KV_IO_SIZE, .file = t->loading->file}, on_size);
@@ -211,7 +221,7 @@ static void on_opened(struct kv_io *io)
 static void load_next(struct shared *t)
 {
     struct shared_segment *s = t->segments;
-    while (s && s->state != SEGMENT_NEW)
+    while (s && (s->state != SEGMENT_NEW || shared_now(t) < s->try_at))
         s = s->next;
     if (t->loading || !s || shared_drops_pending(t)) /* what was dropped is never found, not even for a moment */
         return;
@@ -279,9 +289,10 @@ static void on_listed(struct kv_io *io)
     struct shared *t = io->ctx;
     t->in_flight--;
     t->listing = false;
-    t->listed_at = shared_now(t) ? shared_now(t) : 1;
+    t->listed_at = t->list_again ? 0 : shared_now(t) ? shared_now(t) : 1;
     if (io->result < 0) { /* not to be had now: what is known stays */
         t->stats.errors++;
+        t->list_again = false;
         shared_pump(t);
         return;
     }
@@ -305,6 +316,7 @@ static void on_listed(struct kv_io *io)
     io->names = NULL;
     forget_unseen(t);
     shared_drops_forget(t);
+    t->list_again = false;
     shared_pump(t);
 }
 

@@ -16,6 +16,7 @@ enum {
     SHARED_OLD_WRITES = 4, /* beside reads that have not begun, when a store has waited for long */
     SHARED_HEAD = 64,      /* bytes of a footer page before its entries */
     SHARED_ENTRY = 64,     /* of an entry before its checksums */
+    SHARED_TRIES = 4,      /* to read what the file system says that it cannot read now */
 };
 
 struct shared_segment;
@@ -46,6 +47,8 @@ struct shared_segment {
     bool own, seen, removing;
     uint64_t id, size;
     int file, pins, errors;
+    int tries;        /* to read its index that failed */
+    int64_t try_at;   /* ns: not before */
     int n, listed;    /* entries, and how many of them can be found */
     uint8_t *entries; /* [n] of shared_entry_bytes */
     double worth;
@@ -74,6 +77,8 @@ struct shared_drop {
     char name[SHARED_NAME];
     enum shared_drop_state state;
     int64_t done_at;            /* ns: since then nothing needs it; 0: something does */
+    int tries;                  /* to read it that failed */
+    int64_t try_at;             /* ns: not before */
     bool seen, removing, fresh; /* fresh: written here, no listing since */
     int n;
     struct shared_drop_pair *pair; /* [n] */
@@ -125,6 +130,7 @@ struct shared {
     /* folder */
     struct kv_io list_io, load_io, remove_io;
     bool listing, removing;
+    bool list_again;   /* a segment got its name while the listing ran, which may lack it */
     int64_t listed_at; /* ns; 0: never */
     double removals;   /* that may happen now */
     int64_t removals_at;
@@ -137,7 +143,7 @@ struct shared {
     struct kv_tier_op *drop_ops, **drop_ops_end, *drop_batch; /* waiting; in the file being written */
     struct shared_drop_pair *drop_pair;                       /* of that file */
     int n_drop_pairs, drop_pair_cap;
-    bool drop_writing, drop_good;
+    bool drop_writing, drop_good, drop_retry;
     int drop_phase, drop_status, drop_file;
     struct kv_io drop_io;
     uint8_t *drop_bytes;
@@ -191,6 +197,8 @@ void shared_segment_lose(struct shared *t, struct shared_segment *s, enum shared
 /* Frees what is gone and read by nobody. */
 void shared_segments_sweep(struct shared *t);
 void shared_segments_free(struct shared *t);
+/* Whether what the file system could not read shall be tried again, and when; false: given up. */
+bool shared_try_again(const struct shared *t, int64_t result, int *tries, int64_t *try_at);
 
 /* ---- shared_drop.c ---- */
 

@@ -428,6 +428,7 @@ static void on_renamed(struct kv_io *io)
         shared_pump(t);
         return;
     }
+    t->list_again = t->listing;
     t->seal_io = (struct kv_io){.op = KV_IO_OPEN, .path = "", .flags = KV_OPEN_FOLDER};
     shared_submit(t, &t->seal_io, on_folder_opened);
 }

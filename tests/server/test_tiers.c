@@ -14,6 +14,7 @@ static char *folder;
 
 static void stop(void)
 {
+    unsetenv("WEFT_USRBIO_FAULTS");
     ts_server_free(&server);
     if (folder)
         ts_remove_dir(folder);
@@ -271,17 +272,23 @@ Test(tiers, replayed_hits_of_one_length_give_one_text)
     ts_answer_free(&second);
 }
 
-/* Two processes on one folder: what the first one computed, the second one reads. */
-static void two_processes(const char *more)
+static char *shared_config(const char *more)
 {
-    struct ts_server first, second;
     char *text = NULL;
-    folder = ts_temp_dir();
     cr_assert_gt(asprintf(&text,
                           "write_behind = \"128KiB\"; shared = { path = \"%s\"; size = \"64MiB\"; seal = \"100ms\"; "
                           "poll = \"20ms\"; %s };",
                           folder, more),
                  0);
+    return text;
+}
+
+/* Two processes on one folder: what the first one computed, the second one reads. */
+static void two_processes(const char *more)
+{
+    struct ts_server first, second;
+    folder = ts_temp_dir();
+    char *text = shared_config(more);
     start("true", text);
     first = server;
     start("true", text); /* under the same name, before the other one has written */
@@ -303,11 +310,56 @@ Test(tiers, exact_text_is_the_same_from_the_shared_tier_of_another_process)
     two_processes("");
 }
 
+/* faults: as tests/doubles/usrbio_faults.h has them. */
+static const char *through_usrbio(const char *faults)
+{
+    static char more[4200];
+    setenv("WEFT_USRBIO_FAULTS", faults, 1);
+    snprintf(more, sizeof more, "usrbio = \"%s\";", ts_program("tests/doubles/usrbio.so"));
+    return more;
+}
+
 Test(tiers, and_through_usrbio)
 {
-    char more[4200];
-    snprintf(more, sizeof more, "usrbio = \"%s\";", ts_program("tests/doubles/usrbio.so"));
-    two_processes(more);
+    two_processes(through_usrbio(""));
+}
+
+Test(tiers, and_through_usrbio_with_short_moves)
+{
+    two_processes(through_usrbio("short=400"));
+}
+
+Test(tiers, and_through_usrbio_with_all_of_it_and_what_is_tried_again)
+{
+    two_processes(through_usrbio("again=150,order=400,late=300,short=150,transient=60,calls=60,seed=3"));
+}
+
+/* Late errors cost hits. The text stays, and what is stored later is read. */
+Test(tiers, errors_of_usrbio_cost_hits_and_no_text)
+{
+    folder = ts_temp_dir();
+    char *text = shared_config(through_usrbio("error=100,late=300,order=300,seed=5"));
+    start("true", text);
+    struct ts_answer cold = ask(0);
+    for (int i = 0; i < 20 && (i < 3 || tier_metric("errors_total", "shared", ",kind=\"io\"") < 1); i++) {
+        crowd_out();
+        struct ts_answer again = ask(0);
+        cr_assert_str_eq(again.text, cold.text, "round %d", i);
+        ts_answer_free(&again);
+    }
+    cr_assert_ge(tier_metric("errors_total", "shared", ",kind=\"io\""), 1);
+    ts_server_free(&server);
+    unsetenv("WEFT_USRBIO_FAULTS");
+    start("true", text);
+    struct ts_answer first = ask(0);
+    cr_assert_str_eq(first.text, cold.text);
+    until_stored("shared", 10);
+    crowd_out();
+    same(&cold, ask(0), "after the errors");
+    until_read("shared");
+    ts_answer_free(&first);
+    ts_answer_free(&cold);
+    free(text);
 }
 
 /* Engram rows mapped, through memory, and past the page cache: one text. */
