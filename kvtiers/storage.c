@@ -33,6 +33,8 @@ static void go_on(struct kv_io *io)
         finish(io, (int64_t)io->moved + r); /* the file ends inside a sector */
         return;
     }
+    if (n)
+        io->retries = 0; /* they count what brings nothing, one after the other */
     io->moved += n;
     io->offset += n;
     io->bytes = (uint8_t *)io->bytes + n;

@@ -8,8 +8,8 @@
         .io = SW_USRBIO, .fewer = 24, .seeds = 1, .many_seeds = 2, .faults = {.errors_left = -1, __VA_ARGS__}}
 KIND(full_rings, .again = 500);
 KIND(out_of_order, .order = 700, .late = 500);
-KIND(short_moves, .short_move = 500);
-KIND(late_retries, .transient = 150, .calls = 200);
+KIND(short_moves, .short_move = 150);
+KIND(late_retries, .transient = 100, .calls = 200);
 KIND(mixed, .again = 150, .order = 400, .late = 300, .short_move = 150, .transient = 60, .calls = 60);
 /* One hard error per folder. */
 static const struct sw_kind late_errors = {.io = SW_USRBIO,
