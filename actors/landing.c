@@ -236,17 +236,6 @@ static void ask_decode(struct landing *l, struct land_slot *s)
     l->decode[s->decode].given++;
 }
 
-static bool was_cancelled(struct landing *l, uint64_t request, uint16_t attempt)
-{
-    bool yes = false;
-    for (int i = 0; i < LAND_TOMBSTONES; i++)
-        if (request && l->tombstone[i].request == request) {
-            yes |= l->tombstone[i].attempt >= attempt;
-            l->tombstone[i].request = 0;
-        }
-    return yes;
-}
-
 /* What is wrong with a question, as the answer's status. */
 static int check_reserve(const struct landing *l, struct act_msg *m, struct act_recipe *recipe)
 {
@@ -269,7 +258,7 @@ static void take_reserve(struct landing *l, struct act_msg *m)
     }
     if (m->attempt)
         give_up(l, m->request, m->attempt - 1);
-    int status = was_cancelled(l, m->request, m->attempt) ? -ECANCELED : check_reserve(l, m, &recipe);
+    int status = check_reserve(l, m, &recipe);
     struct land_slot *s = NULL;
     for (int i = 0; i < l->n_slots && !s; i++)
         if (l->slot[i].ticket.state == ACT_TICKET_FREE)
@@ -402,18 +391,40 @@ static void take_class(struct landing *l, const struct act_p_node_class *in)
 
 /* ---- ends ---- */
 
-/* Of a request, wherever its sequence is by now. */
+static void cancel_handed(struct landing *l, const struct land_decoder *d, const struct land_handed *h, int reason)
+{
+    if (!act_addr_is_nobody(d->addr))
+        act_cancel(l->self, d->addr, h->request, h->attempt, reason);
+    if (!act_addr_is_nobody(l->replay))
+        act_cancel(l->self, l->replay, h->request, h->attempt, reason);
+}
+
+/* Of a request, wherever its sequence is by now. One that has no ticket yet gets none that lasts: its writer hears of
+ * the cancel too, or of the requester's end, and says so behind its question, or gives back what it is granted. */
 static void take_cancel(struct landing *l, struct act_msg *m)
 {
-    bool known = land_find_slot(l, m->request, m->attempt) != NULL;
     give_up(l, m->request, m->attempt);
     for (int i = 0; i < l->e->n_decode; i++)
         if (!act_addr_is_nobody(l->decode[i].addr))
             act_cancel(l->self, l->decode[i].addr, m->request, m->attempt, act_p_cancel(m)->reason);
     if (!act_addr_is_nobody(l->replay))
         act_cancel(l->self, l->replay, m->request, m->attempt, act_p_cancel(m)->reason);
-    if (!known)
-        l->tombstone[l->next_tombstone++ % LAND_TOMBSTONES] = (struct land_tombstone){m->request, m->attempt};
+}
+
+/* Whatever a lost node wanted ends. Should it come back in the same life, its requests have been placed again. */
+static void take_node_down(struct landing *l, uint16_t peer)
+{
+    for (int i = 0; i < l->n_slots; i++)
+        if (l->slot[i].ticket.state != ACT_TICKET_FREE && l->slot[i].requester.peer == peer)
+            land_step(l, &l->slot[i], ACT_TICKET_ON_GIVE_UP, -ECANCELED);
+    for (int i = 0; i < l->e->n_decode; i++)
+        for (int k = 0; k < l->e->limits.streams; k++) {
+            struct land_handed *h = &l->decode[i].handed[k];
+            if (!h->request || h->requester.peer != peer)
+                continue;
+            cancel_handed(l, &l->decode[i], h, -EHOSTDOWN);
+            *h = (struct land_handed){0};
+        }
 }
 
 /* The Decode that got the sequence; NULL: none did, or it has ended since. */
@@ -674,6 +685,9 @@ static int landing_receive(struct act_self *self, void *state, struct act_msg *m
         case ACT_NODE_CLASS:
             take_class(l, act_p_node_class(&m[i]));
             break;
+        case ACT_NODE_DOWN:
+            take_node_down(l, act_p_node_down(&m[i])->peer);
+            break;
         case ACT_KV_READY:
             take_ready(l, &m[i]);
             break;
@@ -735,11 +749,8 @@ static void landing_stop(struct act_self *self, void *state, int reason)
     for (int i = 0; i < ACT_INSTANCES_MAX; i++) {
         for (int k = 0; l->decode[i].handed && k < l->e->limits.streams; k++) {
             const struct land_handed *h = &l->decode[i].handed[k];
-            if (!h->request)
-                continue;
-            act_cancel(l->self, l->decode[i].addr, h->request, h->attempt, -EHOSTDOWN);
-            if (!act_addr_is_nobody(l->replay))
-                act_cancel(l->self, l->replay, h->request, h->attempt, -EHOSTDOWN);
+            if (h->request)
+                cancel_handed(l, &l->decode[i], h, -EHOSTDOWN);
         }
         free(l->decode[i].handed);
     }

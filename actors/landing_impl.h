@@ -6,7 +6,7 @@
 #include "actors/recipe.h"
 #include "actors/router.h"
 
-enum { LAND_TOMBSTONES = 256, LAND_TAG_RETRY = 2 };
+enum { LAND_TAG_RETRY = 2 };
 
 struct land_slot {
     struct act_ticket ticket;
@@ -45,11 +45,6 @@ struct land_decoder {
     struct land_handed *handed; /* [limits.streams], by place */
 };
 
-struct land_tombstone {
-    uint64_t request;
-    uint16_t attempt;
-};
-
 struct landing {
     struct act_landing_stats own, *stats;
     struct act_self *self;
@@ -66,8 +61,6 @@ struct landing {
     struct act_routers routers;   /* of other nodes */
     uint32_t load_sequence;
     bool draining; /* Routers of other nodes are told; the own one finishes what its gateway has taken */
-    struct land_tombstone tombstone[LAND_TOMBSTONES];
-    unsigned next_tombstone;
     struct cfg_error err;
 };
 

@@ -625,7 +625,7 @@ static void subscribe(struct link *l, struct act_addr who, bool classes)
         if (act_addr_equal(l->subscriber[i].who, who) ||
             act_addr_is_nobody(act_current(act_self_runtime(l->self), l->subscriber[i].who)))
             l->subscriber[i--] = l->subscriber[--l->subscribers];
-    if (l->subscribers == (int)(sizeof l->subscriber / sizeof l->subscriber[0])) {
+    if (l->subscribers == LINK_SUBSCRIBERS) {
         act_log_write(l->arg->log, ACT_LOG_ERROR, "link", 0, "too many actors want to know the nodes");
         return;
     }

@@ -9,7 +9,12 @@
 #include "actors/runtime/peers.h"
 #include "actors/runtime/wire.h"
 
-enum { LINK_BUCKETS = 1024, LINK_HEAD = 4, LINK_TAG_CALLS = 2 };
+enum {
+    LINK_BUCKETS = 1024,
+    LINK_HEAD = 4,
+    LINK_TAG_CALLS = 2,
+    LINK_SUBSCRIBERS = 128, /* every Prefill of a process, and one each of a dozen others */
+};
 
 /* First byte of a message between links. */
 enum link_kind {
@@ -98,7 +103,7 @@ struct link {
     struct link_fence *fences;
     uint64_t cookies;
     uint16_t numbers; /* of calls */
-    struct link_subscriber subscriber[64];
+    struct link_subscriber subscriber[LINK_SUBSCRIBERS];
     int subscribers;
     uint8_t *scratch;
     size_t scratch_size;

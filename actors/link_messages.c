@@ -302,6 +302,21 @@ static void deliver(struct link *l, int index, struct act_msg *m)
     bounce(l, index, m); /* there is no room for it here */
 }
 
+/* It names somebody who is no more. Who sent it learns of that by itself; but a question has to have its end, and here
+ * nobody was asked. */
+static void end_stale(struct link *l, int index, const struct act_msg *m)
+{
+    struct act_msg r = act_msg_make(ACT_UNDELIVERABLE, m->src);
+    if (!(m->flags & ACT_MSG_WANTS_REPLY) || m->src.peer != l->peer[index].number)
+        return;
+    r.returned = m->type;
+    r.src = m->dst;
+    r.flags = m->flags | ACT_MSG_ABANDONED;
+    r.request = m->request;
+    r.attempt = m->attempt;
+    send_returned(l, index, &r);
+}
+
 int link_take(struct link *l, int index, const uint8_t *bytes, size_t size, struct cfg_error *err)
 {
     struct link_peer *p = &l->peer[index];
@@ -313,8 +328,11 @@ int link_take(struct link *l, int index, const uint8_t *bytes, size_t size, stru
     uint16_t number = (uint16_t)tp_get_uint(bytes + 2, 2);
     int r = act_wire_decode(act_self_runtime(l->self), bytes + LINK_HEAD, size - LINK_HEAD, act_now(l->self), &m, &used,
                             err);
-    if (r == -ESTALE)
-        return 0; /* it names somebody who is no more; whoever sent it learns of that by itself */
+    if (r == -ESTALE) {
+        if (kind == LINK_MESSAGE)
+            end_stale(l, index, &m);
+        return 0;
+    }
     if (r || used != size - LINK_HEAD) {
         if (!r)
             act_msg_drop(&m);

@@ -216,6 +216,15 @@ static enum act_place_event take_moved(struct act_place *p, struct act_msg *m)
     return ACT_PLACE_MOVED;
 }
 
+/* Something works for an attempt that was given up, and its cancel was lost: once more. */
+static void end_older(struct act_place *p, struct act_msg *m)
+{
+    bool works =
+        m->type == ACT_PREFILLING || m->type == ACT_PREFILLED || (m->type == ACT_TOKENS && !act_p_tokens(m)->finish);
+    if (works && m->attempt < p->attempt)
+        act_cancel(p->self, m->src, p->request, m->attempt, -ECANCELED);
+}
+
 enum act_place_event act_place_message(struct act_place *p, struct act_msg *m)
 {
     if (m->type == ACT_TIMER && act_p_timer(m)->tag == ACT_PLACE_CHECK_TAG) {
@@ -233,8 +242,10 @@ enum act_place_event act_place_message(struct act_place *p, struct act_msg *m)
         return ACT_PLACE_NONE;
     if (m->type == ACT_MOVED)
         return take_moved(p, m);
-    if (m->attempt != p->attempt)
+    if (m->attempt != p->attempt) {
+        end_older(p, m);
         return ACT_PLACE_STALE;
+    }
     p->heard = act_now(p->self);
     switch (m->type) {
     case ACT_ROUTED:

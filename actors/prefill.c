@@ -79,21 +79,9 @@ struct job *pre_job_find(struct prefill *p, uint64_t request, uint16_t attempt)
 
 /* ---- a prompt's way to its first step ---- */
 
-/* A cancel may overtake the prompt that it means. */
-bool pre_was_cancelled(struct prefill *p, uint64_t request, uint16_t attempt)
-{
-    bool yes = false;
-    for (int i = 0; i < TOMBSTONES; i++)
-        if (request && p->tombstone[i].request == request) {
-            yes |= p->tombstone[i].attempt >= attempt;
-            p->tombstone[i].request = 0;
-        }
-    return yes;
-}
-
 static void take_prompt(struct prefill *p, struct act_msg *m)
 {
-    if (pre_was_cancelled(p, m->request, m->attempt))
+    if (pre_was_cancelled(p, m->request, m->attempt) || !pre_end_older(p, m->request, m->attempt))
         return;
     struct job *j = calloc(1, sizeof *j);
     const struct act_p_prefill *in = act_p_prefill(m);
@@ -444,7 +432,7 @@ void pre_keep_finished(struct prefill *p, const struct job *j)
                             replayed ? KV_TAINTED : KV_CLEAN, replayed ? j->plan.hit : 0);
 }
 
-static void cancel_job(struct prefill *p, struct job *j)
+void pre_job_cancel(struct prefill *p, struct job *j)
 {
     j->cancelled = true;
     if (j->segment >= 0 && act_load_whole(&j->load))
@@ -456,19 +444,6 @@ static void cancel_job(struct prefill *p, struct job *j)
     pre_keep_finished(p, j);
     pre_pages_return(p, j);
     pre_job_remove(p, j);
-}
-
-static void take_cancel(struct prefill *p, struct act_msg *m)
-{
-    bool known = false;
-    for (struct job *j = p->first, *next; j; j = next) {
-        next = j->next;
-        known |= j->request == m->request && j->attempt >= m->attempt;
-        if (j->request == m->request && j->attempt <= m->attempt)
-            cancel_job(p, j);
-    }
-    if (!known)
-        p->tombstone[p->next_tombstone++ % TOMBSTONES] = (struct tombstone){m->request, m->attempt};
 }
 
 static void take_returned(struct prefill *p, struct act_msg *m)
@@ -490,6 +465,9 @@ static void take_returned(struct prefill *p, struct act_msg *m)
     } else if (type == ACT_RESERVE || type == ACT_KV_LOOKUP || type == ACT_PAGES_ASK) {
         if (j)
             pre_job_fail(p, j, -EHOSTDOWN, "a part of the engine is gone");
+    } else if (type == ACT_PREFILLING || type == ACT_PREFILLED) {
+        if (j) /* whoever asked is gone, whatever became of its cancel */
+            pre_job_cancel(p, j);
     } else {
         p->waiting &= !act_exchange_message(&p->exchange, m);
     }
@@ -775,7 +753,12 @@ static void take_messages(struct prefill *p, struct act_msg *m, int count)
             take_answer(p, &m[i]);
             break;
         case ACT_CANCEL:
-            take_cancel(p, &m[i]);
+            pre_take_cancel(p, &m[i]);
+            break;
+        case ACT_NODE_DOWN:
+            pre_take_node_down(p, &m[i]);
+            break;
+        case ACT_NODE_UP:
             break;
         case ACT_TIMER:
             if (act_p_timer(&m[i])->tag == TAG_REPORT) {
@@ -882,6 +865,7 @@ static int prefill_start(struct act_self *self, void *state, const void *arg)
     p->e = arg;
     p->last = &p->first;
     act_timer_after(self, &p->report, 0, TAG_REPORT);
+    pre_watch_nodes(p);
     int r = act_exchange_init(&p->exchange, self, p->e->m, ACT_STREAM_BULK, &p->e->experts);
     p->exchange.providers.kv = rows_ready;
     if (!r)

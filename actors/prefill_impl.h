@@ -64,7 +64,8 @@ struct job {
     struct act_sending sending; /* of the sequence, to another process */
 };
 
-/* A cancel that came before its prompt. */
+/* A cancel that came before its prompt. To have too few of them costs work only: the requester of a prompt that nobody
+ * wants is gone, or has another attempt, and learns of this one when it begins (PREFILLING). */
 struct tombstone {
     uint64_t request;
     uint16_t attempt;
@@ -107,8 +108,21 @@ void pre_job_fail(struct prefill *p, struct job *j, int status, const char *text
 /* What was computed of a prompt that is given up serves the next one that begins like it. */
 void pre_keep_finished(struct prefill *p, const struct job *j);
 struct job *pre_job_find(struct prefill *p, uint64_t request, uint16_t attempt);
+/* Nobody waits for it: it ends here and at Decode, or, while its rows are in a step, with that step. */
+void pre_job_cancel(struct prefill *p, struct job *j);
+
+/* ---- prefill_unwanted.c: prompts that nobody waits for any more ---- */
+
+/* Hears of the nodes that are lost. */
+void pre_watch_nodes(struct prefill *p);
 /* Whether a cancel of this attempt came before it; the tombstone is used up. */
 bool pre_was_cancelled(struct prefill *p, uint64_t request, uint16_t attempt);
+/* An attempt ends those before it, whatever became of their cancels. False: it is over itself, or here already. */
+bool pre_end_older(struct prefill *p, uint64_t request, uint16_t attempt);
+/* CANCEL. */
+void pre_take_cancel(struct prefill *p, const struct act_msg *m);
+/* NODE_DOWN. */
+void pre_take_node_down(struct prefill *p, struct act_msg *m);
 
 /* ---- prefill_handoff.c ---- */
 

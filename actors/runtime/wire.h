@@ -20,7 +20,7 @@ size_t act_wire_size(const struct act_msg *m);
 int act_wire_encode(const struct act_runtime *rt, const struct act_msg *m, int64_t now, uint8_t *out, size_t *written);
 /* Reads one message from the front of bytes. Returns 0 with *out (the caller owns it and its buffer) and the bytes
  * used; -EAGAIN: more bytes are needed, *used is how many in all, if known, else 4; -EPROTO: not a message, err says
- * what is wrong; -ENOMEM; -ESTALE: an address of an incarnation that is over. */
+ * what is wrong; -ENOMEM; -ESTALE: an address of an incarnation that is over, *out has the head and no buffer. */
 int act_wire_decode(struct act_runtime *rt, const uint8_t *bytes, size_t size, int64_t now, struct act_msg *out,
                     size_t *used, struct cfg_error *err);
 

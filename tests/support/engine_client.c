@@ -350,6 +350,8 @@ static int client_start(struct act_self *self, void *state, const void *arg)
     if (w->two && w->far.e.group_sync)
         tell_decoders(self, w);
     for (int i = 0; i < w->n; i++) {
+        if (w->got[i].cancelled || w->got[i].terminal) /* of an earlier life */
+            continue;
         act_timer_at(self, &w->timer[i], w->wanted[i].start, (uint64_t)i);
         if (w->wanted[i].cancel)
             act_timer_at(self, &w->timer[TS_WORLD_REQUESTS + i], w->wanted[i].cancel,

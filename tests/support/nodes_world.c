@@ -20,31 +20,41 @@ struct ts_far *ts_nodes_far(struct ts_nodes *n, int node)
 
 static struct act_engine *engine_of(struct ts_nodes *n, int node)
 {
+    if (n->apart && node != 1)
+        return node ? &n->gateway : &n->prefill;
     return node ? &ts_nodes_far(n, node)->e : &n->w.e;
 }
 
 /* ---- actors that may be silent ---- */
 
 struct outer {
-    const struct ts_nodes_actor *a;
+    struct ts_nodes_actor *a;
     _Alignas(64) uint8_t state[];
 };
 
 static int outer_start(struct act_self *self, void *state, const void *arg)
 {
     struct outer *o = state;
-    o->a = arg;
+    o->a = (struct ts_nodes_actor *)(uintptr_t)arg;
+    o->a->state = o->state;
     return o->a->behaviour->start ? o->a->behaviour->start(self, o->state, o->a->arg) : 0;
 }
 
 static int outer_receive(struct act_self *self, void *state, struct act_msg *m, int count)
 {
     struct outer *o = state;
-    const struct ts_nodes *n = o->a->n;
+    struct ts_nodes *n = o->a->n;
     if (n->silent[o->a->node])
         return 0;
     if (o->a->behaviour == &act_decode_behaviour)
         act_busy(self, n->turn_ns);
+    if (o->a->behaviour == &act_prefill_behaviour)
+        act_busy(self, n->prefill_ns);
+    for (int i = 0; i < count; i++) {
+        n->dispatches += m[i].type == ACT_EXPERT_DISPATCH && !o->a->node;
+        if (n->deaf_to_ends && m[i].type == ACT_NODE_DOWN && o->a->node != TS_NODES_GATEWAY)
+            act_p_node_down(&m[i])->peer = 0;
+    }
     return o->a->behaviour->receive(self, o->state, m, count);
 }
 
@@ -119,6 +129,8 @@ void ts_nodes_kill(struct ts_nodes *n, int node)
         act_sim_run(n->w.sim, act_sim_now(n->w.sim), 100000);
         n->silent[node] = true;
     }
+    for (int i = 0; n->apart && node == TS_NODES_GATEWAY && i < n->w.n; i++)
+        n->w.got[i].cancelled |= n->w.got[i].place.self && !n->w.got[i].terminal;
 }
 
 /* ---- a node ---- */
@@ -141,11 +153,12 @@ static void spawn_link(struct ts_nodes *n, int i)
                                        .silence_ns = 400 * MS},
                                .peer = n->peer[i],
                                .n_peers = n->nodes - 1,
-                               .call_ns = 500 * MS,
-                               .n_windows = 1};
-    a->window[0] = (struct act_link_window){.id = ACT_WINDOW_PAGES,
-                                            .base = kv_device_bytes(e->device, 0),
-                                            .size = (size_t)kv_device_pages(e->device) * e->layout.block_bytes};
+                               .call_ns = 500 * MS};
+    if (e->device)
+        a->window[a->n_windows++] =
+            (struct act_link_window){.id = ACT_WINDOW_PAGES,
+                                     .base = kv_device_bytes(e->device, 0),
+                                     .size = (size_t)kv_device_pages(e->device) * e->layout.block_bytes};
     snprintf(a->net.self.name, sizeof a->net.self.name, "n%d", i);
     snprintf(a->listen, sizeof a->listen, "n%d", i);
     for (int k = 0, at = 0; k < n->nodes; k++) {
@@ -186,15 +199,28 @@ static void spawn_prefill_node(struct ts_nodes *n)
 {
     struct ts_world *w = &n->w;
     struct act_link_arg *a = &n->link[0];
+    struct act_engine *e = engine_of(n, 0);
     spawn_link(n, 0);
     spawn_engine(n, 0, &w->expert[0], w->map);
-    w->e.prefill[w->e.n_prefill++] = spawn(n, 0, ENGINE_WORKER, &act_prefill_behaviour, &w->e);
+    e->prefill[e->n_prefill++] = spawn(n, 0, ENGINE_WORKER, &act_prefill_behaviour, e);
+    a->own[a->n_own++] = (struct act_node_actor){.kind = ACT_NODE_PREFILL, .addr = e->prefill[0]};
+    if (n->apart)
+        return;
     w->members = w->e;
     w->router.engine = &w->members;
     w->router.link = w->e.link;
     w->e.router = spawn_bare(n, 0, CLIENT_WORKER, &act_router_behaviour, &w->router);
     w->client = spawn_bare(n, 0, CLIENT_WORKER, &ts_world_client, w);
-    a->own[a->n_own++] = (struct act_node_actor){.kind = ACT_NODE_PREFILL, .addr = w->e.prefill[0]};
+}
+
+static void spawn_gateway(struct ts_nodes *n)
+{
+    struct ts_world *w = &n->w;
+    spawn_link(n, TS_NODES_GATEWAY);
+    w->router.engine = NULL;
+    w->router.link = n->gateway.link;
+    w->e.router = spawn(n, TS_NODES_GATEWAY, CLIENT_WORKER, &act_router_behaviour, &w->router);
+    w->client = spawn(n, TS_NODES_GATEWAY, CLIENT_WORKER, &ts_world_client, w);
 }
 
 static void new_runtime(struct ts_nodes *n, int node)
@@ -220,6 +246,13 @@ static void make_device(struct ts_far *f)
 void ts_nodes_restart(struct ts_nodes *n, int node)
 {
     struct ts_far *f = ts_nodes_far(n, node);
+    if (n->apart && node == TS_NODES_GATEWAY) {
+        for (int i = 0; i < n->w.n; i++) /* its timers are gone by now */
+            n->w.got[i].place = (struct act_place){0};
+        new_runtime(n, node);
+        spawn_gateway(n);
+        return;
+    }
     kv_device_free(f->e.device);
     make_device(f);
     new_runtime(n, node);
@@ -232,7 +265,25 @@ void ts_nodes_drain(struct ts_nodes *n, int node)
     cr_assert_eq(act_runtime_post(n->rt[node], &m), 0);
 }
 
+void ts_nodes_cut_gateway(struct ts_nodes *n, int64_t ns)
+{
+    struct tp_fault *f = &n->fault[TS_NODES_GATEWAY];
+    f->rule[0] =
+        (struct tp_fault_rule){.on = TP_FAULT_SEND | TP_FAULT_FRAME, .what = TP_FAULT_KILL, .at = 1, .every = 1};
+    f->rule[1] = (struct tp_fault_rule){.on = TP_FAULT_CONNECT, .what = TP_FAULT_REFUSE, .at = 1, .every = 1};
+    f->rules = 2;
+    ts_nodes_run(n, ns);
+    f->rules = 0;
+}
+
 /* ---- the world ---- */
+
+static void add_end(struct ts_nodes *n, int i, uint64_t seed)
+{
+    n->end[i].net = n->net;
+    snprintf(n->end[i].name, sizeof n->end[i].name, "n%d", i);
+    n->fault[i] = (struct tp_fault){.ops = &tp_sim, .provider = &n->end[i], .seed = seed + (uint64_t)i};
+}
 
 void ts_nodes_open(struct ts_nodes *n, int nodes, uint64_t seed)
 {
@@ -256,11 +307,15 @@ void ts_nodes_open(struct ts_nodes *n, int nodes, uint64_t seed)
     }
     n->net = tp_sim_net_new(seed);
     tp_sim_net_fault(n->net, &(struct tp_sim_fault){.delay_min = MS / 20, .delay_max = MS / 2, .piece = 256});
-    for (int i = 0; i < nodes; i++) {
-        n->end[i].net = n->net;
-        snprintf(n->end[i].name, sizeof n->end[i].name, "n%d", i);
-        n->fault[i] = (struct tp_fault){.ops = &tp_sim, .provider = &n->end[i], .seed = seed + (uint64_t)i};
-    }
+    for (int i = 0; i < nodes; i++)
+        add_end(n, i, seed);
+}
+
+void ts_nodes_open_apart(struct ts_nodes *n, uint64_t seed)
+{
+    ts_nodes_open(n, 2, seed);
+    n->apart = true;
+    add_end(n, n->nodes++, seed);
 }
 
 void ts_nodes_start(struct ts_nodes *n, uint64_t seed)
@@ -270,9 +325,12 @@ void ts_nodes_start(struct ts_nodes *n, uint64_t seed)
     for (int i = 0; i < n->nodes; i++)
         new_runtime(n, i);
     n->w.rt = n->rt[0];
-    for (int i = 1; i < n->nodes; i++)
+    n->prefill = n->w.e;
+    for (int i = 1; i < n->nodes - n->apart; i++)
         spawn_decode_node(n, i);
     spawn_prefill_node(n);
+    if (n->apart)
+        spawn_gateway(n);
 }
 
 void ts_nodes_run(struct ts_nodes *n, int64_t ns)
@@ -302,7 +360,7 @@ void ts_nodes_check(struct ts_nodes *n, const char *when)
     cr_assert_eq(s.held, 0, "%s: %d pages are held by the writer", when, s.held);
     cr_assert_eq(s.changed + (uint64_t)kv_device_canary_check(n->w.e.device), 0u, "%s: a finished block was written to",
                  when);
-    for (int i = 1; i < n->nodes; i++) {
+    for (int i = 1; i < n->nodes - n->apart; i++) {
         const struct ts_far *f = ts_nodes_far(n, i);
         if (n->silent[i])
             continue;
