@@ -16,6 +16,7 @@
 
 #include "cli/bench_kv_fio.h"
 #include "cli/bench_kv_node.h"
+#include "cli/bench_kv_rows.h"
 #include "cli/cli.h"
 #include "cli/kv_trace.h"
 #include "cli/options.h"
@@ -49,9 +50,10 @@ struct bench {
     size_t node_pool_bytes;
     char folder[1024];
     /* bytes per second; 0: not measured */
-    double host_read, copy, ssd_write, ssd_first_write, shared_write, fio_write;
+    double host_read, copy, ssd_write, ssd_first_write, shared_write, fio_write, fio_first_write;
     struct files_read ssd, shared;
     struct bench_kv_node host_node, ssd_node;
+    struct bench_kv_rows rows;
 };
 
 static double now(void)
@@ -256,7 +258,7 @@ static int read_rounds(struct bench *b, struct kv_tier *t, const int *order, con
         if (!(tier[k] > 0))
             return -EIO;
         replay[k] = beside ? bench_kv_fio_replay(log, DEPTH) : 0;
-        draw[k] = beside && file ? bench_kv_fio(file, false, size, DEPTH, options.seconds) : 0;
+        draw[k] = beside && file ? bench_kv_fio(file, BENCH_FIO_READ, size, DEPTH, options.seconds) : 0;
         same[k] = replay[k] > 0 ? tier[k] / replay[k] : 0;
         drawn[k] = draw[k] > 0 ? tier[k] / draw[k] : 0;
     }
@@ -266,10 +268,23 @@ static int read_rounds(struct bench *b, struct kv_tier *t, const int *order, con
     return 0;
 }
 
+/* Stores all runs under keys of their own for each set; those of set 0 are read later. Bytes per second. */
+static double store_pass(struct bench *b, struct kv_tier *t, const int *order, int set)
+{
+    int runs = options.blocks / RUN, good, *keys = malloc((size_t)runs * sizeof *keys);
+    if (!keys)
+        return 0;
+    for (int i = 0; i < runs; i++)
+        keys[i] = order[i] + set * runs;
+    double took = drive(b, t, true, keys, runs, options.ops, &good);
+    free(keys);
+    return (double)good * (double)b->layout.block_bytes / took;
+}
+
 static int bench_ssd(struct bench *b, struct cfg_error *err)
 {
     struct kv_tier *t;
-    int runs = options.blocks / RUN, good, *order = shuffled(runs, 2);
+    int runs = options.blocks / RUN, *order = shuffled(runs, 2);
     const struct kv_ssd_params p = {.storage = b->recorder,
                                     .folder = b->folder,
                                     .layout = b->layout,
@@ -287,38 +302,42 @@ static int bench_ssd(struct bench *b, struct cfg_error *err)
         b->storage->ops->wait(b->storage, 100);
         t->ops->stat(t, &s);
     }
-    /* Places are written for the first time once, and then again and again: others first, then what will be read. */
-    for (int i = 0; i < runs; i++)
-        order[i] += runs;
-    double took = drive(b, t, true, order, runs, options.ops, &good);
-    b->ssd_first_write = (double)good * (double)b->layout.block_bytes / took;
-    for (int i = 0; i < runs; i++)
-        order[i] -= runs;
-    took = drive(b, t, true, order, runs, options.ops, &good);
-    b->ssd_write = (double)good * (double)b->layout.block_bytes / took;
+    double stored[ROUNDS_MAX];
+    int n = options.rounds;
+    b->ssd_first_write = store_pass(b, t, order, n);
+    for (int k = 0; k < n; k++)
+        stored[k] = store_pass(b, t, order, n - 1 - k);
+    b->ssd_write = cli_bench_kv_median(stored, n);
     char file[1100];
     snprintf(file, sizeof file, "%s/weft-kv.000", b->folder);
     r = read_rounds(b, t, order, file, &b->ssd, err);
     if (!r)
         r = bench_node(b, t, b->recorder, order, runs, &b->ssd_node, err);
     t->ops->free(t);
-    if (bench_kv_fio_available()) /* its blocks are not wanted any more */
-        b->fio_write = bench_kv_fio(file, true, (long long)options.blocks * (long long)b->layout.block_bytes, DEPTH,
-                                    options.seconds);
+    if (bench_kv_fio_available()) { /* its blocks are not wanted any more */
+        char new_file[1100];
+        long long size = (long long)options.blocks * (long long)b->layout.block_bytes;
+        snprintf(new_file, sizeof new_file, "%s/new", b->folder);
+        double first[ROUNDS_MAX];
+        b->fio_write = bench_kv_fio(file, BENCH_FIO_WRITE, size, DEPTH, options.seconds);
+        for (int k = 0; k < n; k++)
+            first[k] = bench_kv_fio(new_file, BENCH_FIO_WRITE_NEW, size, DEPTH, options.seconds);
+        b->fio_first_write = cli_bench_kv_median(first, n);
+    }
     free(order);
     return r;
 }
 
 /* ---- shared ---- */
 
-/* Until every block is in a sealed segment and found. */
-static int wait_sealed(struct bench *b, struct kv_tier *t, struct cfg_error *err)
+/* Until every one of so many blocks is in a sealed segment and found. */
+static int wait_sealed(struct bench *b, struct kv_tier *t, int blocks, struct cfg_error *err)
 {
     struct kv_tier_stats s = {.rebuilding = true};
-    for (double end = now() + PATIENCE_S; s.rebuilding || s.blocks < (uint64_t)options.blocks;) {
+    for (double end = now() + PATIENCE_S; s.rebuilding || s.blocks < (uint64_t)blocks;) {
         if (now() > end)
             return cfg_error_set(err, ETIMEDOUT, "%d of %d blocks were found in the shared folder after %d s",
-                                 (int)s.blocks, options.blocks, PATIENCE_S);
+                                 (int)s.blocks, blocks, PATIENCE_S);
         t->ops->tick(t);
         b->storage->ops->wait(b->storage, TICK_MS);
         t->ops->stat(t, &s);
@@ -330,12 +349,13 @@ static int wait_sealed(struct bench *b, struct kv_tier *t, struct cfg_error *err
 static int bench_shared(struct bench *b, struct cfg_error *err)
 {
     struct kv_tier *t;
-    int runs = options.blocks / RUN, good, *order = shuffled(runs, 3);
+    int runs = options.blocks / RUN, n = options.rounds, *order = shuffled(runs, 3);
+    double stored[ROUNDS_MAX];
     const struct kv_shared_params p = {.storage = b->recorder,
                                        .folder = b->folder,
                                        .node = "bench",
                                        .layout = b->layout,
-                                       .bytes = 2 * (int64_t)options.blocks * (int64_t)b->layout.block_bytes,
+                                       .bytes = (n + 1) * (int64_t)options.blocks * (int64_t)b->layout.block_bytes,
                                        .segment_bytes = SEGMENT_BYTES,
                                        .seal_ns = 100000000,
                                        .poll_ns = 10000000,
@@ -348,9 +368,10 @@ static int bench_shared(struct bench *b, struct cfg_error *err)
         free(order);
         return r;
     }
-    double took = drive(b, t, true, order, runs, options.ops, &good);
-    b->shared_write = (double)good * (double)b->layout.block_bytes / took;
-    r = wait_sealed(b, t, err);
+    for (int k = 0; k < n; k++)
+        stored[k] = store_pass(b, t, order, n - 1 - k);
+    b->shared_write = cli_bench_kv_median(stored, n);
+    r = wait_sealed(b, t, n * options.blocks, err);
     if (!r)
         r = read_rounds(b, t, order, NULL, &b->shared, err);
     t->ops->free(t);
@@ -383,20 +404,46 @@ static void print_node(const char *name, const struct bench_kv_node *n)
            n->local_ms);
 }
 
+static void json_rows(const struct bench_kv_rows *r)
+{
+    static const char *const name[] = {"mapped", "mapped_cold", "cached", "read"};
+    const struct bench_kv_rows_one *one[] = {&r->mapped, &r->mapped_cold, &r->cached, &r->read};
+    printf(",\"rows\":{\"fio_pages\":%.0f", r->fio);
+    for (int i = 0; i < 4; i++)
+        printf(",\"%s\":{\"token_us\":%.2f,\"rows\":%.0f}", name[i], one[i]->us, one[i]->many);
+    putchar('}');
+}
+
+static void print_rows(const struct bench_kv_rows *r)
+{
+    static const char *const name[] = {"mapped, in memory", "mapped, not in memory", "row cache", "from the device"};
+    const struct bench_kv_rows_one *one[] = {&r->mapped, &r->mapped_cold, &r->cached, &r->read};
+    printf("rows of one table, %d per token, each of %d and of %d bytes at two places:\n", BENCH_ROWS_TOKEN,
+           BENCH_ROWS_A, BENCH_ROWS_B);
+    for (int i = 0; i < 4; i++)
+        printf("  %-28s %8.1f us for one token alone   %8.3f million rows/s, %d tokens at a time\n", name[i],
+               one[i]->us, one[i]->many * 1e-6, BENCH_ROWS_MANY);
+    if (r->fio > 0)
+        printf("  %-28s %8.3f million pages/s\n", "fio, 4 KiB, random places", r->fio * 1e-6);
+}
+
 static void print_all(const struct bench *b)
 {
     if (options.json) {
         printf("{\"block_bytes\":%zu,\"blocks\":%d,\"ops\":%d,\"depth\":%d,\"host_read\":%.0f,\"memcpy\":%.0f,"
-               "\"ssd_write\":%.0f,\"ssd_first_write\":%.0f,\"fio_write\":%.0f,\"ssd_read\":%.0f,\"fio_replay\":%.0f,"
+               "\"ssd_write\":%.0f,\"ssd_first_write\":%.0f,\"fio_write\":%.0f,\"fio_first_write\":%.0f,\"ssd_read\":%."
+               "0f,\"fio_replay\":%.0f,"
                "\"fio_random\":%.0f,"
                "\"replay_ratio\":%.3f,\"random_ratio\":%.3f,\"shared_write\":%.0f,\"shared_read\":%.0f,"
                "\"shared_fio_replay\":%.0f,\"shared_replay_ratio\":%.3f,",
                b->layout.block_bytes, options.blocks, options.ops, DEPTH, b->host_read, b->copy, b->ssd_write,
-               b->ssd_first_write, b->fio_write, b->ssd.tier, b->ssd.replay, b->ssd.random, b->ssd.replay_ratio,
-               b->ssd.random_ratio, b->shared_write, b->shared.tier, b->shared.replay, b->shared.replay_ratio);
+               b->ssd_first_write, b->fio_write, b->fio_first_write, b->ssd.tier, b->ssd.replay, b->ssd.random,
+               b->ssd.replay_ratio, b->ssd.random_ratio, b->shared_write, b->shared.tier, b->shared.replay,
+               b->shared.replay_ratio);
         json_node("node_host", &b->host_node);
         putchar(',');
         json_node("node_ssd", &b->ssd_node);
+        json_rows(&b->rows);
         puts("}");
         return;
     }
@@ -407,13 +454,14 @@ static void print_all(const struct bench *b)
     print_one("ssd, read and verified", b->ssd.tier, "fio, the same requests", b->ssd.replay, b->ssd.replay_ratio);
     print_one("", b->ssd.tier, "fio, random places", b->ssd.random, b->ssd.random_ratio);
     print_one("ssd, stored durably", b->ssd_write, "fio, writes, no flush", b->fio_write, 0);
-    print_one("  in places never written", b->ssd_first_write, "fio, writes, no flush", b->fio_write, 0);
+    print_one("  in places never written", b->ssd_first_write, "fio, the same", b->fio_first_write, 0);
     print_one("shared, read and verified", b->shared.tier, "fio, the same requests", b->shared.replay,
               b->shared.replay_ratio);
-    print_one("shared, stored durably", b->shared_write, "fio, writes, no flush", b->fio_write, 0);
+    print_one("shared, stored durably", b->shared_write, "fio, places never written", b->fio_first_write, 0);
     printf("through a kv node, over tcp on 127.0.0.1:\n");
     print_node("its host tier", &b->host_node);
     print_node("its ssd tier", &b->ssd_node);
+    print_rows(&b->rows);
 }
 
 static void clean_up(const struct bench *b)
@@ -448,8 +496,8 @@ int cli_bench_kv_run(int argc, char **argv)
     const struct cli_usage usage = {.synopsis = "bench kv [OPTIONS]",
                                     .intro =
                                         "Measures the host, ssd and shared tiers beside memcpy and fio (where it is "
-                                        "installed) on the same memory and file,\nand each read through a kv node "
-                                        "beside the node's own reads.",
+                                        "installed) on the same memory and file,\neach read through a kv node "
+                                        "beside the node's own reads, and rows of Engram tables.",
                                     .options = table};
     int r = cli_options_parse(&usage, argc, argv, NULL);
     struct bench b = {0};
@@ -485,6 +533,10 @@ int cli_bench_kv_run(int argc, char **argv)
         r = bench_ssd(&b, &err);
     if (!r)
         r = bench_shared(&b, &err);
+    const struct bench_kv_rows_arg rows = {
+        .storage = b.storage, .folder = b.folder, .rounds = options.rounds, .seconds = options.seconds, .depth = DEPTH};
+    if (!r)
+        r = bench_kv_rows(&rows, &b.rows, &err);
     if (!r)
         print_all(&b);
     kv_storage_free(b.recorder);

@@ -165,12 +165,15 @@ double bench_kv_fio_replay(const char *log, int depth)
     return run(arguments, 7);
 }
 
-double bench_kv_fio(const char *file, bool write, long long size, int depth, double seconds)
+double bench_kv_fio(const char *file, enum bench_kv_fio_job job, long long size, int depth, double seconds)
 {
-    char arguments[2048];
-    snprintf(arguments, sizeof arguments,
-             "'--filename=%s' --rw=%s --bssplit=48k/75:92k/25 --blockalign=4k --iodepth=%d --size=%lld --time_based=1 "
-             "--runtime=%d",
-             file, write ? "write" : "randread", depth, size, seconds < 1 ? 1 : (int)seconds);
+    static const char extents[] = "--bssplit=48k/75:92k/25 --blockalign=4k";
+    bool write = job == BENCH_FIO_WRITE || job == BENCH_FIO_WRITE_NEW;
+    char arguments[2048], how[64];
+    snprintf(how, sizeof how, "--time_based=1 --runtime=%d", seconds < 1 ? 1 : (int)seconds);
+    if (job == BENCH_FIO_WRITE_NEW) /* the room comes with posix_fallocate */
+        snprintf(how, sizeof how, "--allow_file_create=1 --unlink=1");
+    snprintf(arguments, sizeof arguments, "'--filename=%s' --rw=%s %s --iodepth=%d --size=%lld %s", file,
+             write ? "write" : "randread", job == BENCH_FIO_PAGES ? "--bs=4k" : extents, depth, size, how);
     return run(arguments, write ? 48 : 7);
 }

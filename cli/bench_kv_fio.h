@@ -18,8 +18,14 @@ bool bench_kv_fio_available(void);
 /* Bytes per second that fio reads when it is given the requests of a log in their order, `depth` of them at a time,
  * from registered memory, past the page cache. 0: fio failed. */
 double bench_kv_fio_replay(const char *log, int depth);
-/* The same on places drawn at random in the first `size` bytes of file, 48 KiB and 92 KiB in the proportion of a
- * block's extents, for some seconds. write: it writes, in order. */
-double bench_kv_fio(const char *file, bool write, long long size, int depth, double seconds);
+
+enum bench_kv_fio_job {
+    BENCH_FIO_READ,      /* places drawn at random, 48 KiB and 92 KiB in the proportion of a block's extents */
+    BENCH_FIO_WRITE,     /* the same sizes, in order, over what was written before */
+    BENCH_FIO_WRITE_NEW, /* the same into a new file that has its room but was never written; once over it */
+    BENCH_FIO_PAGES,     /* reads of 4 KiB at random places */
+};
+/* Bytes per second in the first `size` bytes of file, for some seconds, without flush. */
+double bench_kv_fio(const char *file, enum bench_kv_fio_job job, long long size, int depth, double seconds);
 
 #endif
