@@ -446,8 +446,11 @@ static void load_stop(struct act_self *self, void *state, int reason)
     (void)reason;
     int64_t until = l->until < act_now(l->self) ? l->until : act_now(l->self);
     l->out->seconds = since(l->from, until);
-    for (int i = 0; i < l->n; i++)
+    for (int i = 0; i < l->n; i++) {
+        act_timer_cancel(l->self, &l->request[i]->place.wait); /* the runtime goes over what runs behind this */
+        act_timer_cancel(l->self, &l->request[i]->place.check);
         free(l->request[i]);
+    }
     free(l->request);
     free(l->free);
 }
