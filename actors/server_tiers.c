@@ -126,6 +126,7 @@ int server_tiers_open(struct act_server *s, struct cfg_error *err)
     s->store.layout = e->store_layout;
     s->store.clock = kv_clock_system;
     s->store.observer = &s->engine.observer;
+    s->store.late_ns = e->read_timeout_ns / 4;
     s->store.hedge_ns = c->kv.hedge_us * 1000;
     s->store.hedge_bytes = (size_t)c->kv.write_behind;
     e->store_pages = (int)(c->kv.write_behind / (int64_t)e->layout.block_bytes);

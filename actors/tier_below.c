@@ -92,13 +92,24 @@ static struct below_load *load_find(struct below *b, uint32_t id)
 
 struct below_load *below_loading(struct below *b, const struct act_key *key, uint32_t *at)
 {
+    int64_t now = act_now(b->self);
     for (struct below_load *l = b->loads; l; l = l->next)
-        for (uint32_t i = 0; i < l->n; i++)
+        for (uint32_t i = 0; i < l->n && now - l->began <= b->e->read_timeout_ns; i++)
             if (!memcmp(&l->key[i], key, sizeof *key)) {
                 *at = i;
                 return l;
             }
     return NULL;
+}
+
+bool below_may_read(const struct below *b, uint32_t n)
+{
+    struct kv_device_stats s;
+    uint64_t all = n;
+    for (const struct below_load *l = b->loads; l; l = l->next)
+        all += l->n;
+    kv_device_stat(b->e->device, &s);
+    return all == n || 2 * all <= (uint64_t)s.pages;
 }
 
 int below_join(struct below *b, struct below_load *l, const struct below_waiter *asker)
@@ -121,7 +132,7 @@ int below_read(struct below *b, const struct act_key *key, const uint32_t *page,
     struct act_msg m;
     size_t bytes;
     if (l) {
-        *l = (struct below_load){.id = ++b->next_load, .n = n};
+        *l = (struct below_load){.id = ++b->next_load, .n = n, .began = act_now(b->self)};
         l->key = malloc((size_t)n * sizeof *l->key);
         l->page = malloc((size_t)n * sizeof *l->page);
     }

@@ -22,6 +22,7 @@ struct below_load {
     uint32_t id;
     uint32_t n, settled; /* blocks; sources reported so far */
     uint32_t wanted;     /* sources that somebody waits for */
+    int64_t began;       /* ns */
     uint32_t ok[KV_SOURCES_MAX];
     struct below_waiter *waiters;
     struct act_key *key; /* [n] of the blocks */
@@ -47,8 +48,11 @@ void below_stop(struct below *b);
 /* Reads n blocks into pages [n], which the caller has taken for the asker. -ENOMEM, -EAGAIN: nothing was begun. */
 int below_read(struct below *b, const struct act_key *key, const uint32_t *page, uint32_t n,
                const struct below_waiter *asker);
-/* The load that is bringing this block, and which of its blocks it is; NULL: none. */
+/* The load that is bringing this block in time, and which of its blocks it is; NULL: none. */
 struct below_load *below_loading(struct below *b, const struct act_key *key, uint32_t *at);
+/* Whether n more pages may be read into. A tier that hangs keeps what it was given to read into, so that reads may have
+ * half of the pages, or one of them as many as it needs. */
+bool below_may_read(const struct below *b, uint32_t n);
 /* One more waits for blocks of a load, whose pages it holds; what is settled already is reported at once. -ENOMEM. */
 int below_join(struct below *b, struct below_load *l, const struct below_waiter *asker);
 /* A pass of the asker waits for so many sources of what this lookup of its request brings. */

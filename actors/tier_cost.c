@@ -39,3 +39,10 @@ void act_tier_cost_measure(struct act_tier_cost *c, uint64_t bytes, int64_t now)
         c->since = now;
     }
 }
+
+void act_tier_cost_skip(struct act_tier_cost *c, uint64_t bytes, int64_t now)
+{
+    c->busy_ns = 0;
+    c->counted = bytes;
+    c->since = now;
+}

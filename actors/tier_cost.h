@@ -24,5 +24,7 @@ void act_tier_cost_began(struct act_tier_cost *c, int64_t now);
 void act_tier_cost_ended(struct act_tier_cost *c, int64_t now);
 /* bytes: that the tier has delivered in all. Called now and then. */
 void act_tier_cost_measure(struct act_tier_cost *c, uint64_t bytes, int64_t now);
+/* Instead of it while the tier hangs: what that takes says nothing of how the tier is once it is back. */
+void act_tier_cost_skip(struct act_tier_cost *c, uint64_t bytes, int64_t now);
 
 #endif

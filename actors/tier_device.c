@@ -278,10 +278,11 @@ static void question_free(struct question *q)
     free(q);
 }
 
-/* A hit is not cut short because pages are: the prompt needs them anyway. It waits, and is looked up anew. */
+/* A hit is not cut short because pages are, or reads have many: the prompt needs them anyway. It waits, and is looked
+ * up anew. */
 static bool wait_for_pages(struct tier *t, struct question *q, const struct plan *p)
 {
-    if (p->load || (int)p->n <= kv_device_available(t->device))
+    if (p->load || !p->n || ((int)p->n <= kv_device_available(t->device) && below_may_read(&t->below, p->n)))
         return false;
     release_blocks(t, q->block, 0, q->found);
     q->want = (int)(q->found + p->n);
@@ -452,7 +453,7 @@ static void retry_short(struct act_self *self, struct tier *t)
     bool in_turn = true; /* one that came earlier waited below meanwhile: late ones may be anywhere */
     while ((q = *at)) {
         bool late = now - q->since > t->e->read_timeout_ns;
-        in_turn &= late || kv_device_available(t->device) >= q->want;
+        in_turn &= late || (kv_device_available(t->device) >= q->want && below_may_read(&t->below, (uint32_t)q->want));
         if (!late && !in_turn) {
             at = &q->next;
             continue;

@@ -94,6 +94,7 @@ struct store {
         uint64_t looked_for, found;      /* blocks of questions: what a read looks up once more does not count */
         uint32_t reading, storing;       /* blocks under way */
     } figure[ACT_TIERS_MAX];
+    bool late_read[ACT_TIERS_MAX], late_store[ACT_TIERS_MAX];
     bool stopping;
 };
 
@@ -127,8 +128,40 @@ static void measure(struct store *s)
     for (int i = 0; i < s->c->n_tiers; i++) {
         struct kv_tier_stats st;
         s->c->tier[i]->ops->stat(s->c->tier[i], &st);
-        act_tier_cost_measure(&s->cost[i], st.read_bytes, time_now(s));
+        if (s->late_read[i])
+            act_tier_cost_skip(&s->cost[i], st.read_bytes, time_now(s));
+        else
+            act_tier_cost_measure(&s->cost[i], st.read_bytes, time_now(s));
     }
+}
+
+/* ---- tiers that hang ---- */
+
+static void find_late(struct store *s)
+{
+    int64_t begun = time_now(s) - s->c->late_ns;
+    memset(s->late_read, 0, sizeof s->late_read);
+    memset(s->late_store, 0, sizeof s->late_store);
+    if (!s->c->late_ns)
+        return;
+    for (const struct ask *a = s->asks; a; a = a->next)
+        for (int i = 0; i < a->n_segments; i++) {
+            const struct read_op *r = a->segment[i].read;
+            if (r && r->began && !r->ended && !r->hedged && r->began < begun)
+                s->late_read[r->tier] = true;
+        }
+    for (const struct push *p = s->pushes; p; p = p->next)
+        if (p->began < begun)
+            s->late_store[p->tier] = true;
+}
+
+/* Blocks of the host tier that stores to one tier may pin: one share is left for whatever else needs room. */
+static uint32_t share_of_host(const struct store *s)
+{
+    struct kv_tier_stats st;
+    s->c->tier[0]->ops->stat(s->c->tier[0], &st);
+    uint64_t n = st.capacity / s->c->layout.block_bytes / (uint64_t)s->c->n_tiers;
+    return n > 1 ? (uint32_t)n : 1;
 }
 
 /* ---- asking ---- */
@@ -324,6 +357,8 @@ static void on_found(struct kv_tier_op *op)
 /* Asks the tiers in turn for the blocks that are not found yet, until none has the next one. */
 static void ask_step(struct ask *a)
 {
+    for (; a->fruitless < a->s->c->n_tiers && a->s->late_read[a->tier]; a->fruitless++)
+        a->tier = (a->tier + 1) % a->s->c->n_tiers;
     struct kv_tier *t = a->s->c->tier[a->tier];
     if (a->at == a->n || a->fruitless >= a->s->c->n_tiers || a->n_segments == SEGMENTS_MAX) {
         ask_end(a);
@@ -469,13 +504,25 @@ static void push_down(struct store *s, int tier, const struct kv_tier_block *blo
     to->ops->store(to, &p->op);
 }
 
+/* How many blocks may go down now: every tier that is not late takes them all. */
+static int room_below(const struct store *s)
+{
+    uint32_t share = share_of_host(s), most = SSD_OP_MAX;
+    for (int t = 1; t < s->c->n_tiers; t++) {
+        uint32_t storing = s->figure[t].storing, room = storing < share ? share - storing : 0;
+        if (!s->late_store[t] && room < most)
+            most = room;
+    }
+    return (int)most;
+}
+
 /* As many blocks of h as the host tier has room for. Each is pinned before the next one could push it out. */
 static void store_some(struct store *s, struct held_store *h)
 {
     struct kv_tier *host = s->c->tier[0];
     struct kv_tier_block block[SSD_OP_MAX];
-    int n = 0;
-    for (bool room = true; room && h->at < h->n && n < SSD_OP_MAX; h->at += room) {
+    int n = 0, most = room_below(s);
+    for (bool room = true; room && h->at < h->n && n < most; h->at += room) {
         const struct act_tier_place *p = &h->place[h->at];
         block[n] = (struct kv_tier_block){
             .key = p->key, .bytes = (uint8_t *)(uintptr_t)p->address, .info = {(enum kv_taint)p->taint, p->hit}};
@@ -488,9 +535,21 @@ static void store_some(struct store *s, struct held_store *h)
             kv_host_pin(host, &block[n++].key);
     }
     for (int t = 1; t < s->c->n_tiers && n; t++)
-        push_down(s, t, block, n);
+        if (s->late_store[t])
+            s->figure[t].closed += (uint64_t)n;
+        else
+            push_down(s, t, block, n);
     for (int i = 0; i < n; i++)
         kv_host_unpin(host, &block[i].key);
+}
+
+/* With the end of a store that is under way. */
+static bool room_will_come(const struct store *s)
+{
+    const struct push *p = s->pushes;
+    while (p && s->late_store[p->tier])
+        p = p->next;
+    return p != NULL;
 }
 
 static void go_on_storing(struct store *s)
@@ -501,8 +560,8 @@ static void go_on_storing(struct store *s)
             before = h->at;
             store_some(s, h);
         }
-        if (h->at < h->n && s->pushes)
-            return; /* room comes when one of them has ended */
+        if (h->at < h->n && room_will_come(s))
+            return;
         struct act_msg r = act_msg_make(ACT_TIER_STORED, ACT_NOBODY);
         *act_p_tier_stored(&r) =
             (struct act_p_tier_stored){.blocks = (uint32_t)h->at, .status = h->at < h->n ? -ENOSPC : 0};
@@ -564,36 +623,37 @@ static void send_stats(struct store *s)
             return;
         s->c->tier[i]->ops->stat(s->c->tier[i], &t);
         act_p_kv_stats(&m)->tier = s->c->kind[i];
-        *act_b_kv_stats(&m) = (struct act_b_kv_stats){.bytes = t.bytes,
-                                                      .capacity = t.capacity,
-                                                      .hits = s->figure[i].found,
-                                                      .misses = s->figure[i].looked_for - s->figure[i].found,
-                                                      .hit_tokens = s->figure[i].found * per,
-                                                      .asked_tokens = s->figure[i].looked_for * per,
-                                                      .errors = t.errors,
-                                                      .evicted = t.evicted,
-                                                      .cached = t.blocks,
-                                                      .read = t.read,
-                                                      .read_bytes = t.read_bytes,
-                                                      .stored = t.stored,
-                                                      .stored_bytes = t.stored_bytes,
-                                                      .refused = t.refused,
-                                                      .expired = t.expired,
-                                                      .bad = t.bad,
-                                                      .short_reads = t.short_reads,
-                                                      .read_ns = t.read_ns,
-                                                      .reads = t.read_ops,
-                                                      .oldest_s = (uint64_t)t.oldest_s,
-                                                      .gone = s->figure[i].gone,
-                                                      .no_space = s->figure[i].no_space,
-                                                      .closed = s->figure[i].closed,
-                                                      .reading = s->figure[i].reading,
-                                                      .hedged = s->hedger.stats.asked[i],
-                                                      .won = s->hedger.stats.won[i],
-                                                      .storing = i ? s->figure[i].storing : held_blocks(s),
-                                                      .queue = (uint32_t)t.queue,
-                                                      .state = (t.read_only ? ACT_TIER_READ_ONLY : 0) |
-                                                               (t.rebuilding ? ACT_TIER_REBUILDING : 0)};
+        *act_b_kv_stats(&m) = (struct act_b_kv_stats){
+            .bytes = t.bytes,
+            .capacity = t.capacity,
+            .hits = s->figure[i].found,
+            .misses = s->figure[i].looked_for - s->figure[i].found,
+            .hit_tokens = s->figure[i].found * per,
+            .asked_tokens = s->figure[i].looked_for * per,
+            .errors = t.errors,
+            .evicted = t.evicted,
+            .cached = t.blocks,
+            .read = t.read,
+            .read_bytes = t.read_bytes,
+            .stored = t.stored,
+            .stored_bytes = t.stored_bytes,
+            .refused = t.refused,
+            .expired = t.expired,
+            .bad = t.bad,
+            .short_reads = t.short_reads,
+            .read_ns = t.read_ns,
+            .reads = t.read_ops,
+            .oldest_s = (uint64_t)t.oldest_s,
+            .gone = s->figure[i].gone,
+            .no_space = s->figure[i].no_space,
+            .closed = s->figure[i].closed,
+            .reading = s->figure[i].reading,
+            .hedged = s->hedger.stats.asked[i],
+            .won = s->hedger.stats.won[i],
+            .storing = i ? s->figure[i].storing : held_blocks(s),
+            .queue = (uint32_t)t.queue,
+            .state = (t.read_only ? ACT_TIER_READ_ONLY : 0) | (t.rebuilding ? ACT_TIER_REBUILDING : 0) |
+                     (s->late_read[i] || s->late_store[i] ? ACT_TIER_LATE : 0)};
         if (act_send(s->self, &m))
             act_msg_drop(&m);
         send_times(s, i);
@@ -605,6 +665,7 @@ static void on_tick(struct store *s)
     for (int i = 0; i < s->c->n_tiers; i++)
         s->c->tier[i]->ops->tick(s->c->tier[i]);
     measure(s);
+    find_late(s);
     if (++s->ticks % REPORT_TICKS == 0)
         send_stats(s);
     act_timer_after(s->self, &s->tick, TICK_NS, TAG_TICK);
@@ -686,10 +747,23 @@ static int store_start(struct act_self *self, void *state, const void *arg)
     return s->c->nodes ? act_nodes_start(s->c->nodes, self) : 0;
 }
 
-/* The end of a push whose disk did not answer any more when the actor ended: its tier ends it when that is freed. */
+/* The end of a push or a read whose tier did not answer any more when the actor ended: the tier ends it when it is
+ * freed. What a read needs besides its op stays. */
 static void on_orphan_pushed(struct kv_tier_op *op)
 {
     free(op->ctx);
+}
+
+static void on_orphan_rows(struct kv_tier_op *op, int source, int ok)
+{
+    (void)op;
+    (void)source;
+    (void)ok;
+}
+
+static void on_orphan_done(struct kv_tier_op *op)
+{
+    (void)op;
 }
 
 /* Pages of others are in the hands of the kernel: nothing is given up before it is done with them. */
@@ -708,6 +782,14 @@ static void store_stop(struct act_self *self, void *state, int reason)
     }
     for (struct push *p = s->pushes; p; p = p->next)
         p->op.done = on_orphan_pushed;
+    for (struct ask *a = s->asks; a; a = a->next) {
+        a->op.done = on_orphan_done;
+        for (int i = 0; i < a->n_segments; i++)
+            if (a->segment[i].read) {
+                a->segment[i].read->op.rows = on_orphan_rows;
+                a->segment[i].read->op.done = on_orphan_done;
+            }
+    }
     while (s->held) {
         struct held_store *h = s->held;
         s->held = h->next;

@@ -3,7 +3,10 @@
  *
  * Finished blocks come as TIER_STORE: they are copied into the host tier, which gives the pages back at once, and go on
  * from there to the durable tiers. A lookup takes each block from the first tier that has it; a read reports source by
- * source. Pages that a read was given are touched until its TIER_DONE, whatever became of who asked. */
+ * source. Pages that a read was given are touched until its TIER_DONE, whatever became of who asked.
+ *
+ * A tier that hangs costs what was asked of it, and no more: while a read of it is late nothing is found in it, while a
+ * store to it is late it is given nothing, and what waits for it pins at most its share of the host tier. */
 #ifndef WEFT_ACTORS_TIER_STORE_H
 #define WEFT_ACTORS_TIER_STORE_H
 
@@ -24,7 +27,7 @@ enum act_tier_kind {
     ACT_TIER_KINDS
 };
 /* Bits of KV_STATS.state. */
-enum { ACT_TIER_READ_ONLY = 1, ACT_TIER_REBUILDING = 2 };
+enum { ACT_TIER_READ_ONLY = 1, ACT_TIER_REBUILDING = 2, ACT_TIER_LATE = 4 };
 
 /* One block in the tails of TIER_READ and TIER_STORE. */
 struct act_tier_place {
@@ -43,6 +46,7 @@ struct act_store {
     struct kv_tier *nodes;                        /* which of them is that of the kv nodes (tier_nodes.h); NULL: none */
     struct kv_storage *storage[ACT_STORAGES_MAX]; /* of the tiers; NULL: none */
     struct kv_clock clock;
+    int64_t late_ns;                 /* a read or store under way for longer makes its tier late: see above; 0: never */
     int64_t hedge_ns;                /* a read that is later goes on at another tier too; 0: never */
     size_t hedge_bytes;              /* most memory for that */
     const struct act_addr *observer; /* gets KV_STATS twice a second; nobody: none */

@@ -85,6 +85,7 @@ json_t *act_tier_watch_json(const struct act_tier_watch *w, struct act_addr stor
         number(o, "bad", s->bad);
         number(o, "queue", s->queue);
         json_object_set_new(o, "read_only", json_boolean(s->state & ACT_TIER_READ_ONLY));
+        json_object_set_new(o, "late", json_boolean(s->state & ACT_TIER_LATE));
         json_array_append_new(list, o);
     }
     return list;

@@ -183,5 +183,7 @@ void gw_metrics_tiers(const struct gw_context *g, struct gw_bytes *b)
     for (int v = 0; v < ACT_TIER_VERBS; v++)
         latencies(tier, n, b, v);
     state(tier, n, b, "read_only", "1 while the tier takes no blocks because writing failed.", ACT_TIER_READ_ONLY);
+    state(tier, n, b, "late", "1 while a read of the tier or a store to it takes so long that it is left alone.",
+          ACT_TIER_LATE);
     state(tier, n, b, "rebuilding", "1 while the tier reads its index after a start.", ACT_TIER_REBUILDING);
 }

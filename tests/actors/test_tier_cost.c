@@ -69,3 +69,18 @@ Test(tier_cost, what_is_not_read_is_forgotten)
         act_tier_cost_measure(&c, 1000, 64 * MS + t * ACT_TIER_COST_HALF_LIFE / 1000);
     assert_near(c.byte_ns, 8000);
 }
+
+Test(tier_cost, a_hang_is_not_what_reading_costs)
+{
+    struct act_tier_cost c = {0};
+    act_tier_cost_began(&c, 0);
+    act_tier_cost_measure(&c, 0, 100 * MS);
+    act_tier_cost_skip(&c, 0, 40000 * MS);
+    act_tier_cost_ended(&c, 40010 * MS);
+    act_tier_cost_skip(&c, 1000, 40020 * MS);
+    cr_assert_eq(c.byte_ns, 0);
+    act_tier_cost_began(&c, 41000 * MS);
+    act_tier_cost_ended(&c, 41001 * MS);
+    act_tier_cost_measure(&c, 2000, 41020 * MS);
+    assert_near(c.byte_ns, 1000);
+}

@@ -67,7 +67,7 @@ Test(tiers, tiers_below_that_do_not_answer_are_done_without)
         ts_world_run(&r.w, 2);
         ts_world_check_same(&r.w, 0);
         cr_assert_eq(r.w.got[0].cached, 0);
-        cr_assert_geq(r.w.got[0].ended, 2000 * MS);
+        cr_assert_ge(r.w.got[0].ended, 2000 * MS);
         cr_assert_lt(r.w.got[0].ended, 2400 * MS, "it waited until %d ms", (int)(r.w.got[0].ended / MS));
         cr_assert_eq(r.script.n_lookups, 0);
         ts_tiers_close(&r, true);
@@ -322,6 +322,74 @@ Test(tiers, requests_are_served_when_the_tiers_below_are_gone)
     ts_tiers_forget(&r);
 }
 
+/* Six prompts that differ, whose blocks the script has. */
+static void six_kept(struct ts_tiers *r)
+{
+    ts_tiers_prepare(r);
+    ts_tiers_second(r, 80);
+    ts_tiers_prompts(r, 6);
+    for (int i = 1; i < 6; i++)
+        ts_tiers_other(r, i);
+    ts_world_run(&r->w, 3);
+    cr_assert_ge(r->script.n, 54);
+    ts_tiers_close(r, true);
+}
+
+/* A disk or file system that hangs keeps the pages of what was begun. Nothing more is asked of it, so everybody is
+ * computed; when it is back, what comes later is read again. */
+Test(tiers, a_tier_whose_reads_hang_costs_its_pages_and_no_more)
+{
+    static struct ts_tiers r;
+    six_kept(&r);
+    ts_tiers_second(&r, 34); /* three prompts and a little */
+    ts_tiers_prompts(&r, 7);
+    r.w.e.read_timeout_ns = 500 * MS;
+    r.store.late_ns = 125 * MS;
+    for (int i = 1; i < 7; i++) {
+        ts_tiers_other(&r, i % 6);
+        r.w.wanted[i].start = (i < 6 ? 50 * i : 42000) * MS;
+    }
+    memcpy(r.w.wanted[6].prompt, r.w.wanted[0].prompt, sizeof r.w.wanted[6].prompt);
+    r.w.cost[TS_PART_PREFILL] = MS;
+    r.script.at[0] = 40000 * MS;
+    r.script.reads = 0;
+    ts_world_run(&r.w, 14);
+    for (int i = 0; i < 7; i++)
+        ts_world_check_same(&r.w, i);
+    for (int i = 0; i < 6; i++) {
+        cr_assert_eq(r.w.got[i].cached, 0);
+        cr_assert_lt(r.w.got[i].ended, 30000 * MS, "request %d", i);
+    }
+    cr_assert_eq(r.w.got[6].cached, 144, "it is back");
+    cr_assert_le(r.script.reads, 3, "%d reads", r.script.reads);
+    ts_tiers_close(&r, false);
+}
+
+/* A tier that takes no store to its end neither keeps blocks from the others nor the host tier to itself. */
+Test(tiers, a_tier_whose_stores_hang_holds_up_no_other)
+{
+    static struct ts_tiers r;
+    struct kv_tier_stats s;
+    ts_tiers_prepare(&r);
+    r.disk = kv_disk_new(5);
+    ts_tiers_open(&r, 80, true);
+    ts_tiers_host(&r, 12);
+    ts_tiers_script(&r);
+    ts_tiers_ssd(&r, 240);
+    ts_tiers_prompts(&r, 6);
+    for (int i = 1; i < 6; i++)
+        ts_tiers_other(&r, i);
+    r.store.late_ns = 125 * MS;
+    r.script.stores_at = INT64_MAX;
+    ts_world_run(&r.w, 15);
+    r.store.tier[2]->ops->stat(r.store.tier[2], &s);
+    cr_assert_ge(s.stored, 54u, "%d blocks reached the disk", (int)s.stored);
+    r.store.tier[0]->ops->stat(r.store.tier[0], &s);
+    cr_assert_ge(s.stored, 54u);
+    ts_tiers_close(&r, false);
+    kv_disk_free(r.disk);
+}
+
 /* A prefix that costs more to read than to compute is computed, by what both were measured to cost; and a tier that was
  * slow is not given up for ever. */
 Test(tiers, what_is_cheaper_to_compute_is_not_read)
@@ -336,7 +404,7 @@ Test(tiers, what_is_cheaper_to_compute_is_not_read)
                 ts_tiers_other(&r, i);
         for (int i = 5; i < 9; i++)
             r.w.wanted[i].start = (50000 + 200 * i) * MS; /* much later */
-        r.w.cost[TS_PART_PREFILL] = MS;                    /* tens of milliseconds for a prompt */
+        r.w.cost[TS_PART_PREFILL] = MS;                   /* tens of milliseconds for a prompt */
         r.script.byte_ns = dear ? 7000 : 0;
         r.script.cheap_at = 30000 * MS;
         r.script.reads = 0;
@@ -346,7 +414,8 @@ Test(tiers, what_is_cheaper_to_compute_is_not_read)
         cr_assert_eq(r.w.got[0].cached, 144, "nothing is known yet");
         cr_assert_eq(r.w.got[4].cached, dear ? 0 : 144);
         cr_assert_eq(r.w.got[8].cached, 144, "it is tried again");
-        cr_assert_eq(r.script.reads, dear ? 5 : 3, "%d reads", r.script.reads); /* the other prompts are there by now, too */
+        cr_assert_eq(r.script.reads, dear ? 5 : 3, "%d reads",
+                     r.script.reads); /* the other prompts are there by now, too */
         ts_tiers_close(&r, true);
     }
     ts_tiers_forget(&r);

@@ -82,6 +82,7 @@ static void make_tiers(struct ts_sim_tiers *t, struct ts_sim_store *s)
 {
     s->store = (struct act_store){.layout = t->layout,
                                   .clock = t->clock,
+                                  .late_ns = t->w->e.read_timeout_ns / 4,
                                   .hedge_ns = t->hedge_ns,
                                   .hedge_bytes = 16 * t->layout.block_bytes,
                                   .tier = {new_host(t, t->host_blocks)},

@@ -35,9 +35,13 @@ static void script_lookup(struct kv_tier *tier, struct kv_tier_op *op)
     kv_op_finish(op, n, 0);
 }
 
+static void script_store(struct kv_tier *tier, struct kv_tier_op *op);
+
 static void script_turn(struct ts_script *t)
 {
     const struct kv_layout *l = t->layout;
+    while (t->n_stores && virtual_now(t) >= t->stores_at)
+        script_store(&t->base, t->store[--t->n_stores]);
     while (t->n_lookups && virtual_now(t) >= t->lookups_at)
         script_lookup(&t->base, t->lookup[--t->n_lookups]);
     for (int i = 0; i < t->n_open; i++) {
@@ -90,6 +94,11 @@ static void script_want(struct kv_tier *tier, struct kv_tier_op *op, int sources
 static void script_store(struct kv_tier *tier, struct kv_tier_op *op)
 {
     struct ts_script *t = (struct ts_script *)tier;
+    if (virtual_now(t) < t->stores_at) {
+        cr_assert_lt(t->n_stores, TS_SCRIPT_READS);
+        t->store[t->n_stores++] = op;
+        return;
+    }
     for (int i = 0; i < op->n; i++) {
         if (script_find(t, &op->block[i].key))
             continue;
@@ -121,6 +130,8 @@ static void script_tick(struct kv_tier *tier)
 static void script_free(struct kv_tier *tier)
 {
     struct ts_script *t = (struct ts_script *)tier;
+    while (t->n_stores)
+        kv_op_finish(t->store[--t->n_stores], 0, -ESHUTDOWN);
     for (int i = 0; i < t->n; i++)
         free(t->block[i].bytes);
     t->n = 0;
@@ -161,7 +172,8 @@ void ts_tiers_open(struct ts_tiers *r, int pages, bool exact)
     cr_assert_eq(kv_layout_init(KV_FORMAT_ROWS, TS_WORLD_BLOCK, bytes, r->w.m->cfg->n_kv_sources, &r->layout, &err), 0);
     r->w.e.store_pages = 8;
     r->w.e.read_timeout_ns = 2000 * MS;
-    r->store = (struct act_store){.layout = r->layout, .clock = {world_ns, world_s, &r->w}};
+    r->store = (struct act_store){
+        .layout = r->layout, .late_ns = r->w.e.read_timeout_ns / 4, .clock = {world_ns, world_s, &r->w}};
     r->w.store = &r->store;
 }
 

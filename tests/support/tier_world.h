@@ -21,6 +21,9 @@ struct ts_script {
     int64_t lookups_at;                         /* virtual ns: lookups are answered then; 0: at once */
     struct kv_tier_op *lookup[TS_SCRIPT_READS]; /* that wait for it */
     int n_lookups;
+    int64_t stores_at;                         /* the same for stores */
+    struct kv_tier_op *store[TS_SCRIPT_READS]; /* that wait for it */
+    int n_stores;
     int ok;                    /* leading blocks of a read that succeed; -1: all */
     int ok_of[KV_SOURCES_MAX]; /* the same for one source, where it is less; 0: as ok */
     int refuse;                /* so many reads end as a whole, with nothing read */
