@@ -61,19 +61,21 @@ void dec_spec_round_begins(struct decode *d)
 }
 
 /* A block of a round that was to be verified whole whatever came of it, for `weft calibrate`; with less than the model
- * drafts at once there is none. The number says which request, not who. */
+ * drafts at once there is none. One in which the text ends counts like any other, and what lies behind the end was not
+ * kept: leaving such blocks out would be a choice by their outcome. Near max_tokens blocks are short, and left out for
+ * that before they are drafted. The number says which request, not who. */
 static void log_block(const struct decode *d, const struct dec_stream *s)
 {
     const struct mdl_draft *g = &s->run.guess;
     int block = d->e->m->cfg->draft_block;
     char logits[MDL_MAX_BLOCK * 12 + 1];
     size_t n = 0;
-    if (!d->spec.plan.untrimmed || g->n != block || s->cancelled || s->run.status || s->finish != ACT_FINISH_NONE)
+    if (!d->spec.plan.untrimmed || g->n != block || s->cancelled || s->run.status || s->finish == ACT_FINISH_ERROR)
         return;
     for (int k = 0; k < block; k++)
         n += (size_t)snprintf(logits + n, sizeof logits - n, "%s%.5g", k ? "," : "", (double)g->confidence[k]);
     act_log_event(d->e->log, ACT_LOG_DEBUG, "decode", s->request, "probe", "number=%u choice=%s kept=%d logits=%s",
-                  (unsigned)(s->order & 0x7fffffff), mdl_choice_names[s->spec.choice], s->run.n_emitted - 1, logits);
+                  (unsigned)(s->order & 0x7fffffff), mdl_choice_names[s->spec.choice], s->run.n_accepted, logits);
 }
 
 void dec_spec_round_ended(struct decode *d, int status)

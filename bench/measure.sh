@@ -21,4 +21,5 @@ done
 show "$weft" fidelity -m "$model" --text "$model/heldout.txt" --prompts 48 --length 240
 [ -f "$mid/config.json" ] || show "${WEFT_TOOLS:-build/tools}/make_model" --preset mid --out "$mid"
 show build/bench/bench_model "$mid"
+show "$weft" bench prefill -m "$mid" -p 64,256,1024 -c 64,256,1024 --repeats 5
 show "$weft" bench actors

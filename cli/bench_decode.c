@@ -15,13 +15,13 @@
 #include "cli/engine.h"
 #include "cli/files.h"
 #include "cli/options.h"
+#include "cli/plot.h"
 #include "cli/progress.h"
 #include "model/prefill.h"
 #include "model/sampler.h"
 
 enum accept { ACCEPT_MODEL, ACCEPT_STATED, ACCEPT_ALL };
 static const char *const accept_names[] = {"model", "stated", "all", NULL};
-static const char *const preset_names[] = {"none", "decode-131k", NULL};
 static const char *const budget_names[] = {"lagged", "early_stop", NULL};
 enum clock { CLOCK_WALL, CLOCK_CPU };
 static const char *const clock_names[] = {"wall", "cpu", NULL};
@@ -439,25 +439,31 @@ static void gather_conditions(struct bench *b)
                       b->probe_share);
 }
 
-/* What the published decode curve was made on, what of it this command has no form for on any machine, and what this
- * model lacks besides. */
+/* This command decodes in one process: one device without redundant experts, on every machine. */
 static int check_preset(struct bench *b)
 {
-    enum { CONTEXT = 131072, EXPERTS = 384, REDUNDANT = 64, DEVICES = 64 };
-    char more[160] = "";
-    size_t n = 0;
-    if (b->m->cfg->n_experts != EXPERTS)
-        n +=
-            (size_t)snprintf(more + n, sizeof more - n, "; %d experts (this model: %d)", EXPERTS, b->m->cfg->n_experts);
-    if (b->m->cfg->max_position < CONTEXT)
-        snprintf(more + n, sizeof more - n, "; a context of %d tokens (this model: %d)", CONTEXT,
-                 b->m->cfg->max_position);
+    char why[sizeof b->err.msg];
+    int r = bd_preset_check((enum bd_preset)b->preset, &b->results.setup, "here", &b->err);
+    if (!r)
+        return 0;
+    snprintf(why, sizeof why, "%s", b->err.msg);
     return cfg_error_set(
         &b->err, ENOTSUP,
-        "preset decode-131k (3 drafts at a rate of 75 %%) needs %d devices in one group (EP%d/DP%d) and "
-        "%d redundant experts, and this command decodes in one process without any, on every machine%s. "
-        "Counters of such a group are reported and drawn with --from FILE.json",
-        DEVICES, DEVICES, DEVICES, REDUNDANT, more);
+        "%s. This command decodes in one process, which is one device on any machine; counters of such "
+        "a group are reported and drawn with --from FILE.json",
+        why);
+}
+
+/* What a preset says of the run itself. */
+static void set_preset(struct bench *b)
+{
+    static char modes[16];
+    const struct bd_preset_needs *p = bd_preset_needs((enum bd_preset)b->preset);
+    snprintf(modes, sizeof modes, "%d", p->drafts);
+    b->modes = modes;
+    b->context = p->setup.context;
+    b->accept = ACCEPT_ALL;
+    b->results.convert = p->rate;
 }
 
 static int prepare(struct bench *b)
@@ -465,6 +471,11 @@ static int prepare(struct bench *b)
     if (b->clock == CLOCK_CPU)
         b->threads = 1;
     int r = mdl_model_open(b->model_dir, b->threads, NULL, &b->m, &b->err);
+    if (!r)
+        b->results.setup = (struct bd_setup){.devices = 1,
+                                             .experts = b->m->cfg->n_experts,
+                                             .context = b->preset ? b->m->cfg->max_position : b->context,
+                                             .drafts = b->m->cfg->n_draft ? b->m->cfg->draft_block : 0};
     if (!r && b->preset)
         r = check_preset(b);
     if (!r)
@@ -534,9 +545,10 @@ int cli_bench_decode_run(int argc, char **argv)
     const struct cli_option options[] = {
         {CLI_TEXT, "model", 'm', &b.model_dir, "DIR", "folder of the checkpoint (required, but with --from)"},
         {CLI_CHOICE, "preset", 0, &b.preset, "NAME",
-         "decode-131k: says what the published decode curve needs and what is missing; its\n"
-         "curve is drawn from recorded counters, with --from",
-         .choices = preset_names},
+         "decode-131k: the published decode curve (131,072 tokens of context, EP64/DP64, 384 + 64\n"
+         "experts, 3 drafts at 75 %), from counters of such a group with --from; what a machine or a\n"
+         "file lacks for it is listed",
+         .choices = bd_preset_names},
         {CLI_TEXT, "concurrency", 'c', &b.loads, "N,N,...", "sequences at a time (default 1,2,4,8,16,32)"},
         {CLI_TEXT, "modes", 0, &b.modes, "M,M,...",
          "off, a number of drafts per step, dynamic (default: off, every length, dynamic)"},
@@ -583,17 +595,22 @@ int cli_bench_decode_run(int argc, char **argv)
         return r;
     if (!b.model_dir == !b.from_file)
         return cli_error(CLI_USAGE, "bench decode needs either -m DIR or --from FILE; see `weft bench decode --help`");
-    if (b.from_file) {
+    r = b.plot_file ? cli_plot_check(b.plot_file, &b.err) : 0;
+    if (!r && b.from_file) {
         double convert = b.results.convert;
         r = bd_read_json(b.from_file, &b.results, &b.err);
         b.results.convert = isnan(convert) ? b.results.convert : convert;
+        if (!r && b.preset)
+            r = bd_preset_apply((enum bd_preset)b.preset, &b.results, &b.err);
         for (int i = 0; i < b.results.n && !r; i++) {
             double tokens;
             int mode = b.results.point[i].mode;
             if (!isnan(b.results.convert))
                 r = cli_spec_convert(mode == BD_DYNAMIC, mode > 0 ? mode : 0, b.results.convert, &tokens, &b.err);
         }
-    } else {
+    } else if (!r) {
+        if (b.preset)
+            set_preset(&b);
         r = prepare(&b);
         if (!r)
             r = run_all(&b);

@@ -24,8 +24,18 @@ struct bd_point {
     struct mdl_counters counters;
 };
 
+/* What points were counted on, as far as a preset asks for it. */
+struct bd_setup {
+    int devices;   /* that decode as one group, each with its own sequences and a part of the experts */
+    int experts;   /* of the model */
+    int redundant; /* more, which are copies of some */
+    int context;   /* tokens */
+    int drafts;    /* that the drafter makes at once */
+};
+
 struct bd_results {
-    json_t *conditions; /* owned; text values, printed as they are */
+    json_t *conditions;    /* owned; text values, printed as they are */
+    struct bd_setup setup; /* zero: not known */
     struct bd_point *point;
     int n, cap;
     double convert; /* rate of the conversion, NaN: none */
@@ -59,6 +69,22 @@ int bd_write_csv(const struct bd_results *r, const char *path, struct cfg_error 
 int bd_plot(const struct bd_results *r, const char *path, struct cfg_error *err);
 /* Of an earlier run. -EINVAL: not such a file, or counters that contradict each other. */
 int bd_read_json(const char *path, struct bd_results *r, struct cfg_error *err);
+
+/* ---- presets (bench_decode_preset.c) ---- */
+
+enum bd_preset { BD_PRESET_NONE, BD_PRESET_DECODE_131K };
+extern const char *const bd_preset_names[];
+/* A setup on which a preset's curve can be taken, and how: all drafts fixed, at an assumed rate. */
+struct bd_preset_needs {
+    struct bd_setup setup;
+    int drafts;  /* of a step */
+    double rate; /* of the conversion */
+};
+const struct bd_preset_needs *bd_preset_needs(enum bd_preset preset);
+/* -ENOTSUP: err lists everything that is missing, and no more. where: of the list, such as "here". */
+int bd_preset_check(enum bd_preset preset, const struct bd_setup *have, const char *where, struct cfg_error *err);
+/* Of recorded points: their setup and that they are of the preset's length; sets the conversion. -ENOTSUP. */
+int bd_preset_apply(enum bd_preset preset, struct bd_results *r, struct cfg_error *err);
 
 int cli_bench_decode_run(int argc, char **argv);
 

@@ -338,6 +338,11 @@ int bd_write_json(const struct bd_results *r, const char *path, struct cfg_error
         json_array_append_new(points, j);
     }
     json_t *all = json_pack("{s:i,s:O,s:o}", "format", FORMAT, "conditions", r->conditions, "points", points);
+    const struct bd_setup *u = &r->setup;
+    if (all && u->devices)
+        json_object_set_new(all, "setup",
+                            json_pack("{s:i,s:i,s:i,s:i,s:i}", "devices", u->devices, "experts", u->experts,
+                                      "redundant", u->redundant, "context", u->context, "drafts", u->drafts));
     if (all && !isnan(r->convert))
         json_object_set_new(all, "convert_rate", json_real(r->convert));
     int bad = !all || json_dump_file(all, path, JSON_INDENT(1) | JSON_REAL_PRECISION(9) | JSON_PRESERVE_ORDER);
@@ -432,6 +437,26 @@ static const char *read_point(const json_t *j, struct bd_point *p)
     return NULL;
 }
 
+/* false: there is one, and something in it is no number of things. */
+static bool read_setup(const json_t *j, struct bd_setup *out)
+{
+    const struct {
+        const char *key;
+        int *to;
+    } item[] = {{"devices", &out->devices},
+                {"experts", &out->experts},
+                {"redundant", &out->redundant},
+                {"context", &out->context},
+                {"drafts", &out->drafts}};
+    for (size_t i = 0; j && i < sizeof item / sizeof *item; i++) {
+        int64_t v;
+        if (!count_of(j, item[i].key, &v) || v > INT32_MAX || (i == 0 && !v))
+            return false;
+        *item[i].to = (int)v;
+    }
+    return true;
+}
+
 int bd_read_json(const char *path, struct bd_results *r, struct cfg_error *err)
 {
     size_t i;
@@ -447,6 +472,8 @@ int bd_read_json(const char *path, struct bd_results *r, struct cfg_error *err)
                   : 0;
     if (!bad)
         bad = cli_conditions_check(r->conditions, path, err);
+    if (!bad && !read_setup(json_object_get(root, "setup"), &r->setup))
+        bad = cfg_error_set(err, EINVAL, "%s: \"setup\" needs devices, experts, redundant, context and drafts", path);
     if (!bad)
         json_array_foreach (points, i, point) {
             struct bd_point p;

@@ -9,6 +9,7 @@
 #include "cli/cli.h"
 #include "cli/conditions.h"
 #include "cli/options.h"
+#include "cli/plot.h"
 #include "cli/progress.h"
 #include "model/prefill.h"
 #include "model/sampler.h"
@@ -60,6 +61,7 @@ static void on_chunk(void *ctx, struct mdl_step *step, const struct mdl_segment 
     b->now->steps++;
     b->now->layer_rows += (int64_t)seg->n * (seg->layer_end - seg->layer_begin);
     b->now->longest = took > b->now->longest ? took : b->now->longest;
+    b->now->shortest = b->now->steps == 1 || took < b->now->shortest ? took : b->now->shortest;
     b->step_began = end;
 }
 
@@ -271,9 +273,10 @@ int cli_bench_prefill_run(int argc, char **argv)
     if (!b.model_dir == !b.from_file)
         return cli_error(CLI_USAGE,
                          "bench prefill needs either -m DIR or --from FILE; see `weft bench prefill --help`");
-    if (b.from_file)
+    r = b.plot_file ? cli_plot_check(b.plot_file, &b.err) : 0;
+    if (!r && b.from_file)
         r = bp_read_json(b.from_file, &b.results, &b.err);
-    else if (!(r = prepare(&b)))
+    else if (!r && !(r = prepare(&b)))
         r = run_all(&b);
     if (!r)
         r = report(&b);

@@ -18,10 +18,10 @@ struct bp_point {
     bool exact;        /* else bounded replay */
     int tokens, chunk; /* of the prompt; rows of a step, at most */
     int repeat;
-    double seconds;     /* of all its steps */
-    double longest;     /* of these, the longest step */
-    int64_t steps;      /* passes through the model */
-    int64_t layer_rows; /* rows of these times the layers that they went through */
+    double seconds;           /* of all its steps */
+    double longest, shortest; /* of its steps */
+    int64_t steps;            /* passes through the model */
+    int64_t layer_rows;       /* rows of these times the layers that they went through */
 };
 
 struct bp_results {

@@ -148,11 +148,12 @@ int bp_write_json(const struct bp_results *r, const char *path, struct cfg_error
     json_t *points = json_array();
     for (int i = 0; i < r->n; i++) {
         const struct bp_point *p = &r->point[i];
-        json_array_append_new(points,
-                              json_pack("{s:s,s:i,s:i,s:i,s:f,s:f,s:I,s:I}", "form", p->exact ? "exact" : "replay",
-                                        "prompt_tokens", p->tokens, "chunk", p->chunk, "repeat", p->repeat, "seconds",
-                                        p->seconds, "longest_step_seconds", p->longest, "steps", (json_int_t)p->steps,
-                                        "layer_rows", (json_int_t)p->layer_rows));
+        json_t *j = json_pack("{s:s,s:i,s:i,s:i,s:f}", "form", p->exact ? "exact" : "replay", "prompt_tokens",
+                              p->tokens, "chunk", p->chunk, "repeat", p->repeat, "seconds", p->seconds);
+        json_object_update_new(j, json_pack("{s:f,s:f,s:I,s:I}", "longest_step_seconds", p->longest,
+                                            "shortest_step_seconds", p->shortest, "steps", (json_int_t)p->steps,
+                                            "layer_rows", (json_int_t)p->layer_rows));
+        json_array_append_new(points, j);
     }
     json_t *all = json_pack("{s:i,s:s,s:O,s:o}", "format", FORMAT, "kind", "prefill", "conditions", r->conditions,
                             "points", points);
@@ -166,12 +167,13 @@ int bp_write_csv(const struct bp_results *r, const char *path, struct cfg_error 
     FILE *f = fopen(path, "we");
     if (!f)
         return cfg_error_set(err, errno, "%s: %s", path, strerror(errno));
-    fputs("form,prompt_tokens,chunk,repeat,seconds,longest_step_seconds,steps,layer_rows,prompt_tokens_per_second\n",
+    fputs("form,prompt_tokens,chunk,repeat,seconds,longest_step_seconds,shortest_step_seconds,steps,layer_rows,prompt_"
+          "tokens_per_second\n",
           f);
     for (int i = 0; i < r->n; i++) {
         const struct bp_point *p = &r->point[i];
-        fprintf(f, "%s,%d,%d,%d,%.9f,%.9f,%lld,%lld,%.6g\n", p->exact ? "exact" : "replay", p->tokens, p->chunk,
-                p->repeat, p->seconds, p->longest, (long long)p->steps, (long long)p->layer_rows,
+        fprintf(f, "%s,%d,%d,%d,%.9f,%.9f,%.9f,%lld,%lld,%.6g\n", p->exact ? "exact" : "replay", p->tokens, p->chunk,
+                p->repeat, p->seconds, p->longest, p->shortest, (long long)p->steps, (long long)p->layer_rows,
                 p->tokens / p->seconds);
     }
     return fclose(f) ? cfg_error_set(err, EIO, "%s cannot be written", path) : 0;
@@ -192,7 +194,8 @@ static const char *read_point(const json_t *j, struct bp_point *p)
     const char *form = json_string_value(json_object_get(j, "form"));
     int64_t tokens, chunk, repeat;
     *p = (struct bp_point){.seconds = json_number_value(json_object_get(j, "seconds")),
-                           .longest = json_number_value(json_object_get(j, "longest_step_seconds"))};
+                           .longest = json_number_value(json_object_get(j, "longest_step_seconds")),
+                           .shortest = json_number_value(json_object_get(j, "shortest_step_seconds"))};
     if (!form || (strcmp(form, "exact") && strcmp(form, "replay")))
         return "\"form\" is exact or replay";
     if (!integer_of(j, "prompt_tokens", 1, TOKENS_MAX, &tokens) || !integer_of(j, "chunk", 1, TOKENS_MAX, &chunk) ||
@@ -200,8 +203,11 @@ static const char *read_point(const json_t *j, struct bp_point *p)
         return "prompt_tokens and chunk are needed, above 0, and the repeat";
     if (!integer_of(j, "steps", 1, TOKENS_MAX, &p->steps) || !integer_of(j, "layer_rows", 1, INT64_MAX, &p->layer_rows))
         return "a counter is missing";
-    if (!(p->seconds > 0) || !(p->longest > 0) || p->longest > p->seconds || p->steps * chunk < tokens ||
-        p->layer_rows < tokens)
+    /* The longest step and all others, none of which is shorter than the shortest, are parts of the whole; a file has
+     * nine digits. */
+    double least = p->longest + (double)(p->steps - 1) * p->shortest;
+    if (!(p->shortest > 0) || !(p->longest >= p->shortest) || !(p->seconds >= least * (1 - 1e-6)) ||
+        p->steps * chunk < tokens || p->layer_rows < tokens)
         return "the counters contradict each other";
     p->exact = form[0] == 'e';
     p->tokens = (int)tokens;

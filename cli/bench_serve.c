@@ -18,6 +18,7 @@
 #include "cli/cli.h"
 #include "cli/load_client.h"
 #include "cli/options.h"
+#include "cli/plot.h"
 #include "cli/progress.h"
 
 enum { PROMPTS_MAX = 100000 };
@@ -376,7 +377,9 @@ int cli_bench_serve_run(int argc, char **argv)
     if (!a->concurrency && !a->rate)
         a->concurrency = "1,2,4,8";
     b.random = (uint64_t)a->seed;
-    int r = a->from ? bs_read_json(a->from, &b.results, &err) : work(&b, &err);
+    int r = a->plot ? cli_plot_check(a->plot, &err) : 0;
+    if (!r)
+        r = a->from ? bs_read_json(a->from, &b.results, &err) : work(&b, &err);
     if (!r)
         r = report(&b, &err);
     stop_server(&b);

@@ -297,8 +297,16 @@ int bs_read_json(const char *path, struct bs_results *r, struct cfg_error *err)
 
 /* ---- plot ---- */
 
+static void plot_value(struct cli_plot *p, double v)
+{
+    if (isfinite(v))
+        cli_plot_printf(p, " %.9g", v);
+    else
+        cli_plot_printf(p, " NaN");
+}
+
 /* The points of a loop by load: load, throughput, speed of the median user and of the slowest tenth's fastest, then of
- * first token and of the time between pieces the quantiles in ms. What there is none of is left out by gnuplot. */
+ * first token and of the time between pieces the quantiles in ms, requests that were not answered whole. */
 static int plot_loop(const struct bs_results *r, struct cli_plot *p, bool open)
 {
     int order[BS_POINTS_MAX], n = 0;
@@ -314,12 +322,14 @@ static int plot_loop(const struct bs_results *r, struct cli_plot *p, bool open)
     for (int k = 0; k < n; k++) {
         const struct bs_point *at = &r->point[order[k]];
         const double *user = at->value[BS_USER_TOKEN];
-        cli_plot_printf(p, "%g %.9g %.9g %.9g", at->load, throughput(at), 1 / user[0], 1 / user[1]);
+        cli_plot_printf(p, "%g %.9g", at->load, throughput(at));
+        plot_value(p, 1 / user[0]);
+        plot_value(p, 1 / user[1]);
         for (int q = 0; q < BS_QUANTILES; q++)
-            cli_plot_printf(p, " %.9g", 1e3 * at->value[BS_FIRST_TOKEN][q]);
+            plot_value(p, 1e3 * at->value[BS_FIRST_TOKEN][q]);
         for (int q = 0; q < BS_QUANTILES; q++)
-            cli_plot_printf(p, " %.9g", 1e3 * at->value[BS_INTER_TOKEN][q]);
-        cli_plot_printf(p, "\n");
+            plot_value(p, 1e3 * at->value[BS_INTER_TOKEN][q]);
+        cli_plot_printf(p, " %d\n", at->requests - at->whole);
     }
     cli_plot_printf(p, "EOD\n");
     return n;
@@ -333,40 +343,74 @@ static void panel(struct cli_plot *p, double left, const char *title, const char
                     left, left + 0.255, title, xlabel, ylabel);
 }
 
-/* Three quantiles of a column, upwards from `first`. */
-static void plot_quantiles(struct cli_plot *p, const char *loop, int first)
+static bool any_of(const struct bs_results *r, bool open, enum bs_column column)
 {
-    static const char *const names[BS_QUANTILES] = {"p50", "p90", "p99"};
-    cli_plot_printf(p, "plot ");
-    for (int q = 0; q < BS_QUANTILES; q++)
-        cli_plot_printf(p, "$%s using 1:%d with linespoints pt 7 ps 0.7 lw 1.5 lc rgb '%s' title '%s'%s", loop,
-                        first + q, cli_plot_colour(q), names[q], q + 1 < BS_QUANTILES ? ", " : "\n");
+    for (int i = 0; i < r->n; i++)
+        if (r->point[i].open == open && isfinite(r->point[i].value[column][0]))
+            return true;
+    return false;
 }
 
-static void plot_row(struct cli_plot *p, bool open, int points, double bottom, double top)
+/* A panel without anything in it, which gnuplot would not draw by itself. */
+static void plot_nothing(struct cli_plot *p)
+{
+    cli_plot_printf(
+        p, "unset logscale\nset xrange [0:1]\nset yrange [0:1]\nset label 100 'no answer has one' at graph 0.5, "
+           "graph 0.5 center\nplot NaN notitle\nunset label 100\n");
+}
+
+/* Three quantiles of a column over the load, upwards from column `first` of the data. */
+static void plot_quantiles(const struct bs_results *r, struct cli_plot *p, bool open, enum bs_column column, int first)
+{
+    static const char *const names[BS_QUANTILES] = {"p50", "p90", "p99"};
+    int points = 0;
+    for (int i = 0; i < r->n; i++)
+        points += r->point[i].open == open;
+    if (!any_of(r, open, column)) {
+        plot_nothing(p);
+        return;
+    }
+    cli_plot_printf(p, "unset logscale\nset logscale y 10\nset yrange [*:*]\n%s\nplot ",
+                    open || points < 2
+                        ? "set xrange [0:*]\nset offsets 0, graph 0.05, 0, 0"
+                        : "set logscale x 2\nset xrange [*:*]\nset offsets graph 0.05, graph 0.05, 0, 0");
+    for (int q = 0; q < BS_QUANTILES; q++)
+        cli_plot_printf(p, "$%s using 1:%d with linespoints pt 7 ps 0.7 lw 1.5 lc rgb '%s' title '%s'%s",
+                        open ? "open" : "closed", first + q, cli_plot_colour(q), names[q],
+                        q + 1 < BS_QUANTILES ? ", " : "\n");
+}
+
+static void plot_users(const struct bs_results *r, struct cli_plot *p, bool open)
 {
     const char *loop = open ? "open" : "closed";
+    if (!any_of(r, open, BS_USER_TOKEN)) {
+        plot_nothing(p);
+        return;
+    }
+    cli_plot_printf(p, "unset logscale\nset xrange [0:*]\nset yrange [0:*]\nset offsets 0, graph 0.08, graph 0.06, 0\n"
+                       "set key bottom left font ',9'\n");
+    cli_plot_printf(
+        p,
+        "plot $%s using 3:2 with linespoints pt 7 ps 0.7 lw 1.5 lc rgb '%s' title 'median user', $%s using "
+        "4:2 with linespoints pt 6 ps 0.7 dt 2 lc rgb '%s' title 'nine of ten have this or more', $%s "
+        "using 3:2:(sprintf('%%g%s', $1).($11 > 0 ? sprintf(': %%d not whole', $11) : '')) with labels offset "
+        "1.5,0.5 left font ',9' notitle\nunset offsets\n",
+        loop, cli_plot_colour(0), loop, cli_plot_colour(1), loop, open ? " /s" : "");
+}
+
+static void plot_row(const struct bs_results *r, struct cli_plot *p, bool open, double bottom, double top)
+{
     const char *load =
         open ? "requests per second, arriving at random (open loop)" : "requests at a time (closed loop)";
     cli_plot_printf(p, "set bmargin at screen %g\nset tmargin at screen %g\nset key top left font ',9'\n", bottom, top);
-    cli_plot_printf(p, "set logscale y 10\nset yrange [*:*]\n%s\n",
-                    open         ? "unset logscale x\nset xrange [0:*]\nset offsets 0, graph 0.05, 0, 0"
-                    : points > 1 ? "set logscale x 2\nset xrange [*:*]\nset offsets graph 0.05, graph 0.05, 0, 0"
-                                 : "unset logscale x\nset xrange [0:*]\nset offsets 0, graph 0.05, 0, 0");
     panel(p, 0.06, "Time to first token", load, "sent to first text at the client, ms");
-    plot_quantiles(p, loop, 5);
-    cli_plot_printf(p, "unset label\n");
+    plot_quantiles(r, p, open, BS_FIRST_TOKEN, 5);
+    cli_plot_printf(p, "unset label\n"); /* the conditions, which one panel has drawn for all */
     panel(p, 0.39, "Time between pieces of text", load, "between two pieces of one answer, ms");
-    plot_quantiles(p, loop, 8);
-    cli_plot_printf(p, "unset logscale\nset xrange [0:*]\nset yrange [0:*]\nset offsets 0, graph 0.08, graph 0.06, 0\n"
-                       "set key bottom left font ',9'\n");
+    plot_quantiles(r, p, open, BS_INTER_TOKEN, 8);
     panel(p, 0.72, "Speed per user against throughput", "tokens per second and user, behind the first token",
           "tokens per second, all users");
-    cli_plot_printf(p,
-                    "plot $%s using 3:2 with linespoints pt 7 ps 0.7 lw 1.5 lc rgb '%s' title 'median user', $%s using "
-                    "4:2 with linespoints pt 6 ps 0.7 dt 2 lc rgb '%s' title 'nine of ten have this or more', $%s "
-                    "using 3:2:(sprintf('%%g%s', $1)) with labels offset 1.5,0.5 font ',9' notitle\nunset offsets\n",
-                    loop, cli_plot_colour(0), loop, cli_plot_colour(1), loop, open ? " /s" : "");
+    plot_users(r, p, open);
 }
 
 int bs_plot(const struct bs_results *r, const char *path, struct cfg_error *err)
@@ -391,7 +435,7 @@ int bs_plot(const struct bs_results *r, const char *path, struct cfg_error *err)
         if (!loops[open])
             continue;
         double bottom = low + k-- * row;
-        plot_row(p, open, loops[open], bottom + 70.0 / height, bottom + row - 40.0 / height);
+        plot_row(r, p, open, bottom + 70.0 / height, bottom + row - 40.0 / height);
     }
     cli_plot_printf(p, "unset multiplot\n");
     return cli_plot_end(p, err);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "cli/conditions.h"
 #include "cli/files.h"
 #include "cli/options.h"
 #include "cli/plot.h"
@@ -42,6 +43,7 @@ struct calibrate {
     struct probes probes[MDL_CHOICES];
     struct mdl_calibration result;
     struct mdl_calibration_place judged[MDL_CHOICES][MDL_MAX_BLOCK]; /* of one half, as judged on the other */
+    int drawn[MDL_CHOICES];                                          /* blocks that judged; 0: was not fitted */
     struct cli_progress progress;
     struct cfg_error err;
 };
@@ -92,9 +94,8 @@ static int32_t pick_by_rejection(struct run *r, int pos, const float *logits, bo
                              offered ? r->stream.guess.ids[place] : 0, vocab, r->recipe.seed, pos);
 }
 
-static int32_t pick(void *ctx, int pos, float *logits, bool draft)
+static int32_t choose(struct run *r, int pos, const float *logits, bool draft)
 {
-    struct run *r = ctx;
     int vocab = r->c->m->cfg->vocab_size;
     int32_t id;
     if (r->choice == MDL_CHOICE_GREEDY)
@@ -105,7 +106,17 @@ static int32_t pick(void *ctx, int pos, float *logits, bool draft)
     return bad ? bad : id;
 }
 
-/* Generates behind the prompt, every block whole. An end token ends it, as it would a request. */
+/* An end token ends a prompt's text, as it would a request's. */
+static int32_t pick(void *ctx, int pos, float *logits, bool draft)
+{
+    struct run *r = ctx;
+    int32_t id = choose(r, pos, logits, draft);
+    r->stream.finished = !draft && id == r->c->m->cfg->eos_id;
+    return id;
+}
+
+/* Generates behind the prompt, every block whole. The block in which the text ends counts too: nothing behind the end
+ * was kept. */
 static int run_prompt(struct run *r, int group, struct mdl_decoder *d, struct mdl_step *step)
 {
     struct calibrate *c = r->c;
@@ -129,15 +140,12 @@ static int run_prompt(struct run *r, int group, struct mdl_decoder *d, struct md
         bad = id < 0 ? id : 0;
     }
     struct mdl_stream *list = &r->stream;
-    bool ended = r->stream.next == cfg->eos_id;
-    while (!bad && !ended && seq->len < limit) {
+    while (!bad && !r->stream.finished && seq->len < limit) {
         bad = mdl_decoder_round(d, &list, 1, &c->err);
         if (!bad)
             bad = r->stream.status;
-        for (int i = 0; i < r->stream.n_emitted; i++)
-            ended |= r->stream.emitted[i] == cfg->eos_id;
-        if (!bad && r->stream.guess.n == c->block && !ended)
-            bad = add_probe(c, r->choice, r->stream.guess.confidence, r->stream.n_emitted - 1, group);
+        if (!bad && r->stream.guess.n == c->block)
+            bad = add_probe(c, r->choice, r->stream.guess.confidence, r->stream.n_accepted, group);
     }
     mdl_seq_free(seq);
     return bad;
@@ -326,6 +334,7 @@ static int fit(struct calibrate *c, enum mdl_choice choice)
             mdl_calibration_fit(&all, best == 1 ? MDL_FIT_TEMPERATURE : MDL_FIT_SHIFT, at[best]);
         memcpy(c->result.at[choice], at[best], sizeof at[best]);
         c->result.fitted[choice] = true;
+        c->drawn[choice] = held.n;
     }
     free(logit);
     free(kept);
@@ -351,9 +360,9 @@ static int write_probes(struct calibrate *c)
 }
 
 static void plot_series(struct cli_plot *p, const struct mdl_probes *held, const struct mdl_calibration_place *at,
-                        const char *name)
+                        const char *choice, const char *name)
 {
-    cli_plot_printf(p, "$%s << EOD\n", name);
+    cli_plot_printf(p, "$%s_%s << EOD\n", choice, name);
     for (int k = 0; k < held->places; k++) {
         struct mdl_reliability r;
         mdl_calibration_reliability(held, at, k, &r);
@@ -365,47 +374,96 @@ static void plot_series(struct cli_plot *p, const struct mdl_probes *held, const
     cli_plot_printf(p, "EOD\n");
 }
 
-/* Reliability before and after, of the first choice that has probes, on the half that the fit behind it did not see. */
-static int plot(struct calibrate *c, enum mdl_choice choice)
+static void plot_panel(const struct calibrate *c, struct cli_plot *p, const char *choice, const char *name,
+                       double error)
+{
+    cli_plot_printf(p, "set title '%s, %s: mean error %.3f'\nplot x lc rgb '#888888' notitle", choice, name, error);
+    for (int k = 0; k < c->block; k++)
+        cli_plot_printf(p,
+                        ", $%s_%s index %d using 1:2 with linespoints pt 7 ps 0.7 lw 1.5 lc rgb '%s' title 'draft %d'",
+                        choice, name, k, cli_plot_colour(k), k + 1);
+    cli_plot_printf(p, "\nunset label\nunset key\n"); /* one for all panels */
+}
+
+/* A row of two panels, before and after, on the half that the fit behind it did not see. */
+static int plot_choice(struct calibrate *c, struct cli_plot *p, enum mdl_choice choice, double bottom, double top)
 {
     const struct probes *all = &c->probes[choice];
+    const char *name = mdl_choice_names[choice];
     struct mdl_calibration_place raw[MDL_MAX_BLOCK];
     struct mdl_probes held;
     float *logit = malloc(((size_t)all->n * (size_t)c->block + 1) * sizeof *logit);
     int *kept = malloc(((size_t)all->n + 1) * sizeof *kept);
-    struct cli_plot *p;
-    int bad =
-        logit && kept ? cli_plot_begin(c->plot_file, &p, &c->err) : cfg_error_set(&c->err, ENOMEM, "out of memory");
+    int bad = logit && kept ? 0 : cfg_error_set(&c->err, ENOMEM, "out of memory");
     if (!bad) {
         half_of(c, all, 1, &held, logit, kept);
         for (int k = 0; k < MDL_MAX_BLOCK; k++)
             raw[k] = (struct mdl_calibration_place){1, 0};
-        plot_series(p, &held, raw, "before");
-        plot_series(p, &held, c->judged[choice], "after");
-        cli_plot_printf(
-            p,
-            "set label 1 \"model revision %016llx, %s, %d blocks not seen by the fit, bins of 10 blocks and "
-            "more\" at screen 0.05,0.03 noenhanced font ',9'\nset multiplot layout 1,2 margins "
-            "0.08,0.97,0.17,0.92 spacing 0.09\n"
-            "set xrange [0:1]\nset yrange [0:1]\nset grid\nset key at screen 0.97,0.075 right horizontal maxrows 1\n"
-            "set xlabel 'stated survival'\nset ylabel 'share kept'\n",
-            (unsigned long long)c->m->ck->revision, mdl_choice_names[choice], held.n);
-        const char *const series[] = {"before", "after"};
-        for (int s = 0; s < 2; s++) {
-            cli_plot_printf(p, "set title '%s: mean error %.3f'\nplot x lc rgb '#888888' notitle", series[s],
-                            mean_error(&held, s ? c->judged[choice] : raw));
-            for (int k = 0; k < c->block; k++)
-                cli_plot_printf(
-                    p, ", $%s index %d using 1:2 with linespoints pt 7 ps 0.7 lw 1.5 lc rgb '%s' title 'draft %d'",
-                    series[s], k, cli_plot_colour(k), k + 1);
-            cli_plot_printf(p, "\nunset label\nunset key\n"); /* one for both */
-        }
-        cli_plot_printf(p, "unset multiplot\n");
-        bad = cli_plot_end(p, &c->err);
+        plot_series(p, &held, raw, name, "before");
+        plot_series(p, &held, c->judged[choice], name, "after");
+        cli_plot_printf(p,
+                        "set bmargin at screen %g\nset tmargin at screen %g\nset lmargin at screen 0.08\n"
+                        "set rmargin at screen 0.5\n",
+                        bottom, top);
+        plot_panel(c, p, name, "before", mean_error(&held, raw));
+        cli_plot_printf(p, "set lmargin at screen 0.57\nset rmargin at screen 0.98\n");
+        plot_panel(c, p, name, "after", mean_error(&held, c->judged[choice]));
     }
     free(logit);
     free(kept);
     return bad;
+}
+
+static json_t *plot_conditions(const struct calibrate *c)
+{
+    json_t *t = json_object();
+    char list[200] = "";
+    size_t n = 0;
+    cli_condition_set(t, "model", "%s, revision %016llx, blocks of %d drafts", c->model_dir,
+                      (unsigned long long)c->m->ck->revision, c->block);
+    for (int m = 0; m < MDL_CHOICES; m++)
+        if (c->drawn[m])
+            n +=
+                (size_t)snprintf(list + n, sizeof list - n, "%s%d %s", n ? ", " : "", c->drawn[m], mdl_choice_names[m]);
+    cli_condition_set(t, "blocks", "%s; all verified whole, none seen by the fit that is drawn", list);
+    if (c->log_file)
+        cli_condition_set(t, "source", "a server's log");
+    else
+        cli_condition_set(t, "source",
+                          "%d prompts of %d tokens from a text, %d tokens each, temperature %g where not greedy",
+                          c->prompts, c->length, c->tokens, c->temperature);
+    cli_condition_set(t, "bins", "%d of stated survival, drawn where they have 10 blocks and more",
+                      MDL_CALIBRATION_BINS);
+    return t;
+}
+
+/* Reliability before and after, a row for each choice that was fitted. */
+static int plot(struct calibrate *c)
+{
+    enum { WIDTH = 1100, ROW = 520, CONDITIONS = 120 };
+    struct cli_plot *p;
+    int rows = 0;
+    for (int m = 0; m < MDL_CHOICES; m++)
+        rows += c->drawn[m] > 0;
+    int height = CONDITIONS + rows * ROW, bad = cli_plot_begin_sized(c->plot_file, WIDTH, height, &p, &c->err);
+    if (bad)
+        return bad;
+    json_t *conditions = plot_conditions(c);
+    double low = cli_plot_conditions(p, conditions) + 25.0 / height, row = (1 - low) / rows;
+    json_decref(conditions);
+    cli_plot_printf(p,
+                    "set multiplot\nset xrange [0:1]\nset yrange [0:1]\nset grid lt 1 lw 0.7 lc rgb '#e0e0e0'\n"
+                    "set key at screen 0.98,%g right horizontal maxrows 1\nset xlabel 'stated survival'\n"
+                    "set ylabel 'share kept'\n",
+                    low);
+    for (int m = 0, k = rows - 1; m < MDL_CHOICES && !bad; m++)
+        if (c->drawn[m]) {
+            double bottom = low + k-- * row;
+            bad = plot_choice(c, p, (enum mdl_choice)m, bottom + 60.0 / height, bottom + row - 40.0 / height);
+        }
+    cli_plot_printf(p, "unset multiplot\n");
+    int end = cli_plot_end(p, &c->err);
+    return bad ? bad : end;
 }
 
 /* ---- the command ---- */
@@ -456,21 +514,20 @@ static int read_choices(struct calibrate *c)
 }
 
 /* Every choice that has blocks. One with too few keeps what it has, with a word about it: little traffic of one kind
- * must not be in the way of the others. first: of those that were fitted. -ENODATA: there is none. */
-static int fit_all(struct calibrate *c, int *first)
+ * must not be in the way of the others. -ENODATA: none was fitted. */
+static int fit_all(struct calibrate *c)
 {
-    bool few = false;
+    bool few = false, any = false;
     for (int m = 0; m < MDL_CHOICES; m++) {
         int bad = c->probes[m].n ? fit(c, (enum mdl_choice)m) : 0;
         if (bad && bad != -ENODATA)
             return bad;
         if (bad)
             fprintf(stderr, "calibrate: left as it was: %s\n", c->err.msg);
-        else if (c->probes[m].n && *first < 0)
-            *first = m;
+        any |= c->drawn[m] > 0;
         few |= bad != 0;
     }
-    if (*first >= 0)
+    if (any)
         return 0;
     return few ? cfg_error_set(&c->err, ENODATA, "no way of choosing has enough blocks to fit to")
                : cfg_error_set(&c->err, ENODATA, "there is no whole block to fit to%s",
@@ -483,7 +540,7 @@ static int fit_all(struct calibrate *c, int *first)
 static int work(struct calibrate *c)
 {
     char path[4096];
-    int bad = read_choices(c), first = -1;
+    int bad = read_choices(c);
     if (!bad)
         bad = load(c);
     if (bad)
@@ -497,11 +554,11 @@ static int work(struct calibrate *c)
         if (c->wanted[m] && !c->log_file)
             bad = collect(c, (enum mdl_choice)m);
     if (!bad)
-        bad = fit_all(c, &first);
+        bad = fit_all(c);
     if (!bad && c->probes_file)
         bad = write_probes(c);
     if (!bad && c->plot_file)
-        bad = plot(c, (enum mdl_choice)first);
+        bad = plot(c);
     if (!bad && !c->dry_run) {
         bad = mdl_calibration_write(c->out_file ? c->out_file : path, c->m->ck->revision, &c->result, &c->err);
         if (!bad)
@@ -528,7 +585,8 @@ int cli_calibrate_run(int argc, char **argv)
         {CLI_TEXT, "out", 'o', &c.out_file, "FILE", "write here (default: " MDL_CALIBRATION_FILE " beside the model)"},
         {CLI_FLAG, "dry-run", 0, &c.dry_run, NULL, "write no calibration"},
         {CLI_TEXT, "probes", 0, &c.probes_file, "FILE", "also write the blocks, one JSON object a line"},
-        {CLI_TEXT, "plot", 0, &c.plot_file, "FILE", "draw reliability before and after (.svg or .png, needs gnuplot)"},
+        {CLI_TEXT, "plot", 0, &c.plot_file, "FILE",
+         "draw reliability before and after, a row for each choice (.svg or .png, needs gnuplot)"},
         {.kind = CLI_END},
     };
     const struct cli_usage usage = {

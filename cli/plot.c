@@ -28,15 +28,24 @@ int cli_plot_begin(const char *file, struct cli_plot **out, struct cfg_error *er
     return cli_plot_begin_sized(file, WIDTH, HEIGHT, out, err);
 }
 
-int cli_plot_begin_sized(const char *file, int width, int height, struct cli_plot **out, struct cfg_error *err)
+int cli_plot_check(const char *file, struct cfg_error *err)
 {
     const char *dot = strrchr(file, '.');
-    *out = NULL;
     if (!dot || (strcmp(dot, ".svg") && strcmp(dot, ".png")) || strpbrk(file, "'\n\\"))
         return cfg_error_set(err, EINVAL, "plot file \"%s\": use a name that ends in .svg or .png, without quotes",
                              file);
     if (!has_gnuplot())
         return cfg_error_set(err, ENOENT, "a plot needs gnuplot; install the package gnuplot-nox (make deps does)");
+    return 0;
+}
+
+int cli_plot_begin_sized(const char *file, int width, int height, struct cli_plot **out, struct cfg_error *err)
+{
+    int bad = cli_plot_check(file, err);
+    *out = NULL;
+    if (bad)
+        return bad;
+    const char *dot = strrchr(file, '.');
     struct cli_plot *p = malloc(sizeof *p);
     if (!p)
         return cfg_error_set(err, ENOMEM, "plot: out of memory");

@@ -153,7 +153,7 @@ static int begin_verify(struct mdl_decoder *d, struct cfg_error *err)
 static void accept(struct mdl_decoder *d, struct mdl_stream *s, int segment)
 {
     int start = s->seq->len, vocab = d->m->cfg->vocab_size, accepted = 0;
-    s->n_emitted = s->status = 0;
+    s->n_emitted = s->n_accepted = s->status = 0;
     for (int i = 0; i <= s->offer; i++) {
         memcpy(d->logits, mdl_step_logits(d->verify, segment, i), (size_t)vocab * sizeof(float));
         int32_t id = s->pick ? s->pick(s->pick_ctx, start + i + 1, d->logits, false) : mdl_argmax(d->logits, vocab);
@@ -169,6 +169,7 @@ static void accept(struct mdl_decoder *d, struct mdl_stream *s, int segment)
             break;
     }
     mdl_step_commit(d->verify, segment, s->n_emitted);
+    s->n_accepted = accepted;
     s->next = s->emitted[s->n_emitted - 1];
     s->counters.steps++;
     s->counters.drafted += s->guess.n;
@@ -190,7 +191,7 @@ int mdl_decoder_begin(struct mdl_decoder *d, struct mdl_stream *const *streams, 
     d->providers = providers;
     memcpy(d->streams, streams, (size_t)n * sizeof *d->streams);
     for (int i = 0; i < n; i++)
-        streams[i]->n_emitted = streams[i]->status = 0;
+        streams[i]->n_emitted = streams[i]->n_accepted = streams[i]->status = 0;
     int r = begin_draft(d, err);
     d->phase = DECODE_DRAFT;
     if (!r && !d->n_drafting)

@@ -43,6 +43,7 @@ struct mdl_stream {
     /* Results of a round. */
     int32_t emitted[MDL_ROUND_MAX];
     int n_emitted;
+    int n_accepted; /* of the guesses that were offered: those that came out; none behind one that ended the text */
     bool finished; /* set by pick: this token is the last, nothing more is picked */
     int status;    /* negative errno of pick: the stream cannot go on, its sequence is as before the round */
     struct mdl_counters counters;

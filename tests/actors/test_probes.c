@@ -12,7 +12,6 @@ enum { REQUESTS = 4, NEW = 100, STEPS = 4 * NEW };
 struct part {
     int64_t made_at; /* of the same round: the same */
     int request, drafted, offered;
-    bool ended;
 };
 
 struct seen {
@@ -35,8 +34,7 @@ static void on_tokens(void *ctx, struct act_msg *m)
     s->part[s->n++] = (struct part){.made_at = b->made_at,
                                     .request = i,
                                     .drafted = (int)p->drafted - s->drafted[i],
-                                    .offered = (int)b->offered - s->offered[i],
-                                    .ended = p->finish != 0};
+                                    .offered = (int)b->offered - s->offered[i]};
     s->steps[i] = (int)b->steps;
     s->drafted[i] = (int)p->drafted;
     s->offered[i] = (int)b->offered;
@@ -44,7 +42,7 @@ static void on_tokens(void *ctx, struct act_msg *m)
 
 struct counts {
     int logged; /* blocks in the log */
-    int whole;  /* blocks that were verified whole, of requests that went on */
+    int whole;  /* blocks that were verified whole, also those in which a request ended */
     int fair;   /* of these, in rounds that verified all that was drafted */
 };
 
@@ -57,7 +55,7 @@ static struct counts count(const struct seen *s, int block)
         for (int k = 0; k < s->n; k++)
             if (s->part[k].made_at == p->made_at)
                 trimmed += s->part[k].drafted - s->part[k].offered;
-        bool whole = p->offered == block && !p->ended;
+        bool whole = p->offered == block;
         c.whole += whole;
         c.fair += whole && !trimmed;
     }

@@ -177,10 +177,12 @@ Test(bench_decode, refuses)
         const char *argument[6], *says;
         int status;
     } bad[] = {
-        {{"-m", "samples/tiny", "--preset", "decode-131k"}, "64 devices in one group", 1},
-        {{"-m", "samples/tiny", "--preset", "decode-131k"}, "in one process without any, on every machine; 384 exp", 1},
-        {{"-m", "samples/tiny", "--preset", "decode-131k"}, "a context of 131072 tokens (this model", 1},
+        {{"-m", "samples/tiny", "--preset", "decode-131k"}, /* and not: drafts at once */
+         "needs 64 devices in one group (EP64/DP64) (here: 1); 384 experts (here: 8); 64 redundant experts (here: 0); "
+         "131072 tokens of context (here: 1024). This command decodes in one process",
+         1},
         {{"-m", "samples/tiny", "--preset", "decode-131k"}, "drawn with --from FILE.json", 1},
+        {{"--preset", "decode-131k", "--from", "tests/fixtures/bench/decode-recorded.json"}, "\"setup\"", 1},
         {{"-m", "samples/tiny", "--convert", "0.75"}, "fixed number of drafts", 2},
         {{"--convert", "0.75", "--from", "tests/fixtures/bench/decode-recorded.json"}, "fixed number of drafts", 2},
         {{"-m", "samples/tiny", "--modes", "6"}, "0 to 5", 2},
@@ -273,6 +275,83 @@ Test(bench_decode, plots_of_recorded_counters)
     r = ts_run(ts_weft(), "bench", "decode", "--from", "tests/fixtures/bench/decode-recorded.json", "--plot", "x.jpg");
     cr_expect_eq(r.status, 2);
     ts_result_free(&r);
+    ts_remove_dir(dir);
+    free(dir);
+}
+
+/* A preset's curve needs all of its setup; what is missing is named, each by itself, and nothing else. */
+Test(bench_decode, a_preset_lists_what_is_missing)
+{
+    const struct bd_preset_needs *p = bd_preset_needs(BD_PRESET_DECODE_131K);
+    struct cfg_error err = {0};
+    cr_expect(p->drafts == 3 && p->rate == 0.75);
+    struct bd_setup have = p->setup;
+    cr_expect_eq(bd_preset_check(BD_PRESET_DECODE_131K, &have, "here", &err), 0);
+    have.context *= 2;
+    have.drafts = 5;
+    cr_expect_eq(bd_preset_check(BD_PRESET_DECODE_131K, &have, "here", &err), 0, "more of these does no harm");
+    static const char *const says[] = {"64 devices in one group (EP64/DP64) (here: 63)", "384 experts (here: 383)",
+                                       "64 redundant experts (here: 63)", "131072 tokens of context (here: 131071)",
+                                       "3 drafts at once (here: 2)"};
+    for (int i = 0; i < 5; i++) {
+        char want[128];
+        have = p->setup;
+        int *const part[] = {&have.devices, &have.experts, &have.redundant, &have.context, &have.drafts};
+        --*part[i];
+        cr_expect_eq(bd_preset_check(BD_PRESET_DECODE_131K, &have, "here", &err), -ENOTSUP);
+        snprintf(want, sizeof want, "preset decode-131k needs %s", says[i]);
+        cr_expect_str_eq(err.msg, want);
+    }
+}
+
+/* Recorded counters become the preset's curve where they are of its setup and its length: 3.25 tokens a step, whatever
+ * the file asks for. */
+Test(bench_decode, a_preset_is_drawn_from_counters_of_its_setup)
+{
+    static const struct {
+        const char *drafts, *setup, *says; /* says NULL: is drawn */
+        int status;
+    } file[] = {
+        {"fixed 3", "\"devices\":64,\"experts\":384,\"redundant\":64,\"context\":131072,\"drafts\":3", NULL, 0},
+        {"fixed 3", "\"devices\":32,\"experts\":384,\"redundant\":64,\"context\":131072,\"drafts\":3",
+         "needs 64 devices in one group (EP64/DP64) (recorded: 32)\n", 1},
+        {"dynamic", "\"devices\":64,\"experts\":384,\"redundant\":64,\"context\":131072,\"drafts\":3",
+         "3 drafts in every step (recorded: dynamic)", 1},
+        {"fixed 2", "\"devices\":64,\"experts\":384,\"redundant\":64,\"context\":131072,\"drafts\":3",
+         "3 drafts in every step (recorded: fixed 2)", 1},
+        {"fixed 3", "\"devices\":0,\"experts\":384,\"redundant\":64,\"context\":131072,\"drafts\":3", "\"setup\" needs",
+         2},
+        {"fixed 3", "\"devices\":64,\"experts\":384", "\"setup\" needs", 2},
+    };
+    char *dir = ts_temp_dir(), text[1200], svg[4200];
+    double at[4][8];
+    snprintf(svg, sizeof svg, "%s/out.svg", dir);
+    ts_plots_record(dir);
+    for (size_t i = 0; i < sizeof file / sizeof *file; i++) {
+        snprintf(
+            text, sizeof text,
+            "{\"format\":1,\"conditions\":{\"parallel\":\"64 devices\"},\"setup\":{%s},\"points\":[{\"drafts\":\"%s\","
+            "\"sequences\":4,\"repeat\":0,\"seconds\":0.5,\"rounds\":2,\"steps\":8,\"drafted\":24,\"offered\":24,"
+            "\"accepted\":24,\"emitted\":32,\"offered_by_position\":[8,8,8],\"accepted_by_position\":[8,8,8]}]}",
+            file[i].setup, file[i].drafts);
+        char *path = ts_write_file(dir, "in.json", text);
+        struct ts_result r =
+            ts_run(ts_weft(), "bench", "decode", "--preset", "decode-131k", "--from", path, "--plot", svg);
+        cr_expect_eq(r.status, file[i].status, "case %zu: %s", i, r.err);
+        cr_expect(!file[i].says || strstr(r.err, file[i].says), "case %zu: %s", i, r.err);
+        ts_result_free(&r);
+        free(path);
+        if (file[i].says)
+            continue;
+        char *told = ts_plots_told(dir);
+        cr_assert_eq(ts_plots_data(told, "m0", 4, 4, at), 1, "%s", told);
+        cr_expect_float_eq(at[0][1], 8 * 3.25 / 0.5, 1e-6, "8 steps of 1 + 3 x 0.75 tokens, not of 4 rows: %g",
+                           at[0][1]);
+        cr_expect_float_eq(at[0][0], 8 * 3.25 / 0.5 / 4, 1e-6);
+        cr_expect(strstr(told, "CONVERTED") && strstr(told, "1 + drafts x 0.75") && strstr(told, "64 devices"), "%s",
+                  told);
+        free(told);
+    }
     ts_remove_dir(dir);
     free(dir);
 }

@@ -233,7 +233,7 @@ Test(bench_serve, plots_are_pictures)
         snprintf(file, sizeof file, "%s/out.%s", dir, suffix[i]);
         struct ts_result r = ts_run(ts_weft(), "bench", "serve", "--from", recorded, "--plot", file);
         cr_assert_eq(r.status, 0, "%s", r.err);
-        cr_expect_eq(r.err[0], 0, "gnuplot complains: %s", r.err);
+        cr_expect_null(strstr(r.err, "warning"), "gnuplot complains: %s", r.err);
         ts_result_free(&r);
         char *text = ts_read_file(file, &len);
         cr_expect(i ? strstr(text, "Speed per user against throughput") != NULL
@@ -242,6 +242,57 @@ Test(bench_serve, plots_are_pictures)
     }
     ts_remove_dir(dir);
     free(dir);
+}
+
+/* Loads at which nothing was answered in full, or answers of one token: there is a picture all the same, and it says
+ * so. */
+Test(bench_serve, plots_of_next_to_nothing)
+{
+    if (system("command -v gnuplot >/dev/null 2>&1"))
+        cr_skip_test("needs gnuplot");
+    static const char *const point[] = {
+        "\"whole\":0,\"refused\":4,\"failed\":0,\"output_tokens\":0",
+        "\"whole\":3,\"refused\":1,\"failed\":0,\"output_tokens\":3,\"first_token_seconds\":{\"p50\":1,\"p90\":2,"
+        "\"p99\":2}",
+        "\"whole\":3,\"refused\":1,\"failed\":0,\"output_tokens\":9,\"first_token_seconds\":{\"p50\":1,\"p90\":2,"
+        "\"p99\":2},"
+        "\"user_token_seconds\":{\"p50\":1,\"p90\":2,\"p99\":2},\"inter_token_seconds\":{\"p50\":1,\"p90\":2,\"p99\":"
+        "2}",
+    };
+    char *dir = ts_temp_dir(), text[1024], svg[4200];
+    snprintf(svg, sizeof svg, "%s/out.svg", dir);
+    for (int i = 0; i < 6; i++) {
+        snprintf(
+            text, sizeof text,
+            "{\"conditions\":{\"server\":{}},\"points\":[{\"loop\":\"%s\",\"%s\":2,\"seconds\":1,\"requests\":4,%s}]}",
+            i < 3 ? "closed" : "open", i < 3 ? "concurrency" : "requests_per_second", point[i % 3]);
+        char *path = ts_write_file(dir, "in.json", text);
+        struct ts_result r = ts_run(ts_weft(), "bench", "serve", "--from", path, "--plot", svg);
+        cr_assert_eq(r.status, 0, "case %d: %s", i, r.err);
+        cr_expect_null(strstr(r.err, "warning"), "case %d: gnuplot complains: %s", i, r.err);
+        ts_result_free(&r);
+        char *drawn = ts_read_file(svg, NULL);
+        int empty = 0;
+        for (const char *at = drawn; (at = strstr(at, "no answer has one")); at++)
+            empty++;
+        cr_expect_eq(empty, i % 3 == 0 ? 3 : i % 3 == 1 ? 2 : 0, "case %d: %d panels are empty", i, empty);
+        cr_expect(i % 3 != 2 || strstr(drawn, "1 not whole"), "case %d", i);
+        free(drawn);
+        free(path);
+    }
+    ts_remove_dir(dir);
+    free(dir);
+}
+
+/* Before anything is measured. */
+Test(bench_serve, a_plot_that_cannot_be_drawn_is_refused_at_once)
+{
+    static const char *const bench[] = {"serve", "prefill", "decode"};
+    for (int i = 0; i < 3; i++) {
+        struct ts_result r = ts_run(ts_weft(), "bench", bench[i], "-m", "/nowhere", "--plot", "x.jpg");
+        cr_expect(r.status == 2 && strstr(r.err, "ends in .svg or .png"), "%s: %s", bench[i], r.err);
+        ts_result_free(&r);
+    }
 }
 
 Test(bench_serve, files_that_are_none_are_refused)

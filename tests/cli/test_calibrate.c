@@ -213,7 +213,7 @@ Test(calibrate, the_better_fit_is_kept_and_drawn)
     /* The plot: stated survival against what was kept, far from the diagonal before and near it behind, in all places.
      */
     static double at[2][PLACES * MDL_CALIBRATION_BINS][8];
-    static const char *const series[] = {"before", "after"};
+    static const char *const series[] = {"greedy_before", "greedy_after"};
     char *told = ts_plots_told(dir), title[64];
     double off[2] = {0};
     cr_assert_not_null(told);
@@ -227,13 +227,29 @@ Test(calibrate, the_better_fit_is_kept_and_drawn)
             blocks += (int)at[s][i][3];
         }
         off[s] /= blocks;
-        snprintf(title, sizeof title, "'%s: mean error %.3f'", series[s], s ? shift : raw);
+        snprintf(title, sizeof title, "'greedy, %s: mean error %.3f'", s ? "after" : "before", s ? shift : raw);
         cr_expect_not_null(strstr(told, title), "%s: %s", title, told);
     }
     cr_expect_float_eq(off[0], raw, 0.01, "%g drawn, %g printed", off[0], raw);
     cr_expect_float_eq(off[1], shift, 0.01, "%g drawn, %g printed", off[1], shift);
-    cr_expect(strstr(told, "greedy, 1496 blocks not seen by the fit") && strstr(told, "title 'draft 5'"), "%s", told);
+    cr_expect(strstr(told, "1496 greedy; all verified whole, none seen by the fit") && strstr(told, "title 'draft 5'"),
+              "%s", told);
+    cr_expect_null(strstr(told, "$match"), "nothing of it was fitted: %s", told);
     ts_result_free(&r);
+    free(told);
+    free(log);
+    /* Of several choices each has a row. */
+    log = made_up_log(BLOCKS, BLOCKS);
+    r = ts_run(ts_weft(), "calibrate", "-m", "samples/tiny", "--log", log, "-o", out, "--plot", plot);
+    cr_assert_eq(r.status, 0, "%s%s", r.out, r.err);
+    ts_result_free(&r);
+    told = ts_plots_told(dir);
+    for (int s = 0; s < 2; s++)
+        cr_expect_gt(ts_plots_data(told, s ? "match_after" : "greedy_after", 4, PLACES * MDL_CALIBRATION_BINS, at[s]),
+                     2 * PLACES);
+    cr_expect(strstr(told, "1496 greedy, 1496 match;") &&
+                  strstr(told, "plot x lc rgb '#888888' notitle, $match_before"),
+              "%s", told);
     free(told);
     free(log);
 }

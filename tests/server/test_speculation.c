@@ -174,6 +174,66 @@ Test(speculation, logged_blocks_can_be_fitted)
     }
 }
 
+/* The next logged block at or behind `at`: of which request, and how many of its drafts were kept. NULL: there is none.
+ */
+static const char *next_block(const char *at, unsigned *number, int *kept)
+{
+    at = strstr(at, " probe number=");
+    cr_assert(!at || sscanf(at, " probe number=%u choice=%*s kept=%d", number, kept) == 2, "%.200s", at);
+    return at ? at + 1 : NULL;
+}
+
+/* The block in which a text ends is logged like those before it, with the drafts that came out: were it left out, the
+ * sample would be chosen by its outcome. */
+Test(speculation, the_block_that_ends_a_text_is_logged)
+{
+    enum { REQUESTS = 12, MOST = 160 };
+    struct {
+        bool stopped;
+        int64_t steps, accepted;
+    } request[REQUESTS];
+    int n = 0, ended = 0;
+    ts_server_start(&server, NULL,
+                    "speculation = { mode = \"fixed\"; draft_length = 5; }; log = { level = \"debug\"; };");
+    for (int seed = 0; seed < REQUESTS; seed++) {
+        struct ts_reply r =
+            ts_postf(&server, "/v1/completions",
+                     "{\"prompt\":\"%s\",\"max_tokens\":400,\"temperature\":1.3,\"seed\":%d}", prompts[seed % 4], seed);
+        cr_assert_eq(r.status, 200, "%s", r.body);
+        json_t *j = json_loads(r.body, 0, NULL), *choice = json_array_get(json_object_get(j, "choices"), 0);
+        ts_reply_free(&r);
+        int64_t tokens = json_integer_value(json_object_get(json_object_get(j, "usage"), "completion_tokens"));
+        /* So long before max_tokens that every step has a whole block. */
+        request[n].stopped =
+            !strcmp(json_string_value(json_object_get(choice, "finish_reason")), "stop") && tokens < MOST - 8;
+        request[n].steps = drafts_of(j, "steps");
+        request[n].accepted = drafts_of(j, "accepted");
+        n += request[n].steps > 0;
+        json_decref(j);
+    }
+    kill(server.pid, SIGTERM);
+    cr_assert_eq(ts_server_wait(&server), 0);
+    char *log = ts_server_log(&server);
+    unsigned number = 0, now;
+    int kept, blocks[REQUESTS] = {0}, sum[REQUESTS] = {0}, at = -1;
+    for (const char *line = log; (line = next_block(line, &now, &kept)); number = now) {
+        at += at < 0 || now != number; /* one request after the other */
+        cr_assert_lt(at, n);
+        blocks[at]++;
+        sum[at] += kept;
+    }
+    for (int i = 0; i < n; i++) {
+        cr_expect(blocks[i] > 0 && blocks[i] <= request[i].steps);
+        if (!request[i].stopped)
+            continue;
+        cr_expect_eq(blocks[i], request[i].steps, "%d: %d blocks of %d steps", i, blocks[i], (int)request[i].steps);
+        cr_expect_eq(sum[i], request[i].accepted, "%d: %d kept, %d accepted", i, sum[i], (int)request[i].accepted);
+        ended++;
+    }
+    cr_expect_gt(ended, 0, "%d of %d texts ended by themselves", ended, n);
+    free(log);
+}
+
 /* A table that was measured by other code, with other threads or for fewer sequences is measured anew and replaced,
  * with a word about what differs; the next start takes it. */
 Test(speculation, a_table_of_another_place_is_not_used)

@@ -1,0 +1,60 @@
+/* Presets of `weft bench decode`: published curves, what they need, and whether that is there. */
+#include <errno.h>
+#include <stdio.h>
+
+#include "cli/bench_decode.h"
+
+const char *const bd_preset_names[] = {"none", "decode-131k", NULL};
+
+const struct bd_preset_needs *bd_preset_needs(enum bd_preset preset)
+{
+    static const struct bd_preset_needs decode_131k = {
+        .setup = {.devices = 64, .experts = 384, .redundant = 64, .context = 131072, .drafts = 3},
+        .drafts = 3,
+        .rate = 0.75};
+    return preset == BD_PRESET_DECODE_131K ? &decode_131k : NULL;
+}
+
+int bd_preset_check(enum bd_preset preset, const struct bd_setup *have, const char *where, struct cfg_error *err)
+{
+    const struct bd_preset_needs *p = bd_preset_needs(preset);
+    const struct bd_setup *needs = &p->setup;
+    const struct {
+        int needs, have;
+        bool exact; /* else at least so many */
+        const char *what;
+    } item[] = {
+        {needs->devices, have->devices, true, "devices in one group (EP64/DP64)"},
+        {needs->experts, have->experts, true, "experts"},
+        {needs->redundant, have->redundant, true, "redundant experts"},
+        {needs->context, have->context, false, "tokens of context"},
+        {needs->drafts, have->drafts, false, "drafts at once"},
+    };
+    char list[320] = "";
+    size_t n = 0;
+    for (size_t i = 0; i < sizeof item / sizeof *item; i++)
+        if (item[i].exact ? item[i].have != item[i].needs : item[i].have < item[i].needs)
+            n += (size_t)snprintf(list + n, sizeof list - n, "%s%d %s (%s: %d)", n ? "; " : "", item[i].needs,
+                                  item[i].what, where, item[i].have);
+    return n ? cfg_error_set(err, ENOTSUP, "preset %s needs %s", bd_preset_names[preset], list) : 0;
+}
+
+int bd_preset_apply(enum bd_preset preset, struct bd_results *r, struct cfg_error *err)
+{
+    const struct bd_preset_needs *p = bd_preset_needs(preset);
+    if (!r->setup.devices)
+        return cfg_error_set(err, ENOTSUP,
+                             "preset %s: the file does not say what its counters were taken on (\"setup\")",
+                             bd_preset_names[preset]);
+    int bad = bd_preset_check(preset, &r->setup, "recorded", err);
+    for (int i = 0; i < r->n && !bad; i++) {
+        char name[16];
+        bd_mode_name(r->point[i].mode, name);
+        if (r->point[i].mode != p->drafts)
+            bad = cfg_error_set(err, ENOTSUP, "preset %s needs %d drafts in every step (recorded: %s)",
+                                bd_preset_names[preset], p->drafts, name);
+    }
+    if (!bad)
+        r->convert = p->rate;
+    return bad;
+}
