@@ -407,6 +407,25 @@ static double best(struct bench *b, double read_s, double hit, const double rest
     return t;
 }
 
+/* The same when sources may come in any order. Of all orders, the one in which what leaves most to compute comes first
+ * has the least bound (one machine, jobs with tails). */
+static double best_order(const struct bench *b, double read_s, double hit, const double rest[KV_SOURCES_MAX])
+{
+    const struct kv_layout *l = &b->slow.layout;
+    double t = hit, at = 0;
+    bool taken[KV_SOURCES_MAX] = {false};
+    for (int n = 0; n < l->n_sources; n++) {
+        int next = -1;
+        for (int k = 0; k < l->n_sources; k++)
+            if (!taken[k] && (next < 0 || rest[k] > rest[next]))
+                next = k;
+        taken[next] = true;
+        at += read_s * (double)l->bytes[next] / (double)l->block_bytes;
+        t = at + rest[next] > t ? at + rest[next] : t;
+    }
+    return t;
+}
+
 static int measure_all(struct bench *b, struct cfg_error *err)
 {
     static const double ratios[] = {0.25, 1, 4};
@@ -427,18 +446,21 @@ static int measure_all(struct bench *b, struct cfg_error *err)
     printf("left to compute when a source comes last:");
     for (int k = 0; k < b->slow.layout.n_sources; k++)
         printf(" %.1f", rest[k] * 1e3);
-    printf(" ms (best: no order of work that waits for these sources whole ends sooner)\n\n"
-           "%10s %10s %12s %14s %10s %10s %24s %14s\n",
-           "read / C", "read ms", "overlap ms", "one by one ms", "whole ms", "best ms", "overlap / max(read, C)",
-           "overlap / best");
+    printf(" ms (best: no order of work that waits for these sources whole ends sooner;\n"
+           "best order: nor would any, in whichever order sources came)\n\n"
+           "%10s %10s %12s %14s %10s %10s %14s %24s %14s\n",
+           "read / C", "read ms", "overlap ms", "one by one ms", "whole ms", "best ms", "best order ms",
+           "overlap / max(read, C)", "overlap / best");
     for (size_t i = 0; !r && i < sizeof ratios / sizeof *ratios; i++) {
-        double read = ratios[i] * hit, overlap = 0, serial = 0, bound = best(b, read, hit, rest);
+        double read = ratios[i] * hit, overlap = 0, serial = 0, bound = best(b, read, hit, rest),
+               any = best_order(b, read, hit, rest);
         r = measure(b, true, read, IN_TURN, &overlap, &cached, err);
         if (!r)
             r = measure(b, true, read, AT_ONCE, &serial, &cached, err);
         if (!r)
-            printf("%10.2f %10.1f %12.1f %14.1f %10.1f %10.1f %24.2f %14.2f\n", ratios[i], read * 1e3, overlap * 1e3,
-                   serial * 1e3, cold * 1e3, bound * 1e3, overlap / (read > hit ? read : hit), overlap / bound);
+            printf("%10.2f %10.1f %12.1f %14.1f %10.1f %10.1f %14.1f %24.2f %14.2f\n", ratios[i], read * 1e3,
+                   overlap * 1e3, serial * 1e3, cold * 1e3, bound * 1e3, any * 1e3, overlap / (read > hit ? read : hit),
+                   overlap / bound);
     }
     return r;
 }
