@@ -18,7 +18,8 @@ enum {
     TAG_POLL = 2,
     TAG_HEDGE = 3,
     SEGMENTS_MAX = 64,
-    SSD_OP_MAX = 64
+    SSD_OP_MAX = 64,
+    FROM_NODES = 4096
 };
 
 /* A run of blocks that one tier has. */
@@ -95,6 +96,7 @@ struct store {
         uint32_t reading, storing;       /* blocks under way */
     } figure[ACT_TIERS_MAX];
     bool late_read[ACT_TIERS_MAX], late_store[ACT_TIERS_MAX];
+    struct kv_key from_nodes[FROM_NODES]; /* blocks lately read from the kv nodes, by hash; what is lost here is sent */
     bool stopping;
 };
 
@@ -162,6 +164,24 @@ static uint32_t share_of_host(const struct store *s)
     s->c->tier[0]->ops->stat(s->c->tier[0], &st);
     uint64_t n = st.capacity / s->c->layout.block_bytes / (uint64_t)s->c->n_tiers;
     return n > 1 ? (uint32_t)n : 1;
+}
+
+/* A block that came from the kv nodes is not sent back to them: the other tiers keep it. (They have checks of their
+ * own.) Once: when it is published again it was computed anew, so they lost it. */
+static struct kv_key *from_nodes_at(struct store *s, const struct kv_key *key)
+{
+    uint32_t v;
+    memcpy(&v, key->b, sizeof v);
+    return &s->from_nodes[v % FROM_NODES];
+}
+
+static bool came_from(struct store *s, int tier, const struct kv_key *key)
+{
+    struct kv_key *at = from_nodes_at(s, key);
+    if (s->c->tier[tier] != s->c->nodes || memcmp(at, key, sizeof *key))
+        return false;
+    memset(at, 0, sizeof *at);
+    return true;
 }
 
 /* ---- asking ---- */
@@ -262,6 +282,8 @@ static void on_read(struct kv_tier_op *op)
     struct ask *a = r->ask;
     r->count = op->count;
     r->ended = true;
+    for (int i = 0; i < op->count && !r->hedged && a->s->c->tier[r->tier] == a->s->c->nodes; i++)
+        *from_nodes_at(a->s, &op->block[i].key) = op->block[i].key;
     if (!r->hedged)
         read_ended(a->s, r->tier, op->n, op->count, op->status, time_now(a->s) - r->began);
     if (r->settled < a->s->c->layout.n_sources) { /* refused as a whole */
@@ -487,15 +509,22 @@ static void push_down(struct store *s, int tier, const struct kv_tier_block *blo
     struct push *p = calloc(1, sizeof *p + (size_t)n * sizeof *p->block);
     if (!p)
         return;
+    int k = 0;
     for (int i = 0; i < n; i++) {
-        p->block[i] = block[i];
-        p->block[i].bytes = kv_host_pin(host, &block[i].key);
+        if (came_from(s, tier, &block[i].key))
+            continue;
+        p->block[k] = block[i];
+        p->block[k++].bytes = kv_host_pin(host, &block[i].key);
+    }
+    if (!k) {
+        free(p);
+        return;
     }
     p->s = s;
     p->tier = tier;
     p->began = time_now(s);
-    s->figure[tier].storing += (uint32_t)n;
-    p->op = (struct kv_tier_op){.block = p->block, .n = n, .done = on_pushed, .ctx = p};
+    s->figure[tier].storing += (uint32_t)k;
+    p->op = (struct kv_tier_op){.block = p->block, .n = k, .done = on_pushed, .ctx = p};
     p->next = s->pushes;
     p->link = &s->pushes;
     if (s->pushes)

@@ -360,6 +360,7 @@ Test(kv_nodes, what_one_process_computed_another_reads)
     cr_assert_eq(s.read, 9u);
     cr_assert_eq(s.read_bytes, 9 * rig.t.layout.block_bytes);
     cr_assert_eq(s.errors + s.bad, 0u);
+    cr_assert_eq(s.stored, 1u, "%d blocks were sent: what came from the nodes is there", (int)s.stored);
     check("undisturbed", 1);
     forget_nodes();
 }
