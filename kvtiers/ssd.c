@@ -72,9 +72,10 @@ static void bury(struct ssd *t, int entry)
     if (e->state == ENTRY_VISIBLE) {
         t->stats.blocks--;
         t->stats.bytes -= t->p.layout.block_bytes;
-        t->slab[entry / t->slab_blocks].dirty = true;
         t->slab[entry / t->slab_blocks].visible--;
     }
+    if (e->state != ENTRY_WRITING) /* it is in a page, or in one on its way */
+        ssd_mark(t, entry / t->slab_blocks);
     e->state = ENTRY_DEAD;
 }
 
@@ -355,7 +356,7 @@ static bool retire_one(struct ssd *t)
     s->state = SLAB_RETIRING;
     s->generation = t->epoch << 32 | t->next_generation++;
     s->used = 0;
-    s->dirty = true;
+    ssd_mark(t, victim);
     return true;
 }
 
@@ -568,6 +569,16 @@ static void ssd_store(struct kv_tier *tier, struct kv_tier_op *op)
 
 static void commit_next(struct ssd *t);
 
+/* The commit since which a page waits to be written. */
+static uint64_t oldest_dirty(const struct ssd *t)
+{
+    uint64_t oldest = UINT64_MAX;
+    for (int i = 0; i < t->n_slabs; i++)
+        if (t->slab[i].dirty && t->slab[i].dirty_at < oldest)
+            oldest = t->slab[i].dirty_at;
+    return oldest;
+}
+
 static void batch_close(struct ssd *t, struct ssd_batch *b, int status)
 {
     struct kv_tier_op *ops = b->ops;
@@ -590,9 +601,15 @@ static void batch_close(struct ssd *t, struct ssd_batch *b, int status)
     *b = (struct ssd_batch){0};
     if (!status)
         t->backoff = BACKOFF_FIRST;
+    uint64_t oldest = oldest_dirty(t);
     while (ops) {
         struct kv_tier_op *op = ops;
         ops = op->next;
+        if (!status && op->pending == DROP && oldest <= (uint64_t)op->began) {
+            op->next = filling(t)->ops; /* more pages than one commit takes: the next one goes on */
+            filling(t)->ops = op;
+            continue;
+        }
         store_finish(t, op, status ? status : op->status);
     }
 }
@@ -689,7 +706,7 @@ static void end_pages(struct ssd *t, bool durable)
         s->writing = false;
         s->sequence++;
         if (!durable) {
-            s->dirty = true;
+            ssd_mark(t, t->page_slab[i]);
             continue;
         }
         s->copy = !s->copy;
@@ -758,6 +775,7 @@ static void try_commit(struct ssd *t)
     if (!b->n && !b->ops && (t->read_only || !any_dirty(t)))
         return;
     t->filling = !t->filling;
+    t->commits++;
     commit_next(t);
 }
 
@@ -797,7 +815,7 @@ static void ssd_drop(struct kv_tier *tier, struct kv_tier_op *op)
     struct ssd *t = (struct ssd *)tier;
     int n = 0;
     for (int i = 0; i < op->n; i++) {
-        int e = find_visible(t, &op->block[i].key);
+        int e = ssd_find(t, &op->block[i].key); /* also one that is on its way */
         if (e != SSD_NONE) {
             bury(t, e);
             t->stats.dropped++;
@@ -807,6 +825,7 @@ static void ssd_drop(struct kv_tier *tier, struct kv_tier_op *op)
     op->count = n;
     op->status = 0;
     op->pending = DROP;
+    op->began = (int64_t)t->commits;
     op->next = filling(t)->ops;
     filling(t)->ops = op; /* answered when the pages are durable */
     ssd_pump(t);

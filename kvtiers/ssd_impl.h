@@ -47,11 +47,12 @@ enum ssd_slab_state {
 
 struct ssd_slab {
     uint8_t state;
-    uint8_t copy;  /* index page (0 or 1) that is durable; the other one is written next */
-    bool dirty;    /* its page must be written */
-    bool writing;  /* its page is in the running commit */
-    uint16_t used; /* places taken */
-    uint16_t busy; /* entries on their way */
+    uint8_t copy;      /* index page (0 or 1) that is durable; the other one is written next */
+    bool dirty;        /* its page must be written, */
+    uint64_t dirty_at; /* since this commit */
+    bool writing;      /* its page is in the running commit */
+    uint16_t used;     /* places taken */
+    uint16_t busy;     /* entries on their way */
     uint16_t visible;
     int64_t first_s; /* second at which its first block was stored */
     int pins;        /* extents being read */
@@ -111,7 +112,8 @@ struct ssd {
     struct kv_tier_op *stores, **stores_end; /* waiting for room or for a batch */
     int store_block;                         /* next block of the first of them */
     struct ssd_batch batch[2];
-    int filling; /* the other one commits */
+    int filling;      /* the other one commits */
+    uint64_t commits; /* begun so far */
     enum ssd_phase phase;
     int phase_left, phase_status;
     struct kv_io sync_io[SSD_FILES_MAX], page_io[SSD_BATCH_MAX];
@@ -148,5 +150,13 @@ int ssd_find(const struct ssd *t, const struct kv_key *key);
 void ssd_table_add(struct ssd *t, int entry);
 void ssd_pump(struct ssd *t);
 void ssd_say(const struct ssd *t, bool warning, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+
+/* The slab's page must be written. */
+static inline void ssd_mark(struct ssd *t, int slab)
+{
+    if (!t->slab[slab].dirty)
+        t->slab[slab].dirty_at = t->commits;
+    t->slab[slab].dirty = true;
+}
 
 #endif

@@ -111,6 +111,7 @@ static void take_entries(struct ssd *t, int slab, const uint8_t *page)
             continue;
         if (old != SSD_NONE) { /* both are good: the one that was dropped last may have come back */
             t->entry[id].state = ENTRY_DEAD;
+            ssd_mark(t, slab); /* or it would be back when the other one has been dropped */
             continue;
         }
         t->entry[id] = e;

@@ -559,6 +559,73 @@ Test(ssd, a_failed_flush_ends_all_that_was_written_before_it)
     }
 }
 
+/* What was told to be dropped is gone for good, also when that takes more index pages than one commit writes. */
+Test(ssd, a_drop_of_many_slabs_is_durable_when_it_ends)
+{
+    enum { OPS = 26, EACH_OP = 100 };
+    struct rig r;
+    static struct ts_op o[OPS];
+    int n[EACH_OP];
+    rig_new(&r, 33, 4000);
+    for (int i = 0; i < OPS; i++) {
+        for (int k = 0; k < EACH_OP; k++)
+            n[k] = i * EACH_OP + k;
+        ts_op_run(&o[0], r.tier, r.storage, &r.layout, TS_STORE, n, EACH_OP);
+        cr_assert_eq(o[0].op.count, EACH_OP);
+        ts_op_free(&o[0]);
+    }
+    for (int i = 0; i < OPS; i++) {
+        for (int k = 0; k < EACH_OP; k++)
+            n[k] = i * EACH_OP + k;
+        ts_op_begin(&o[i], r.tier, &r.layout, TS_DROP, n, EACH_OP);
+    }
+    int done = 0;
+    while (done < OPS) {
+        cr_assert_gt(r.storage->ops->poll(r.storage), 0);
+        done = 0;
+        for (int i = 0; i < OPS; i++)
+            done += o[i].done;
+    }
+    for (int i = 0; i < OPS; i++) {
+        cr_assert_eq(o[i].op.count, EACH_OP);
+        ts_op_free(&o[i]);
+    }
+    rig_crash(&r, KV_CRASH_POWER);
+    rig_open(&r);
+    cr_assert_eq(stat(&r).blocks, 0u, "%d are back", (int)stat(&r).blocks);
+    rig_free(&r);
+}
+
+/* A block may be dropped while it is on its way. */
+Test(ssd, a_drop_overtakes_its_store)
+{
+    for (int held = 0; held < 2; held++) {
+        struct rig r;
+        struct ts_op s, d;
+        rig_new(&r, 34, 64);
+        cr_assert(store(&r, 1));
+        const char *file = held ? "weft-kv.index" : "weft-kv.000";
+        kv_disk_hold(r.disk, KV_IO_SYNC, file, true);
+        ts_op_begin(&s, r.tier, &r.layout, TS_STORE, (int[]){2}, 1);
+        ts_turn(r.storage);
+        ts_op_begin(&d, r.tier, &r.layout, TS_DROP, (int[]){2}, 1);
+        ts_turn(r.storage);
+        cr_assert(!s.done && !d.done);
+        kv_disk_hold(r.disk, KV_IO_SYNC, file, false);
+        ts_turn(r.storage);
+        cr_assert(s.done && d.done);
+        cr_assert_eq(d.op.count, 1);
+        cr_assert_not(has(&r, 2));
+        rig_crash(&r, KV_CRASH_POWER);
+        rig_open(&r);
+        cr_assert_not(has(&r, 2));
+        cr_assert(read_back(&r, 1));
+        ts_op_free(&s);
+        ts_op_free(&d);
+        rig_free(&r);
+    }
+}
+
 /* Row 52: short reads go on until all is there; at the end of the file they are a miss. */
 Test(ssd, short_reads_are_continued)
 {
