@@ -85,8 +85,19 @@ static int peers_of(const struct cfg_config *c, const struct cfg_node *self, str
     return n;
 }
 
-/* Reads the node list again. The node itself must be in it under its number, the numbers being the order of the list.
- */
+/* A node that stays in the list and has another number in it. NULL: none. */
+static const struct cfg_node *find_moved(const struct act_server *s, const struct cfg_config *c)
+{
+    for (int i = 0; i < s->n_listed; i++) {
+        const struct cfg_node *now = cfg_config_node(c, s->listed[i].name);
+        if (now && now - c->nodes != i)
+            return now;
+    }
+    return NULL;
+}
+
+/* Reads the node list again. Whoever stays in it keeps its number, the numbers being the order of the list: nodes
+ * under other numbers would refuse each other for good. */
 static int reload_peers(void *ctx, struct act_link_peer *out, int max)
 {
     struct act_server *s = ctx;
@@ -94,11 +105,11 @@ static int reload_peers(void *ctx, struct act_link_peer *out, int max)
     struct cfg_config *c = calloc(1, sizeof *c);
     int n = -1;
     if (c && cfg_config_load(s->config->files[0], c, &report) == 0) {
-        const struct cfg_node *self = cfg_config_node(c, s->node->name);
-        if (!self || self - c->nodes != s->node - s->config->nodes)
+        const struct cfg_node *self = cfg_config_node(c, s->node->name), *moved = find_moved(s, c);
+        if (!self || moved)
             act_log_write(s->log, ACT_LOG_ERROR, "link", 0,
-                          "the node list was not read again: node \"%s\" has another place in it; add nodes at the end",
-                          s->node->name);
+                          "the node list was not read again: node \"%s\" %s; add and take off nodes at the end only",
+                          self ? moved->name : s->node->name, self ? "has another place in it" : "itself is not in it");
         else
             n = peers_of(c, self, out, max);
         if (n >= 0)

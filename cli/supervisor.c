@@ -582,14 +582,32 @@ static void take_new(struct supervisor *s)
     }
 }
 
+/* A node of the list that has another number in the fresh one. NULL: none. */
+static const struct cfg_node *find_moved(const struct cfg_config *was, const struct cfg_config *fresh)
+{
+    for (int i = 0; i < was->n_nodes; i++) {
+        const struct cfg_node *now = cfg_config_node(fresh, was->nodes[i].name);
+        if (now && now - fresh->nodes != i)
+            return now;
+    }
+    return NULL;
+}
+
 /* What is wrong with it changes nothing here; the nodes judge for themselves. */
 static void read_again(struct supervisor *s)
 {
     struct cfg_report report = {0};
     struct cfg_config *fresh = s->other;
+    const struct cfg_node *moved;
     const struct cfg_problem *p;
     int r = cfg_config_load(s->file, fresh, &report);
-    if (r) {
+    if (!r && (moved = find_moved(s->c, fresh))) {
+        say(s,
+            "the nodes stay as they are, as node %s has another place in %s than they were started with: add and take "
+            "off nodes at the end only",
+            moved->name, s->file);
+        r = -EINVAL;
+    } else if (r) {
         p = report.count ? &report.problems[0] : NULL;
         say(s, "the nodes stay as they are, as %s is wrong: %s:%d: %s", s->file, p ? p->file : s->file, p ? p->line : 0,
             p ? p->message : strerror(-r));

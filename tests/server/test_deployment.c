@@ -430,7 +430,7 @@ Test(deployment, sighup_connects_added_nodes_and_lets_removed_ones_go)
     free(whole);
 }
 
-/* A file that is wrong, or in which the node has another place, changes nothing and is reported. */
+/* A file that is wrong, or in which a node that stays has another place, changes nothing and is reported. */
 Test(deployment, sighup_with_a_wrong_list_changes_nothing)
 {
     ts_cluster_start(nodes, NODES, "", "");
@@ -439,6 +439,16 @@ Test(deployment, sighup_with_a_wrong_list_changes_nothing)
     free(ts_write_file(ts_cluster.dir, "weft.conf", "nodes = ("));
     hang_up(&ts_cluster.node[GATEWAY]);
     ts_node_wait_log(&ts_cluster.node[GATEWAY], "the node list was not read again");
+    /* One from the middle: the nodes in front of it keep their own places. */
+    char *less = strdup(whole), *entry = strstr(less, "{ name = \"d0\""), *next = strstr(less, "{ name = \"d1\"");
+    cr_assert(entry && next);
+    memmove(entry, next, strlen(next) + 1);
+    free(ts_write_file(ts_cluster.dir, "weft.conf", less));
+    for (int i = GATEWAY; i <= D1; i++)
+        hang_up(&ts_cluster.node[i]);
+    for (int i = GATEWAY; i <= D1; i++)
+        ts_node_wait_log(&ts_cluster.node[i], i == D0 ? "itself is not in it" : "has another place in it");
+    free(less);
     free(ts_write_file(ts_cluster.dir, "weft.conf", whole));
     free(ts_cluster_complete(&ts_cluster.node[GATEWAY].http, ts_cluster_prompts[0]));
     wait_peers(GATEWAY, NODES - 1);

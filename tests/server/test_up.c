@@ -601,6 +601,12 @@ Test(up, what_sighup_does_not_change_is_said)
     r = weft("status", NULL);
     cr_expect(r.status == 0 && !strstr(r.out, "d0: does not know"), "%s%s", r.out, r.err);
     ts_result_free(&r);
+    /* Another one in front, by which all would have other numbers. */
+    edit("nodes = (\n", "nodes = (\n{ name = \"x\"; roles = [\"kv\"]; host = \"127.0.0.2\"; port = 9; },\n");
+    kill(supervisor(), SIGHUP);
+    wait_text("state/up/_supervisor.log", "the nodes stay as they are, as node gateway has another place in ");
+    wait_text("state/up/p0.log", "has another place in it");
+    edit("{ name = \"x\"; roles = [\"kv\"]; host = \"127.0.0.2\"; port = 9; },\n", "");
     /* An entry of its own, and a group whose shards are numbered by its nodes. */
     edit("roles = [\"kv\"]; ", "roles = [\"kv\", \"expert\"]; experts = \"d0\"; ");
     kill(supervisor(), SIGHUP);
