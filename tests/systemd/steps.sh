@@ -121,6 +121,16 @@ kill -KILL "$pid"
 other() { [ "$(main_pid weft@back)" != "$pid" ] && weft status /etc/weft/cluster.conf; }
 until_so other || bad "a killed node was not started again"
 systemctl reload weft@back || bad "it is not reloaded"
+
+say "something keeps a node from starting: it is tried until that has gone"
+systemctl stop weft@back
+exec 9>>/var/lib/weft-nodes/back/back.lock
+flock 9
+systemctl start weft@back
+many() { [ "$(restarts weft@back)" -ge 7 ]; }
+until_so many || bad "it was given up: $(systemctl show -p Result --value weft@back)"
+exec 9>&-
+until_so ready 8200 || bad "it does not start when nothing is in its way any more"
 systemctl stop weft.target
 for n in front back; do
     expect weft@$n ActiveState inactive
