@@ -113,19 +113,32 @@ int tp_net_add_window(struct tp_net *net, uint32_t id, void *base, size_t size, 
     return r;
 }
 
+/* A peer that was removed, of which something has not ended. */
+static bool is_in_use(const struct tp_net *net, int peer)
+{
+    bool used = net->peer[peer].info.up || net->peer[peer].dying;
+    for (const struct net_conn *c = net->conns; c; c = c->next)
+        used |= c->peer == peer;
+    return used;
+}
+
 int tp_net_add_peer(struct tp_net *net, const char *name, uint16_t number, const char *address, struct cfg_error *err)
 {
     for (int i = 0; i < net->peers; i++)
         if (net->peer[i].there && (net->peer[i].info.number == number || !strcmp(net->peer[i].info.name, name)))
             return cfg_error_set(err, EEXIST, "node %s (number %u) is in the list already", name, number);
-    if (net->peers == TP_PEERS_MAX)
+    int at = 0;
+    while (at < net->peers && (net->peer[at].there || is_in_use(net, at)))
+        at++;
+    if (at == TP_PEERS_MAX)
         return cfg_error_set(err, ENOSPC, "more than %d nodes", TP_PEERS_MAX);
-    struct net_peer *p = &net->peer[net->peers];
+    struct net_peer *p = &net->peer[at];
     *p = (struct net_peer){.there = true, .info.number = number};
     tp_copy_text(p->info.name, sizeof p->info.name, name);
     tp_copy_text(p->info.address, sizeof p->info.address, address);
     net_wake(net);
-    return net->peers++;
+    net->peers += at == net->peers;
+    return at;
 }
 
 void tp_net_remove_peer(struct tp_net *net, int peer)
@@ -204,8 +217,13 @@ static bool acceptable_node(struct net_conn *c)
                         self->kv_format, self->block_tokens);
         return false;
     }
-    if (!accepts)
-        return true;
+    if (!accepts) {
+        /* Here, as what dials learns it too late from the other's WELCOME, and the other would never learn why. */
+        if (o->epoch < net->peer[c->peer].seen)
+            net_conn_refuse(c, TP_REFUSED_STALE, "node %s has a newer incarnation (epoch %llu, this one %llu)", o->name,
+                            (unsigned long long)net->peer[c->peer].seen, (unsigned long long)o->epoch);
+        return o->epoch >= net->peer[c->peer].seen;
+    }
     if (!find_peer(net, o->name, o->number, &c->peer)) {
         c->peer = -1;
         net_conn_refuse(c, TP_REFUSED_STRANGER,
@@ -394,11 +412,14 @@ static void count_failure(struct net_peer *p, struct net_conn *c)
     p->next_try[c->class] = net_now(net) + delay;
 }
 
-static void log_failure(struct tp_net *net, struct net_peer *p, bool was_up, const char *why)
+/* refused: time alone does not mend it; in an episode that began with another reason it is worth a line of its own. */
+static void log_failure(struct tp_net *net, struct net_peer *p, bool was_up, bool refused, const char *why)
 {
     tp_copy_text(p->info.last, sizeof p->info.last, why);
-    if (p->episode)
+    if (p->episode && !(refused && strcmp(p->refused, why) != 0))
         return;
+    if (refused)
+        tp_copy_text(p->refused, sizeof p->refused, why);
     p->episode = true;
     net_log(net, TP_LOG_WARNING, "node %s (%s) %s: %s", p->info.name, p->info.address,
             was_up ? "is lost" : "cannot be reached", why);
@@ -448,7 +469,7 @@ static void peer_conn_ended(struct net_conn *c, int reason, const char *why)
     else if (c->channel->dialled)
         count_failure(p, c);
     if (c->class == TP_CLASS_CONTROL || !was_up)
-        log_failure(net, p, was_up, why);
+        log_failure(net, p, was_up, c->hopeless, why);
     if (was_up && c->class != TP_CLASS_CONTROL)
         net->config.sink->class_down(net->config.endpoint.host.ctx, c->peer, c->class, c->generation, reason);
     if (was_up && c->class == TP_CLASS_CONTROL) {
@@ -467,6 +488,9 @@ void net_conn_ended(struct net_conn *c, int reason, const char *why)
     struct tp_net *net = c->net;
     if (!why[0])
         why = reason == 0 ? "the other side has finished" : strerror(-reason);
+    /* One that was held for a probe: the next newcomer asks again. */
+    if (c->peer >= 0 && !c->channel->dialled && net->peer[c->peer].conn[c->class] != c)
+        net->peer[c->peer].probe_until = 0;
     if (net->on_tool_end)
         net->on_tool_end(net->config.endpoint.host.ctx, reason, why);
     else if (c->peer >= 0 && net->peer[c->peer].conn[c->class] == c)
@@ -489,7 +513,7 @@ static void dial(struct tp_net *net, int index, enum tp_class class)
                           &err);
     if (r) {
         p->next_try[class] = net_now(net) + net->config.retry_max_ns;
-        log_failure(net, p, false, err.msg);
+        log_failure(net, p, false, false, err.msg);
         return;
     }
     p->conn[class] = c;
@@ -541,8 +565,10 @@ static int64_t watch_conn(struct net_conn *c, int64_t now)
         net_conn_ping(c);
         ask = now + g->ping_ns;
     }
-    int64_t lost = c->pinged ? c->pinged + g->silence_ns : TP_NEVER;
-    return ask < lost ? ask : lost;
+    if (c->pump_at && now >= c->pump_at)
+        net_conn_pump(c);
+    int64_t lost = c->pinged ? c->pinged + g->silence_ns : TP_NEVER, next = ask < lost ? ask : lost;
+    return c->pump_at && c->pump_at < next ? c->pump_at : next;
 }
 
 bool tp_net_look(struct tp_net *net)

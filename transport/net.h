@@ -22,7 +22,7 @@
 struct tp_net;
 
 enum {
-    TP_PEERS_MAX = 512,
+    TP_PEERS_MAX = 256,        /* at a time */
     TP_MESSAGE_MAX = 64 << 20, /* bytes of one message */
     TP_QUEUE_MAX = 256 << 20,  /* bytes of messages that wait for room, per peer and class */
 };
@@ -101,8 +101,8 @@ int tp_net_listen(struct tp_net *net, const char *address, char bound[TP_ADDRESS
 int tp_net_add_window(struct tp_net *net, uint32_t id, void *base, size_t size, struct cfg_error *err);
 /* A node of the configuration; returns its index (>= 0). -EEXIST, -ENOSPC, -ENOMEM. It may be called at any time. */
 int tp_net_add_peer(struct tp_net *net, const char *name, uint16_t number, const char *address, struct cfg_error *err);
-/* The peer leaves: its channels end (down follows), it is not dialled and refused from now on. Its index is not used
- * again. */
+/* The peer leaves: its channels end (down follows), it is not dialled and refused from now on. Its index is
+ * used again, after its down. */
 void tp_net_remove_peer(struct tp_net *net, int peer);
 int tp_net_peers(const struct tp_net *net); /* indices are below this */
 /* NULL: removed or never there. */

@@ -8,7 +8,7 @@
 #include "transport/bytes.h"
 #include "transport/net_impl.h"
 
-enum { DATA_HEAD = 8, DATA_FIRST = 1, DATA_LAST = 2, PING_SIZE = 12, ACCEPTING_MAX = 128 };
+enum { DATA_HEAD = 8, DATA_FIRST = 1, DATA_LAST = 2, PING_SIZE = 12, ACCEPTING_MAX = 128, MEMORY_WAIT_NS = 10000000 };
 
 /* ---- making and ending --------------------------------------------------------------------------- */
 
@@ -309,16 +309,21 @@ static void data_head(uint8_t head[DATA_HEAD], int flags, size_t total)
     tp_put_uint(head + 4, total, 4);
 }
 
-/* Sends of the first message that waits what there is room for. */
-static void pump(struct net_conn *c)
+void net_conn_pump(struct net_conn *c)
 {
     uint8_t head[DATA_HEAD];
     struct net_blob *b;
+    c->pump_at = 0;
     while (c->step == NET_UP && (b = c->queue)) {
         size_t room = c->channel->frame_max - DATA_HEAD, left = b->size - b->sent, part = left < room ? left : room;
         data_head(head, (b->sent ? 0 : DATA_FIRST) | (part == left ? DATA_LAST : 0), b->size);
         struct iovec v[] = {{head, DATA_HEAD}, {b->bytes + b->sent, part}};
-        if (c->channel->ops->send(c->channel, v, 2))
+        int r = c->channel->ops->send(c->channel, v, 2);
+        if (r == -ENOMEM) {
+            c->pump_at = net_now(c->net) + MEMORY_WAIT_NS;
+            net_wake(c->net);
+        }
+        if (r)
             return; /* room follows, or the end */
         c->spoken = net_now(c->net);
         b->sent += part;
@@ -362,7 +367,7 @@ int net_conn_send(struct net_conn *c, const struct iovec *part, int n)
     *c->queue_tail = b;
     c->queue_tail = &b->next;
     c->queued += size;
-    pump(c);
+    net_conn_pump(c);
     return 0;
 }
 
@@ -496,7 +501,7 @@ static void on_room(void *ctx, struct tp_channel *ch)
     (void)ctx;
     if (!c)
         return;
-    pump(c);
+    net_conn_pump(c);
     if (c->put_starved && !c->queue && c->step == NET_UP) {
         c->put_starved = false;
         c->net->config.sink->room(c->net->config.endpoint.host.ctx, c->peer, c->class);

@@ -47,6 +47,7 @@ struct net_conn {
     int64_t up_at;
     struct net_blob *queue, **queue_tail;
     size_t queued;
+    int64_t pump_at; /* a send had no memory, so that no ROOM follows: when to try again; 0: not the case */
     bool put_starved;
     uint8_t *in; /* a message that has not come whole yet */
     size_t in_size, in_have;
@@ -118,6 +119,8 @@ void net_conn_refuse(struct net_conn *c, enum tp_refusal code, const char *fmt, 
 /* WELCOME: both are up from now on. */
 void net_conn_welcome(struct net_conn *c);
 int net_conn_send(struct net_conn *c, const struct iovec *part, int n);
+/* Sends of what waits for room as much as there is room for. */
+void net_conn_pump(struct net_conn *c);
 void net_conn_ping(struct net_conn *c);
 
 /* net.c */

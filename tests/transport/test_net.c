@@ -541,6 +541,32 @@ Test(net, a_frozen_incarnation_is_retired_by_a_newer_one)
     rig_free(r);
 }
 
+/* The state folder of the node that accepts is lost, and its clock is behind: both sides are told, once. */
+Test(net, an_older_incarnation_that_accepts_is_refused_on_both_sides)
+{
+    struct rig *r = pair(false);
+    until_joined(r);
+    stop(r, 1);
+    until(r, &r->node[0].downs, 1);
+    start_node(r, 1, 2, 150);
+    know(r, 1, 0, 1);
+    until(r, &r->node[1].logs, 1);
+    int64_t began = r->now;
+    while (r->now - began < 60000 * MS)
+        turn(r);
+    cr_expect(has_log(&r->node[1], "node node2 has a newer incarnation (epoch 200, this one 150)"), "%s",
+              r->node[1].log[0]);
+    cr_expect(has_log(&r->node[0], "node node2 has a newer incarnation"), "also when the episode began otherwise");
+    cr_expect_eq(r->node[1].logs, 1, "one line per reason, not %d", r->node[1].logs);
+    cr_expect_eq(r->node[1].ups, 0, "it is never up there");
+    cr_expect_eq(r->node[0].ups, 1);
+    stop(r, 1);
+    start_node(r, 1, 2, 201);
+    know(r, 1, 0, 1);
+    until(r, &r->node[0].ups, 2);
+    rig_free(r);
+}
+
 Test(net, a_second_live_owner_of_a_name_is_refused_by_name)
 {
     struct rig *r = pair(false);
@@ -677,6 +703,12 @@ Test(net, a_removed_peer_goes_and_is_a_stranger_then)
     cr_expect_eq(r->node[1].ups, 1);
     cr_expect_not_null(strstr(tp_net_peer(r->node[0].net, 0)->last, "is not in the configuration"), "%s",
                        tp_net_peer(r->node[0].net, 0)->last);
+    struct cfg_error err;
+    for (int i = 0; i < 2 * TP_PEERS_MAX; i++) { /* nodes come and go for ever */
+        int at = tp_net_add_peer(r->node[1].net, "passing", 1, "nowhere", &err);
+        cr_assert_eq(at, 0, "%s", err.msg);
+        tp_net_remove_peer(r->node[1].net, at);
+    }
     know(r, 1, 0, 1);
     until(r, &r->node[1].ups, 2);
     rig_free(r);
@@ -806,6 +838,43 @@ static struct rig *hand_rig(void)
     start_node(r, 1, 2, 200);
     cr_assert_ge(tp_net_add_peer(r->node[1].net, "node1", 1, "nowhere", &err), 0);
     return r;
+}
+
+/* A newcomer goes while the older one is asked whether it lives. What that one answered then says nothing later on. */
+Test(net, a_newcomer_that_goes_leaves_no_verdict_for_the_next)
+{
+    struct rig *r = pair(false);
+    static struct hand first;
+    uint8_t said[2 * TP_HANDSHAKE_MAX], secret[TP_SECRET];
+    until_joined(r);
+    memset(secret, 5, sizeof secret);
+    hand_begin(r, &first, TP_CLASS_CONTROL, 1, 300);
+    memcpy(said, first.hello, first.hello_size);
+    memcpy(said + first.hello_size, first.challenge, first.challenge_size);
+    size_t n =
+        tp_proof_encode(TP_FRAME_PROOF, secret, said, first.hello_size + first.challenge_size, NULL, 0, first.proof);
+    struct iovec v = {first.proof, n};
+    int frames = first.frames;
+    cr_assert_eq(first.c->ops->send(first.c, &v, 1), 0);
+    for (int i = 0; i < 20; i++) {
+        tp_net_poll(r->node[1].net);
+        tp_inproc.poll(first.ep);
+    }
+    cr_assert_eq(first.frames, frames, "it is held");
+    tp_inproc.close(first.ep);
+    for (int i = 0; i < 20; i++)
+        tp_net_poll(r->node[1].net);
+    for (int i = 0; i < 50; i++)
+        turn(r);
+    cr_assert_eq(r->node[1].downs, 0);
+    r->node[0].frozen = true;
+    struct tp_net_config c = config_of(r, 3, 1, 400);
+    start(r, 3, &c, "elsewhere");
+    know(r, 3, 1, 2);
+    until(r, &r->node[1].ups, 2);
+    cr_expect_eq(r->node[1].up_epoch, 400);
+    cr_expect_not(has_log(&r->node[3], "another process lives"));
+    rig_free(r);
 }
 
 /* One side has lost its channel and the other has not noticed; what is late of the one before changes nothing. */
