@@ -511,10 +511,8 @@ static int add_peers(struct link *l, const struct act_link_peer *list, int n)
         }
         if (there)
             continue;
-        if (tp_net_peers(l->net) == ACT_LINK_PEERS_MAX ||
-            tp_net_add_peer(l->net, list[i].name, list[i].number, list[i].address, &err) < 0)
-            act_log_write(l->arg->log, ACT_LOG_ERROR, "link", 0, "node %s was not added: %s", list[i].name,
-                          tp_net_peers(l->net) == ACT_LINK_PEERS_MAX ? "too many nodes have come and gone" : err.msg);
+        if (tp_net_add_peer(l->net, list[i].name, list[i].number, list[i].address, &err) < 0)
+            act_log_write(l->arg->log, ACT_LOG_ERROR, "link", 0, "node %s was not added: %s", list[i].name, err.msg);
         else
             added++;
     }

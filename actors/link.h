@@ -33,7 +33,7 @@
 #include "transport/net.h"
 
 enum {
-    ACT_LINK_PEERS_MAX = 256,
+    ACT_LINK_PEERS_MAX = TP_PEERS_MAX,
     ACT_LINK_ACTORS_MAX = 512,
     ACT_LINK_WINDOWS_MAX = 8,
     ACT_LINK_PORTS = 16,

@@ -328,7 +328,7 @@ int link_take(struct link *l, int index, const uint8_t *bytes, size_t size, stru
     uint16_t number = (uint16_t)tp_get_uint(bytes + 2, 2);
     int r = act_wire_decode(act_self_runtime(l->self), bytes + LINK_HEAD, size - LINK_HEAD, act_now(l->self), &m, &used,
                             err);
-    if (r == -ESTALE) {
+    if (r == -ESTALE || r == -ENOSPC) { /* or one of more nodes than there are numbers for */
         if (kind == LINK_MESSAGE)
             end_stale(l, index, &m);
         return 0;

@@ -221,8 +221,9 @@ struct act_worker {
 };
 
 struct act_peer {
+    /* Under the lock. */
     uint16_t node;
-    uint64_t epoch;
+    uint64_t epoch, order;
     /* Written under the lock of peers.c, read by any worker. An address as a number with peer 0; 0: none. */
     _Atomic uint64_t route;
 };
@@ -241,6 +242,7 @@ struct act_runtime {
     _Atomic bool stopping;
     pthread_mutex_t peer_lock;
     struct act_peer *peer; /* ACT_PEERS_MAX; [0] is this process */
+    uint64_t peer_order;   /* of the newest entry */
     /* Written under the lock, read by any worker: entries below are complete. */
     _Atomic int peers;
     uint8_t *worker_of; /* by actor index */

@@ -9,12 +9,12 @@
 #include "actors/runtime/runtime.h"
 
 /* The number of this incarnation, made if it is new. -ESTALE: a higher epoch of this node was seen before;
- * -ENOSPC: too many incarnations; -EINVAL: epoch 0. */
+ * -ENOSPC: more nodes than numbers (ACT_PEERS_MAX); -EINVAL: epoch 0. */
 int act_peer_number(struct act_runtime *rt, uint16_t node, uint64_t epoch, uint16_t *out);
 /* The other way. -ENOENT: there is no such number. */
-int act_peer_identity(const struct act_runtime *rt, uint16_t number, uint16_t *node, uint64_t *epoch);
+int act_peer_identity(struct act_runtime *rt, uint16_t number, uint16_t *node, uint64_t *epoch);
 /* The newest incarnation of a node that is known; -ENOENT: none. */
-int act_peer_latest(const struct act_runtime *rt, uint16_t node, uint16_t *out);
+int act_peer_latest(struct act_runtime *rt, uint16_t node, uint16_t *out);
 /* Messages to actors of this peer go to `by`, an actor of this process (the transport), unchanged; nobody: they come
  * back undeliverable, as before the first call. Takes effect for messages sent afterwards. -ENOENT. */
 int act_peer_route(struct act_runtime *rt, uint16_t number, struct act_addr by);

@@ -59,7 +59,7 @@ size_t act_wire_size(const struct act_msg *m)
 /* ---- writing --------------------------------------------------------------------------------- */
 
 struct writer {
-    const struct act_runtime *rt;
+    struct act_runtime *rt;
     uint8_t *at;
     int rc;
 };
@@ -178,7 +178,7 @@ static void encode_body(struct writer *w, unsigned type, const void *p)
     }
 }
 
-int act_wire_encode(const struct act_runtime *rt, const struct act_msg *m, int64_t now, uint8_t *out, size_t *written)
+int act_wire_encode(struct act_runtime *rt, const struct act_msg *m, int64_t now, uint8_t *out, size_t *written)
 {
     size_t size = act_wire_size(m);
     if (size == 0)

@@ -17,7 +17,7 @@ size_t act_wire_size(const struct act_msg *m);
 /* Writes m into out, which has room for act_wire_size(m) bytes; m stays the caller's. now: for the deadline. rt turns
  * peer numbers into nodes and epochs. -EINVAL: not a message that may cross nodes; -ENOENT: an address with an unknown
  * peer; -EMSGSIZE. */
-int act_wire_encode(const struct act_runtime *rt, const struct act_msg *m, int64_t now, uint8_t *out, size_t *written);
+int act_wire_encode(struct act_runtime *rt, const struct act_msg *m, int64_t now, uint8_t *out, size_t *written);
 /* Reads one message from the front of bytes. Returns 0 with *out (the caller owns it and its buffer) and the bytes
  * used; -EAGAIN: more bytes are needed, *used is how many in all, if known, else 4; -EPROTO: not a message, err says
  * what is wrong; -ENOMEM; -ESTALE: an address of an incarnation that is over, *out has the head and no buffer. */

@@ -245,3 +245,30 @@ Test(wire, incarnations)
     cr_assert_eq(act_peer_number(rt, 6, 0, &c), -EINVAL);
     cr_assert_eq(act_peer_latest(rt, 60, &c), -ENOENT);
 }
+
+/* A node that comes back for ever uses up nothing; what others have been given stays theirs. */
+Test(wire, more_incarnations_than_numbers)
+{
+    uint16_t stable, last = 0, number, node;
+    uint64_t epoch;
+    cr_assert_eq(act_peer_number(rt, 5, 7, &stable), 0);
+    for (uint64_t i = 1; i <= 3 * ACT_PEERS_MAX; i++) {
+        cr_assert_eq(act_peer_number(rt, (uint16_t)(6 + i % 3), i, &number), 0, "incarnation %llu",
+                     (unsigned long long)i);
+        cr_assert_eq(act_peer_identity(rt, number, &node, &epoch), 0);
+        cr_assert(node == 6 + i % 3 && epoch == i);
+        cr_assert(number != stable && number != last);
+        last = number;
+    }
+    cr_assert_eq(act_peer_number(rt, 5, 7, &number), 0);
+    cr_assert_eq(number, stable);
+    cr_assert_eq(act_peer_number(rt, 6, 1, &number), -ESTALE);
+    /* Living nodes alone may be too many. */
+    int n = 0;
+    while (n < ACT_PEERS_MAX && act_peer_number(rt, (uint16_t)(100 + n), 1, &number) == 0)
+        n++;
+    cr_assert(n < ACT_PEERS_MAX && n > ACT_PEERS_MAX - 10, "%d", n);
+    cr_assert_eq(act_peer_number(rt, 99, 1, &number), -ENOSPC);
+    cr_assert_eq(act_peer_identity(rt, last, &node, &epoch), 0);
+    cr_assert_eq(epoch, 3 * ACT_PEERS_MAX);
+}
