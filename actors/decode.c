@@ -116,7 +116,7 @@ static void take_reserve(struct decode *d, struct act_msg *m)
         reserved(d, &p, NULL, -EAGAIN);
         return;
     }
-    if (act_recipe_read(m, (int)in->ids, &s->recipe)) {
+    if (act_recipe_read(m, (int)in->ids, d->e->vocab, &s->recipe)) {
         reserved(d, &p, NULL, -EINVAL);
         return;
     }

@@ -243,7 +243,7 @@ static int check_reserve(const struct landing *l, struct act_msg *m, struct act_
     if (in->ids > (uint32_t)l->e->limits.context || in->max_tokens > (uint32_t)l->e->limits.context ||
         (int)(in->ids + in->max_tokens) > l->e->limits.context)
         return -E2BIG;
-    if (act_recipe_read(m, (int)in->ids, recipe))
+    if (!in->max_tokens || act_recipe_read(m, (int)in->ids, l->e->vocab, recipe))
         return -EINVAL;
     return act_can_hold(l->e, (int)in->ids, (int)(in->ids + in->max_tokens)) ? 0 : -E2BIG;
 }

@@ -90,7 +90,7 @@ static void take_prompt(struct prefill *p, struct act_msg *m)
         return;
     }
     *j = (struct job){.request = m->request, .attempt = m->attempt, .segment = -1};
-    const char *bad = act_recipe_read(m, (int)in->ids, &j->recipe);
+    const char *bad = act_recipe_read(m, (int)in->ids, p->e->vocab, &j->recipe);
     j->requester = bad ? m->src : j->recipe.body->requester;
     j->decode = act_addr_is_nobody(in->decode) ? p->e->decode[0] : in->decode;
     j->buf = act_msg_take(m);
@@ -101,12 +101,13 @@ static void take_prompt(struct prefill *p, struct act_msg *m)
         pre_job_fail(p, j, -EINVAL, bad);
         return;
     }
-    int room = p->e->limits.context - j->recipe.n_ids, wanted = (int)j->recipe.body->max_tokens;
+    int room = p->e->limits.context - j->recipe.n_ids;
+    uint32_t wanted = j->recipe.body->max_tokens;
     if (room < 1) {
         pre_job_fail(p, j, -E2BIG, "the prompt is longer than the context");
         return;
     }
-    j->max_tokens = j->recipe.n_ids + (wanted < room ? wanted : room);
+    j->max_tokens = j->recipe.n_ids + (wanted < (uint32_t)room ? (int)wanted : room);
     if (!act_can_hold(p->e, j->recipe.n_ids, j->max_tokens))
         pre_job_fail(p, j, -E2BIG, "the prompt and its output can never fit in the KV memory");
 }

@@ -279,7 +279,7 @@ void pre_take_replay(struct prefill *p, struct act_msg *m)
                       .ticket = in->ticket,
                       .max_tokens = (int)(b->ids + b->max_tokens),
                       .seq = act_handoff_take(m)};
-    const char *bad = act_recipe_read(&prompt, (int)b->ids, &j->recipe);
+    const char *bad = act_recipe_read(&prompt, (int)b->ids, p->e->vocab, &j->recipe);
     j->buf = prompt.buf;
     j->n_blocks = act_blocks(p->e, j->max_tokens);
     j->pages = calloc((size_t)j->n_blocks + 1, sizeof *j->pages);

@@ -8,7 +8,17 @@ size_t act_recipe_tail(int n_ids, int n_chain, int n_bias, int n_stop)
            (size_t)n_bias * sizeof(struct mdl_logit_bias) + (size_t)n_stop * sizeof(int32_t);
 }
 
-const char *act_recipe_read(const struct act_msg *m, int n_ids, struct act_recipe *out)
+/* Ids index embeddings and logits, counts index arrays, and all of it may be of a foreign process. */
+static const char *check(const struct act_recipe *r, int vocab)
+{
+    struct cfg_error err;
+    for (int i = 0; i < r->n_ids; i++)
+        if (r->ids[i] < 0 || r->ids[i] >= vocab)
+            return "the prompt has ids that the vocabulary does not have";
+    return mdl_sampling_check(&r->sampling, vocab, &err) ? "its sampling settings are out of range" : NULL;
+}
+
+const char *act_recipe_read(const struct act_msg *m, int n_ids, int vocab, struct act_recipe *out)
 {
     /* RESERVE carries the body and the tail of PREFILL as its own tail, so the place of both is counted from the start.
      */
@@ -20,8 +30,9 @@ const char *act_recipe_read(const struct act_msg *m, int n_ids, struct act_recip
     size_t bytes = m->buf->size - head;
     int n_chain = b->chain > 1u << 20 ? -1 : (int)b->chain;
     *out = (struct act_recipe){.body = b, .n_ids = n_ids, .n_chain = n_chain};
-    if (n_ids < 1 || b->committed >= (uint32_t)n_ids || n_chain < 0 || b->biases > MDL_MAX_LOGIT_BIAS ||
-        b->stop_ids > 1024 || act_recipe_tail(n_ids, n_chain, (int)b->biases, (int)b->stop_ids) > bytes)
+    if (n_ids < 1 || b->committed >= (uint32_t)n_ids || b->max_tokens < 1 || n_chain < 0 ||
+        b->biases > MDL_MAX_LOGIT_BIAS || b->stop_ids > 1024 ||
+        act_recipe_tail(n_ids, n_chain, (int)b->biases, (int)b->stop_ids) > bytes)
         return "the recipe does not fit its message";
     out->ids = (const int32_t *)(const void *)at;
     out->n_prompt = n_ids - (int)b->committed;
@@ -33,15 +44,15 @@ const char *act_recipe_read(const struct act_msg *m, int n_ids, struct act_recip
     out->sampling.temperature = (double)b->temperature;
     out->sampling.top_p = (double)b->top_p;
     out->sampling.min_p = (double)b->min_p;
-    out->sampling.top_k = (int)b->top_k;
+    out->sampling.top_k = b->top_k > INT32_MAX ? -1 : (int)b->top_k;
     out->sampling.presence_penalty = (double)b->presence;
     out->sampling.frequency_penalty = (double)b->frequency;
     out->sampling.repetition_penalty = (double)b->repetition;
     out->sampling.seed = b->seed;
-    out->sampling.top_logprobs = (int)b->top_logprobs;
+    out->sampling.top_logprobs = b->top_logprobs > INT32_MAX ? -1 : (int)b->top_logprobs;
     out->sampling.bias = (const struct mdl_logit_bias *)(const void *)at;
     out->sampling.n_bias = (int)b->biases;
     at += (size_t)b->biases * sizeof(struct mdl_logit_bias);
     out->stop = (const int32_t *)(const void *)at;
-    return NULL;
+    return check(out, vocab);
 }

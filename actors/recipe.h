@@ -33,8 +33,9 @@ struct act_recipe {
     struct mdl_sampling sampling; /* bias points into the buffer */
 };
 
-/* Reads m's buffer (PREFILL, RESERVE: same body). NULL, or what is wrong with it. */
-const char *act_recipe_read(const struct act_msg *m, int n_ids, struct act_recipe *out);
+/* Reads m's buffer (PREFILL, RESERVE: same body), which may have come from another process: counts, ids (below vocab)
+ * and sampling settings are checked, so that whoever computes with them need not. NULL, or what is wrong with it. */
+const char *act_recipe_read(const struct act_msg *m, int n_ids, int vocab, struct act_recipe *out);
 /* Bytes of the tail for these counts. */
 size_t act_recipe_tail(int n_ids, int n_chain, int n_bias, int n_stop);
 

@@ -220,6 +220,8 @@ static const char *check_head(const struct mdl_seq *s, enum mdl_handoff_form for
         return "it is of another model";
     if (h->tail_from > h->tokens || h->bridge_from > h->tokens || h->bridge_lo < 0 || h->bridge_lo > n || h->zero)
         return "its numbers do not fit each other";
+    if (form != MDL_HANDOFF_ENCODER && h->bridge_from != h->tokens)
+        return "it has bridge rows, which only the form encoder has";
     if (form == MDL_HANDOFF_ENCODER && (!s->params.replay || s->cfg->cut < 0))
         return "this side keeps no bridge rows; both sides need the same replay settings";
     if (form == MDL_HANDOFF_ENCODER && (int)h->bridge_from != at_least(h->bridge_lo, kept))

@@ -101,6 +101,27 @@ Test(engine, what_can_never_fit_is_refused_at_once)
     ts_world_close(&w);
 }
 
+/* A gateway of another process may say what it likes; the others do not notice. */
+Test(engine, a_prompt_that_makes_no_sense_is_refused_and_harms_nobody)
+{
+    struct ts_world w;
+    ts_world_open(&w, 40, 1);
+    ts_world_requests(&w, 6, 1);
+    w.wanted[1].prompt[0] = w.e.vocab;
+    w.wanted[2].max_new = 0;
+    w.wanted[3].prompt[w.wanted[3].n_prompt - 1] = -1;
+    ts_world_run(&w, 1);
+    for (int i = 0; i < 6; i++) {
+        cr_assert_eq(w.got[i].terminal, 1);
+        if (i >= 1 && i <= 3)
+            cr_expect_eq(w.got[i].status, -22, "status %d", w.got[i].status); /* -EINVAL */
+        else
+            ts_world_check_same(&w, i);
+    }
+    ts_world_check_baseline(&w);
+    ts_world_close(&w);
+}
+
 Test(engine, a_second_prompt_finds_the_blocks_of_the_first)
 {
     struct ts_world w;

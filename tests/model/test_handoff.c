@@ -362,7 +362,7 @@ Test(handoff, what_does_not_fit_is_refused)
     struct mdl_model *m = ts_model(TS_MINI8, 1);
     struct mdl_step *step = ts_step(m, LONGEST, LONGEST);
     struct mdl_seq *s = ts_seq(m, params_of(24, 8, 4, false)), *to = ts_seq(m, params_of(24, 8, 4, false)),
-                   *other = ts_seq(m, params_of(20, 8, 4, false));
+                   *other = ts_seq(m, params_of(20, 8, 4, false)), *bare = ts_seq(m, params_of(0, 8, 4, false));
     struct mdl_prefill_params how = {.replay = 24};
     struct cfg_error err = {0};
     int n = 41;
@@ -392,9 +392,23 @@ Test(handoff, what_does_not_fit_is_refused)
             cr_assert_eq(to->encoded, r ? 0 : mdl_handoff_tokens(f, n));
             mail.state[at / 8] ^= (uint8_t)(1 << at % 8);
         }
+        if (f != MDL_HANDOFF_ENCODER) { /* one row more than the form has, and all numbers are right */
+            size_t row = MDL_HC * ((size_t)m->cfg->hidden * sizeof(uint16_t) + sizeof(float));
+            uint64_t longer = mail.len + row;
+            uint32_t from = (uint32_t)n - 1;
+            mail.state = realloc(mail.state, longer);
+            cr_assert_not_null(mail.state);
+            memset(mail.state + mail.len, 0, row);
+            memcpy(mail.state + 36, &from, sizeof from);
+            memcpy(mail.state + 48, &longer, sizeof longer);
+            cr_expect_eq(mdl_handoff_state_load(to, f, ids, n, mail.state, longer, &err), -EINVAL);
+            cr_expect_eq(mdl_handoff_state_load(bare, f, ids, n, mail.state, longer, &err), -EINVAL);
+            cr_expect(strstr(err.msg, "bridge rows"), "%s", err.msg);
+        }
         mail_free(&mail);
     }
     free(ids);
+    mdl_seq_free(bare);
     mdl_seq_free(s);
     mdl_seq_free(to);
     mdl_seq_free(other);
