@@ -608,6 +608,7 @@ static void report_load(struct landing *l)
     }
     act_load_report(l->self, l->arg->router ? *l->arg->router : ACT_NOBODY, CFG_ROLE_DECODE, &l->load_sequence, &sum);
     sum.draining = l->draining;
+    act_tally_await(l->e->tally, l->draining ? act_routers_placed(&l->routers) : 0);
     for (int i = 0; i < l->routers.n; i++)
         act_load_report(l->self, l->routers.addr[i], CFG_ROLE_DECODE, &l->load_sequence, &sum);
     const uint64_t figures[ACT_LANDING_FIGURES] = {
@@ -623,6 +624,10 @@ static void report_load(struct landing *l)
 
 static void take_load(struct landing *l, struct act_msg *m)
 {
+    if (act_p_load(m)->role == CFG_ROLE_GATEWAY) {
+        act_routers_message(&l->routers, m);
+        return;
+    }
     for (int i = 0; i < l->e->n_decode; i++)
         if (act_addr_equal(l->decode[i].addr, act_p_load(m)->who)) {
             l->decode[i].load = *act_b_load(m);

@@ -49,6 +49,7 @@ struct router {
     const char *lacking;
     uint16_t keeper[CFG_NODES_MAX + 1]; /* incarnations of nodes that keep blocks for all, by number; 0: not there */
     int keepers;
+    uint32_t told; /* LOADs to members that drain */
 };
 
 /* ---- members ---- */
@@ -458,8 +459,12 @@ static void take_load(struct router *r, struct act_msg *m)
     who->pages_total = b->pages_total;
     who->token_ns = b->token_ns;
     who->read_ns = b->read_ns;
-    if (who->draining && who->role == CFG_ROLE_DECODE)
+    if (who->draining && who->role == CFG_ROLE_DECODE) {
         move_away(r, i);
+        /* It waits for what is to come to it, of which it knows nothing before a prompt's turn comes. */
+        const struct act_b_load placed = {.waiting = (uint32_t)who->own};
+        act_load_report(r->self, who->addr, CFG_ROLE_GATEWAY, &r->told, &placed);
+    }
 }
 
 /* ---- other nodes ---- */
@@ -663,15 +668,28 @@ const struct act_behaviour act_router_behaviour = {
 
 /* ---- the members' side ---- */
 
-void act_routers_message(struct act_routers *r, const struct act_msg *m)
+void act_routers_message(struct act_routers *r, struct act_msg *m)
 {
     int i = 0;
     while (i < r->n && !act_addr_equal(r->addr[i], m->src))
         i++;
-    if (m->type == ACT_LOAD_WANTED && i == r->n && r->n < ACT_ROUTERS_MAX)
+    if (m->type == ACT_LOAD_WANTED && i == r->n && r->n < ACT_ROUTERS_MAX) {
+        r->placed[r->n] = 0;
         r->addr[r->n++] = m->src;
-    else if (m->type == ACT_UNDELIVERABLE && i < r->n)
+    } else if (m->type == ACT_LOAD && i < r->n) {
+        r->placed[i] = act_b_load(m)->waiting;
+    } else if (m->type == ACT_UNDELIVERABLE && i < r->n) {
         r->addr[i] = r->addr[--r->n];
+        r->placed[i] = r->placed[r->n];
+    }
+}
+
+uint64_t act_routers_placed(const struct act_routers *r)
+{
+    uint64_t sum = 0;
+    for (int i = 0; i < r->n; i++)
+        sum += r->placed[i];
+    return sum;
 }
 
 void act_load_report(struct act_self *self, struct act_addr router, unsigned role, uint32_t *sequence,

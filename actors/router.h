@@ -41,12 +41,16 @@ extern const struct act_behaviour act_router_behaviour;
 enum { ACT_ROUTERS_MAX = 64 };
 struct act_routers {
     struct act_addr addr[ACT_ROUTERS_MAX];
+    uint32_t placed[ACT_ROUTERS_MAX]; /* requests that it has placed at this actor, as it said when that drained */
     int n;
 };
-/* LOAD_WANTED, or a LOAD that came back. */
-void act_routers_message(struct act_routers *r, const struct act_msg *m);
+/* LOAD_WANTED, or a LOAD that came back; of a Router its own LOAD: what it has placed. */
+void act_routers_message(struct act_routers *r, struct act_msg *m);
+/* Of all of them. */
+uint64_t act_routers_placed(const struct act_routers *r);
 
-/* Sends a LOAD report of the actor to the Router; role: CFG_ROLE_PREFILL or CFG_ROLE_DECODE. Nobody: none is sent. */
+/* Sends a LOAD report of the actor to the Router; role: CFG_ROLE_PREFILL or CFG_ROLE_DECODE. Or from a Router
+ * (CFG_ROLE_GATEWAY) to a Decode that drains: `waiting` requests are placed there. Nobody: none is sent. */
 void act_load_report(struct act_self *self, struct act_addr router, unsigned role, uint32_t *sequence,
                      const struct act_b_load *load);
 

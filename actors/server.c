@@ -225,7 +225,7 @@ static bool engine_is_idle(struct act_server *s)
 {
     int busy = 0;
     act_stats_actors(s->rt, count_busy, &busy);
-    return !busy && now_ns() - s->drain_began > 3 * (int64_t)ACT_LOAD_REPORT_NS;
+    return !busy && !act_tally_awaited(&s->tally) && now_ns() - s->drain_began > 3 * (int64_t)ACT_LOAD_REPORT_NS;
 }
 
 int act_server_drained(struct act_server *s, int wait_ms)

@@ -20,6 +20,7 @@ enum act_tally_what {
 
 struct act_tally {
     _Atomic uint64_t count[ACT_TALLIES];
+    _Atomic uint64_t awaited; /* requests that other nodes have placed at a Landing which drains, as they said last */
 };
 
 /* t NULL: nobody counts. Any thread. */
@@ -28,6 +29,20 @@ static inline void act_tally_add(struct act_tally *t, enum act_tally_what what)
     /* Relaxed: the number alone is of interest; partner is act_tally_read. */
     if (t)
         atomic_fetch_add_explicit(&t->count[what], 1, memory_order_relaxed);
+}
+
+/* As act_tally_add. */
+static inline void act_tally_await(struct act_tally *t, uint64_t n)
+{
+    /* Relaxed: the number alone is of interest; partner is act_tally_awaited. */
+    if (t)
+        atomic_store_explicit(&t->awaited, n, memory_order_relaxed);
+}
+
+static inline uint64_t act_tally_awaited(const struct act_tally *t)
+{
+    /* Relaxed: partner is act_tally_await. */
+    return atomic_load_explicit(&t->awaited, memory_order_relaxed);
 }
 
 /* Each count by itself. Any thread. */

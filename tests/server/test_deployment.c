@@ -258,6 +258,47 @@ Test(deployment, weft_drain_says_what_became_of_sequences)
     ts_result_free(&r);
 }
 
+/* Prompts that wait at the prefill node for their turn, and are to go to the node that is drained. */
+Test(deployment, a_drained_node_waits_for_what_was_placed_there)
+{
+    enum { WORDS = 700, PROMPTS = 24 };
+    int fd[PROMPTS];
+    char body[WORDS * 5 + 200], *at = body + sprintf(body, "{\"max_tokens\":2,\"ignore_eos\":true,\"prompt\":\"");
+    start_patient("limits = { drain = \"5min\"; stuck = \"5min\"; };\n");
+    const struct ts_node *gateway = &ts_cluster.node[GATEWAY];
+    kill(ts_cluster.node[P0].pid, SIGSTOP); /* so that all of them wait */
+    for (int i = 0; i < PROMPTS; i++) {
+        char *end = at + sprintf(at, "%d", i); /* no two begin alike */
+        for (int k = 0; k < WORDS; k++)
+            end += sprintf(end, " once");
+        strcpy(end, "\"}");
+        fd[i] = ts_connect(gateway->http.port);
+        cr_assert(ts_send_request(fd[i], "POST", "/v1/completions", body));
+    }
+    ts_until_metric(&gateway->http, "weft_num_requests_waiting", PROMPTS);
+    pid_t drain = fork();
+    if (drain == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        execl(ts_weft(), ts_weft(), "drain", conf(), "d0", NULL);
+        _exit(1);
+    }
+    ts_node_wait_log(gateway, "part_draining");
+    kill(ts_cluster.node[P0].pid, SIGCONT);
+    int end;
+    cr_assert_eq(waitpid(drain, &end, 0), drain);
+    cr_expect(WIFEXITED(end) && WEXITSTATUS(end) == 0, "weft drain ended with %x", end);
+    wait_end(&ts_cluster.node[D0], 0);
+    for (int i = 0; i < PROMPTS; i++) {
+        cr_expect(ts_read_until(fd[i], "\"finish_reason\":\"length\""), "request %d", i);
+        close(fd[i]);
+    }
+    char path[4200];
+    snprintf(path, sizeof path, "%s/gateway.log", ts_cluster.dir);
+    char *log = ts_read_file(path, NULL);
+    cr_expect_null(strstr(log, "placed_again"), "%s", log);
+    free(log);
+}
+
 /* Its only stream stands still with the nodes that decode until weft drain has told of it. */
 Test(deployment, weft_drain_says_what_became_of_requests)
 {
