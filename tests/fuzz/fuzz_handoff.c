@@ -13,7 +13,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { VOCAB = 64, IDS = 5, BLOCK = 6, MAX = 24, STATE_MAX = 1 << 16 };
+enum { VOCAB = 64, IDS = 5, BLOCK = 6, MAX = 48, REPLAY = 24, STATE_MAX = 1 << 16 };
 
 static void check(bool right)
 {
@@ -83,9 +83,9 @@ static void state(enum mdl_handoff_form form, const uint8_t *data, size_t size)
     if (size < 6)
         return;
     for (int i = 0; i < 2 && !to[1]; i++)
-        to[i] = sequence(i ? 0 : 8);
+        to[i] = sequence(i ? 0 : REPLAY);
     if (!from)
-        from = sequence(8);
+        from = sequence(REPLAY);
     mdl_seq_reset(from);
     from->encoded = IDS;
     size_t right = mdl_handoff_state_bytes(from, form), at = data[0] | data[1] << 8;

@@ -261,7 +261,7 @@ Test(deployment, weft_drain_says_what_became_of_sequences)
 /* Prompts that wait at the prefill node for their turn, and are to go to the node that is drained. */
 Test(deployment, a_drained_node_waits_for_what_was_placed_there)
 {
-    enum { WORDS = 700, PROMPTS = 24 };
+    enum { WORDS = 150, PROMPTS = 24 };
     int fd[PROMPTS];
     char body[WORDS * 5 + 200], *at = body + sprintf(body, "{\"max_tokens\":2,\"ignore_eos\":true,\"prompt\":\"");
     start_patient("limits = { drain = \"5min\"; stuck = \"5min\"; };\n");
