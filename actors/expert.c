@@ -11,7 +11,7 @@
 #include "model/residency.h"
 #include "model/step.h"
 
-enum { URGENT, BULK, QUEUES, AGE_NS = 20000000, GROUP_ROWS = 1024 };
+enum { URGENT, BULK, QUEUES, AGE_NS = 20000000, LOAD_EVERY_NS = 50000000, GROUP_ROWS = 1024 };
 
 /* One dispatch that waits or is worked on. */
 struct work {
@@ -42,6 +42,7 @@ struct shard {
     struct act_map *own, *next;
     struct act_promise ready;  /* owed for `next` */
     int load_layer, load_slot; /* of `next`: loaded up to here */
+    int64_t loaded_at;         /* the last one of them */
     bool loading;
     uint64_t figures[ACT_SHARD_FIGURES];
     struct act_timer report; /* runs after work, so that a shard without any sleeps */
@@ -501,8 +502,11 @@ static int shard_receive(struct act_self *self, void *state, struct act_msg *m, 
     }
     struct queue *q = choose(self, s);
     int status = q ? work_on(self, s, q) : 0;
-    if (!q && s->loading)
+    /* One that is never without work loads all the same, so that the plan it is loading for comes to be. */
+    if (s->loading && (!q || act_now(self) - s->loaded_at >= LOAD_EVERY_NS)) {
         load_one(self, s);
+        s->loaded_at = act_now(self);
+    }
     bool more = choose(self, s) != NULL;
     act_working(self, more);
     act_progress(self);

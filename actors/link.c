@@ -496,6 +496,14 @@ void act_link_traffic(struct act_self *self, enum tp_class class, struct tp_traf
         tp_net_traffic(l->net, class, out);
 }
 
+void act_link_held(struct act_self *self, struct tp_held *out)
+{
+    const struct link *l = act_self_state(self);
+    *out = (struct tp_held){0};
+    if (l->net)
+        tp_net_held(l->net, out);
+}
+
 /* ---- the actor ------------------------------------------------------------------------------------- */
 
 static int add_peers(struct link *l, const struct act_link_peer *list, int n)

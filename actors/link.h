@@ -154,5 +154,7 @@ void act_node_name(struct act_msg *m, char out[TP_NAME_TEXT]);
 bool act_link_peer_info(struct act_self *self, int index, struct tp_peer_info *out, int *calls);
 /* What has crossed so far, of a class; there as well. */
 void act_link_traffic(struct act_self *self, enum tp_class class, struct tp_traffic *out);
+/* What the transport holds now; there as well. */
+void act_link_held(struct act_self *self, struct tp_held *out);
 
 #endif

@@ -72,14 +72,14 @@ static void forget(struct link *l, struct link_call *c)
     free(c);
 }
 
-/* Takes out the request of `from` to `to`. number 0, of one that came back: the oldest of equal ones, which their
- * sender cannot tell apart either. */
+/* Takes out the request of `from` to `to`: the one with this number. Or, number 0, of one that came back: the oldest
+ * of this type of equal ones, which their sender cannot tell apart either. */
 static struct link_call *recall(struct link *l, struct act_addr from, struct act_addr to, uint64_t request,
-                                uint16_t attempt, uint16_t number)
+                                uint16_t attempt, uint16_t number, unsigned type)
 {
     for (struct link_call **at = bucket(l, request), *c; (c = *at); at = &c->next)
         if (c->request == request && c->attempt == attempt && act_addr_equal(c->from, from) &&
-            act_addr_equal(c->to, to) && (!number || c->number == number)) {
+            act_addr_equal(c->to, to) && (number ? c->number == number : c->type == type)) {
             struct link_peer *p = peer_of(l, to.peer);
             *at = c->next;
             if (p)
@@ -262,7 +262,7 @@ static void bounce(struct link *l, int index, struct act_msg *m)
 
 static void take_reply(struct link *l, int index, struct act_msg *m)
 {
-    struct link_call *c = m->promise ? recall(l, m->dst, m->src, m->request, m->attempt, m->promise) : NULL;
+    struct link_call *c = m->promise ? recall(l, m->dst, m->src, m->request, m->attempt, m->promise, 0) : NULL;
     if (!c) {
         l->late_replies++;
         bounce(l, index, m);
@@ -279,7 +279,8 @@ static void take_reply(struct link *l, int index, struct act_msg *m)
 
 static void take_returned(struct link *l, struct act_msg *m)
 {
-    struct link_call *c = m->flags & ACT_MSG_WANTS_REPLY ? recall(l, m->src, m->dst, m->request, m->attempt, 0) : NULL;
+    struct link_call *c =
+        m->flags & ACT_MSG_WANTS_REPLY ? recall(l, m->src, m->dst, m->request, m->attempt, 0, m->type) : NULL;
     if ((m->flags & ACT_MSG_WANTS_REPLY) && !c) {
         act_msg_drop(m);
         return;
@@ -360,6 +361,11 @@ int link_take(struct link *l, int index, const uint8_t *bytes, size_t size, stru
         take_returned(l, &m);
         return 0;
     case LINK_ABANDONED:
+        if (act_type_info(bytes[1])->scope != ACT_SCOPE_CROSSES) {
+            act_msg_drop(&m);
+            return cfg_error_set(err, EPROTO, "a message between links gives type %u back, which does not cross nodes",
+                                 bytes[1]);
+        }
         m.type = bytes[1];
         m.length = 0;
         m.flags |= ACT_MSG_ABANDONED;

@@ -101,6 +101,21 @@ static void traffic(const struct act_server *s, struct gw_bytes *b)
     }
 }
 
+static void held(const struct act_server *s, struct gw_bytes *b)
+{
+    struct tp_held h;
+    act_link_held(s->link->self, &h);
+    head(b, "transport_channels", "gauge",
+         "Connections to other nodes, one per class, and of tools; those that begin included.");
+    gw_bytes_printf(b, "weft_transport_channels %d\n", h.channels);
+    head(b, "transport_queue_pairs", "gauge", "Queue pairs of RDMA adapters; 0 over tcp.");
+    gw_bytes_printf(b, "weft_transport_queue_pairs %d\n", h.queue_pairs);
+    head(b, "transport_regions", "gauge", "Memory regions that other nodes may write to.");
+    gw_bytes_printf(b, "weft_transport_regions %d\n", h.regions);
+    head(b, "transport_region_bytes", "gauge", "Bytes of these.");
+    gw_bytes_printf(b, "weft_transport_region_bytes %zu\n", h.region_bytes);
+}
+
 void server_node_metrics(void *ctx, struct gw_bytes *b)
 {
     struct act_server *s = ctx;
@@ -112,6 +127,7 @@ void server_node_metrics(void *ctx, struct gw_bytes *b)
     peer_info(s, b);
     peers(s, b);
     traffic(s, b);
+    held(s, b);
 }
 
 int server_plan_http(struct act_server *s, const char *key, const char *address, struct cfg_error *err)

@@ -15,6 +15,7 @@
 #include "cli/nodes.h"
 #include "cli/supervisor.h"
 #include "kvtiers/key.h"
+#include "transport/names.h"
 
 static void say(const struct cli_check_cluster *k, enum cli_finding how, const char *part, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
@@ -88,9 +89,10 @@ static void check_port(const struct cli_check_cluster *k)
             gai_strerror(r));
         return;
     }
-    int fd = socket(ai->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const struct addrinfo *at = tp_name_address(ai);
+    int fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int));
-    if (fd < 0 || bind(fd, ai->ai_addr, ai->ai_addrlen) || listen(fd, 1))
+    if (fd < 0 || bind(fd, at->ai_addr, at->ai_addrlen) || listen(fd, 1))
         e = errno;
     if (fd >= 0)
         close(fd);

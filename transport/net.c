@@ -166,6 +166,12 @@ int tp_net_channels(const struct tp_net *net)
     return net->ep->channels;
 }
 
+void tp_net_held(const struct tp_net *net, struct tp_held *out)
+{
+    const struct tp_endpoint *ep = net->ep;
+    *out = (struct tp_held){ep->channels, ep->queue_pairs, ep->regions, ep->region_bytes};
+}
+
 static void add_traffic(struct tp_traffic *t, const struct tp_channel *c)
 {
     t->frames_out += c->frames_out;

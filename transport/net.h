@@ -137,8 +137,14 @@ bool tp_net_arm(struct tp_net *net);
 /* Does what is due. Returns when it wants to be called again, as tp_ops.poll does. */
 int64_t tp_net_poll(struct tp_net *net);
 
-/* Channels of the provider that have not ended, handshakes included. For leak checks and metrics. */
+/* Channels of the provider that have not ended, handshakes included. For leak checks. */
 int tp_net_channels(const struct tp_net *net);
+/* The same and what else the provider holds now, for metrics. regions: the windows. */
+struct tp_held {
+    int channels, queue_pairs, regions;
+    size_t region_bytes;
+};
+void tp_net_held(const struct tp_net *net, struct tp_held *out);
 /* Of all nodes together, since the net was made; tools are not counted. */
 void tp_net_traffic(const struct tp_net *net, enum tp_class class, struct tp_traffic *out);
 

@@ -1,5 +1,6 @@
 /* Implementation of providers.h. */
 #include "transport/providers.h"
+#include "transport/names.h"
 
 #include <errno.h>
 #include <netdb.h>
@@ -18,12 +19,13 @@ int tp_node_address(const struct cfg_node *node, uint8_t out[16], struct cfg_err
     if (r)
         return cfg_error_set(err, EINVAL, "host \"%s\" of node \"%s\": %s; give a name or an address that it has",
                              node->host, node->name, gai_strerror(r));
-    if (ai->ai_family == AF_INET) {
-        const struct in_addr a = ((const struct sockaddr_in *)(const void *)ai->ai_addr)->sin_addr;
+    const struct addrinfo *at = tp_name_address(ai);
+    if (at->ai_family == AF_INET) {
+        const struct in_addr a = ((const struct sockaddr_in *)(const void *)at->ai_addr)->sin_addr;
         out[10] = out[11] = 0xff;
         memcpy(out + 12, &a, 4);
     } else {
-        memcpy(out, &((const struct sockaddr_in6 *)(const void *)ai->ai_addr)->sin6_addr, 16);
+        memcpy(out, &((const struct sockaddr_in6 *)(const void *)at->ai_addr)->sin6_addr, 16);
     }
     freeaddrinfo(ai);
     return 0;

@@ -14,6 +14,7 @@
 
 #include "config/config.h"
 #include "transport/bytes.h"
+#include "transport/names.h"
 #include "transport/tcp_impl.h"
 
 enum { FRAME_DEFAULT = 64 << 10, DEPTH_DEFAULT = 64, BACKLOG = 128 };
@@ -47,12 +48,12 @@ static int tcp_add_region(struct tp_endpoint *base, void *mem, size_t size, stru
 {
     struct tcp_endpoint *ep = (struct tcp_endpoint *)base;
     struct tp_region *r = size ? calloc(1, sizeof *r) : NULL;
-    uint64_t mark;
     if (!r)
         return cfg_error_set(err, size ? ENOMEM : EINVAL, size ? "no memory for a region" : "an empty region");
-    /* Half of it is random, so that a key of an earlier process fits no region of this one. */
-    base->host.random(base->host.ctx, &mark, sizeof mark);
-    r->id = mark << 32 | (uint32_t)++ep->next_region;
+    /* Random, so that a key of an earlier process fits no region of this one, and nobody who has not been told it can
+     * write: puts are taken as soon as a channel is open, before the other side has proved who it is. */
+    base->host.random(base->host.ctx, &r->id, sizeof r->id);
+    r->id += ++ep->next_region;
     r->base = mem;
     r->size = size;
     r->next = ep->regions;
@@ -127,7 +128,7 @@ static void on_lookup(int error, struct evutil_addrinfo *found, void *ctx)
     if (error || !found)
         tcp_fail(c, -EHOSTUNREACH, evutil_gai_strerror(error));
     else
-        dial(c, found->ai_addr, (socklen_t)found->ai_addrlen);
+        dial(c, tp_name_address(found)->ai_addr, (socklen_t)tp_name_address(found)->ai_addrlen);
     if (found)
         evutil_freeaddrinfo(found);
 }
@@ -192,17 +193,14 @@ static void on_accept(evutil_socket_t fd, short what, void *ctx)
 
 static int bind_to(const struct addrinfo *ai)
 {
-    int e = EADDRNOTAVAIL;
-    for (; ai; ai = ai->ai_next) {
-        int fd = socket(ai->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-        if (fd < 0)
-            continue;
-        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int));
-        if (bind(fd, ai->ai_addr, ai->ai_addrlen) == 0 && listen(fd, BACKLOG) == 0)
-            return fd;
-        e = errno;
-        close(fd);
-    }
+    int fd = socket(ai->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return -errno;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int));
+    if (bind(fd, ai->ai_addr, ai->ai_addrlen) == 0 && listen(fd, BACKLOG) == 0)
+        return fd;
+    int e = errno;
+    close(fd);
     return -e;
 }
 
@@ -220,7 +218,7 @@ static int tcp_listen(struct tp_endpoint *base, const char *address, char bound[
     int r = getaddrinfo(host, port, &hints, &ai);
     if (r)
         return cfg_error_set(err, EADDRNOTAVAIL, "%s: %s; give an address of this machine", address, gai_strerror(r));
-    ep->listener = bind_to(ai);
+    ep->listener = bind_to(tp_name_address(ai));
     freeaddrinfo(ai);
     if (ep->listener < 0)
         return cfg_error_set(err, -ep->listener, "%s: %s%s", address, strerror(-ep->listener),

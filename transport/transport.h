@@ -147,8 +147,9 @@ struct tp_channel {
 struct tp_endpoint {
     const struct tp_ops *ops;
     struct tp_host host;
-    int channels; /* that have not ended */
-    int regions;  /* registered */
+    int channels;    /* that have not ended */
+    int queue_pairs; /* of an adapter; a provider without them leaves it 0 */
+    int regions;     /* registered */
     size_t region_bytes;
 };
 

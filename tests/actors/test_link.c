@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "actors/link.h"
+#include "actors/link_impl.h"
 #include "actors/runtime/sim.h"
 #include "actors/runtime/stats.h"
 #include "transport/inproc.h"
@@ -284,9 +285,35 @@ static struct act_addr spawn(struct act_runtime *rt, int worker, const struct ac
     return a;
 }
 
+/* A link that hears, as from the other node, what the test has made up. */
+static struct {
+    bool due;
+    enum link_kind kind;
+    unsigned type;
+    struct act_msg message;
+    int rc;
+} forged;
+
+static int forged_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    uint8_t bytes[512] = {(uint8_t)forged.kind, (uint8_t)forged.type};
+    size_t size;
+    struct cfg_error err;
+    if (forged.due) {
+        struct act_runtime *rt = act_self_runtime(self);
+        cr_assert_eq(act_wire_encode(rt, &forged.message, act_now(self), bytes + LINK_HEAD, &size), 0);
+        forged.rc = link_take(state, 0, bytes, LINK_HEAD + size, &err);
+        forged.due = false;
+    }
+    return act_link_behaviour.receive(self, state, m, count);
+}
+
 static void spawn_node(struct pair *p, int i)
 {
-    p->link[i] = spawn(p->rt[i], 0, &act_link_behaviour, p->arg[i]);
+    static struct act_behaviour hears;
+    hears = act_link_behaviour;
+    hears.receive = forged_receive;
+    p->link[i] = spawn(p->rt[i], 0, i ? &act_link_behaviour : &hears, p->arg[i]);
     p->arg[i]->own[p->arg[i]->n_own++] = (struct act_node_actor){.kind = ACT_NODE_LINK, .addr = p->link[i]};
     if (i == 0) {
         p->client.link = p->link[0];
@@ -610,6 +637,41 @@ Test(link, a_reply_that_cannot_leave_costs_its_class_and_not_the_node)
     cr_expect_eq(c->abandoned, 1);
     cr_expect_eq(c->node_downs, 0);
     cr_expect(c->kv_up);
+    pair_free(p);
+}
+
+static int forge(struct pair *p, enum link_kind kind, unsigned type, unsigned flags, uint64_t request)
+{
+    struct act_msg poke = act_msg_make(ACT_RELOAD, p->link[0]);
+    forged.kind = kind;
+    forged.type = type;
+    forged.message = act_msg_make(ACT_PING, p->client.server);
+    forged.message.src = p->client_addr;
+    forged.message.request = request;
+    forged.message.flags = (uint16_t)flags;
+    forged.due = true;
+    cr_assert_eq(act_runtime_post(p->rt[0], &poke), 0);
+    run(p, 10);
+    cr_assert_not(forged.due);
+    return forged.rc;
+}
+
+/* What a node says it gives back has to be what it was given. */
+Test(link, what_comes_back_is_what_was_sent)
+{
+    struct pair *p = pair_new(false, 7);
+    struct client *c = &p->client;
+    tell(p, ACT_RELOAD, 0, 0, 0);
+    run(p, 500);
+    tell(p, ACT_PING, A_REQUEST_KEEPS, 1, 100);
+    run(p, 100);
+    cr_expect_eq(forge(p, LINK_ABANDONED, ACT_LINK_PUT, 0, 5), -EPROTO);
+    cr_expect_eq(forge(p, LINK_ABANDONED, ACT_LINK_PUT, ACT_MSG_WANTS_REPLY, A_REQUEST_KEEPS), -EPROTO);
+    cr_expect_eq(forge(p, LINK_ABANDONED, 255, 0, 5), -EPROTO);
+    cr_expect_eq(forge(p, LINK_ABANDONED, ACT_REMOTE_STORED, ACT_MSG_WANTS_REPLY, A_REQUEST_KEEPS), 0);
+    cr_expect_eq(c->abandoned, 0, "the request has ended by the end of another one");
+    cr_expect_eq(forge(p, LINK_ABANDONED, ACT_PING, ACT_MSG_WANTS_REPLY, A_REQUEST_KEEPS), 0);
+    cr_expect_eq(c->abandoned, 1);
     pair_free(p);
 }
 

@@ -89,6 +89,10 @@ Test(metrics, each_node_tells_its_own_figures)
     until(KV, "weft_kv_tier_store_latency_seconds_count{tier=\"served_host\"}", 1);
     until(KV, "weft_transport_message_bytes_total{class=\"kv\",direction=\"in\"}", 32 * 384);
     cr_expect_float_eq(ts_metric(at(KV), "weft_kv_node_failed_total"), 0, 0);
+    until(KV, "weft_transport_channels", 3 * (NODES - 1)); /* control, rows, experts */
+    until(KV, "weft_transport_regions", 1);
+    until(D0, "weft_transport_region_bytes", 4 << 20);
+    cr_expect_float_eq(ts_metric(at(KV), "weft_transport_queue_pairs"), 0, 0);
     for (int i = P0; i < NODES; i++) {
         char *after = series(i);
         cr_expect_str_eq(before[i], after, "series of %s came or went with the first request", ts_cluster.node[i].name);

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "tests/support/transport_rig.h"
+#include "transport/names.h"
 #include "transport/tcp.h"
 
 static const struct tr_kind kind = {.ops = &tp_tcp, .uses_base = true};
@@ -106,6 +107,36 @@ Test(tcp, nonsense_after_the_preamble_ends_the_channel)
     }
     cr_expect_eq(r->side[1].frames, 0);
     cr_expect_eq(r->side[1].ep->channels, 0);
+    tr_free(r);
+}
+
+/* One side has the resolver of the C library, the other that of the event loop. */
+Test(tcp, both_sides_of_a_name_mean_the_same_address)
+{
+    struct addrinfo four = {.ai_family = AF_INET}, more = {.ai_family = AF_INET6},
+                    six = {.ai_family = AF_INET6, .ai_next = &four};
+    cr_expect_eq(tp_name_address(&six), &four);
+    six.ai_next = &more;
+    cr_expect_eq(tp_name_address(&six), &six);
+    four.ai_next = &six;
+    cr_expect_eq(tp_name_address(&four), &four);
+}
+
+/* Who has not been told a key cannot guess it. */
+Test(tcp, keys_of_regions_are_random_as_a_whole)
+{
+    struct tr_rig *r = tr_new(&kind);
+    uint8_t memory[64];
+    uint32_t low[4];
+    for (int i = 0; i < 4; i++) {
+        struct tp_region *region;
+        struct tp_key key;
+        struct cfg_error err;
+        cr_assert_eq(tp_tcp.add_region(r->side[0].ep, memory, sizeof memory, &region, &key, &err), 0, "%s", err.msg);
+        memcpy(&low[i], key.byte, sizeof low[i]);
+        tp_tcp.remove_region(r->side[0].ep, region);
+    }
+    cr_expect(low[1] - low[0] > 1000 || low[2] - low[1] > 1000 || low[3] - low[2] > 1000, "they are counted");
     tr_free(r);
 }
 

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "config/config.h"
+#include "transport/names.h"
 #include "transport/rdma/rdma.h"
 
 enum {
@@ -192,7 +193,8 @@ static void on_lookup(int error, struct evutil_addrinfo *found, void *ctx)
     if (error || !found) {
         rdma_fail(c, -EHOSTUNREACH, "%s", evutil_gai_strerror(error));
     } else {
-        memcpy(&c->to, found->ai_addr, found->ai_addrlen < sizeof c->to ? found->ai_addrlen : sizeof c->to);
+        const struct addrinfo *a = tp_name_address(found);
+        memcpy(&c->to, a->ai_addr, a->ai_addrlen < sizeof c->to ? a->ai_addrlen : sizeof c->to);
         dial_first(c);
     }
     if (found)

@@ -373,6 +373,7 @@ static int make_qp(struct rdma_lane *l, struct cfg_error *err)
     }
     if (!l->qp)
         return rdma_memory_error(err, errno ? errno : ENOMEM, "a queue pair", r->name, (uint64_t)l->depth * 64);
+    r->ep->base.queue_pairs++;
     l->inline_max = a.cap.max_inline_data < RDMA_INLINE ? a.cap.max_inline_data : RDMA_INLINE;
     struct ibv_qp_attr init = {.qp_state = IBV_QPS_INIT,
                                .port_num = r->port,
@@ -391,6 +392,7 @@ int rdma_lane_make(struct rdma_lane *l, struct rdma_rail *r, struct cfg_error *e
         return cfg_error_set(err, EIO, "rdma: %s has failed; restart the node", r->name);
     l->rail = r;
     l->depth = ring_depth(r->ep);
+    free(l->ring); /* of a try before that failed, with nothing under way */
     l->ring = calloc(l->depth, sizeof *l->ring);
     struct rdma_pool *p = l->ring ? pool_with(r, receives, err) : NULL;
     if (!l->ring)
@@ -427,6 +429,7 @@ void rdma_lane_free(struct rdma_lane *l)
         if (*at)
             *at = l->next_by_qpn;
         ibv_destroy_qp(l->qp);
+        r->ep->base.queue_pairs--;
         l->qp = NULL;
     }
     if (l->id)
