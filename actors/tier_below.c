@@ -199,8 +199,9 @@ static void load_end(struct below *b, struct below_load *l, uint32_t whole)
         memcpy(&key, &l->key[i], sizeof key);
         if (i < whole && kv_device_publish(b->e->device, (int)l->page[i], &key, &(struct kv_block_info){KV_CLEAN, 0}))
             below_keep(b, &key); /* the tiers above the one it came from */
-        kv_device_release(b->e->device, (int)l->page[i]);
     }
+    for (uint32_t i = l->n; i--;) /* the beginning of a prefix stays the longest */
+        kv_device_release(b->e->device, (int)l->page[i]);
     load_free(l);
 }
 
@@ -288,7 +289,7 @@ static void run_end(struct below *b, uint32_t id)
     if (!r)
         return;
     *at = r->next;
-    for (int i = 0; i < r->n; i++)
+    for (int i = r->n; i--;)
         kv_device_release(b->e->device, r->page[i]);
     b->pinned -= r->n;
     free(r);

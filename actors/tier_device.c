@@ -94,12 +94,19 @@ static void give_pages(struct act_self *self, struct tier *t, struct act_msg *m)
         act_msg_drop(&r);
 }
 
+/* From the last one on: what was released first is evicted first, and a prefix is of use without its end only. */
+static void release_pages(struct tier *t, const uint32_t *page, uint32_t n, size_t bytes)
+{
+    n = n <= bytes / sizeof *page ? n : (uint32_t)(bytes / sizeof *page);
+    while (n)
+        kv_device_release(t->device, (int)page[--n]);
+}
+
 static void take_back(struct tier *t, struct act_msg *m, uint32_t n)
 {
     size_t bytes;
     const uint32_t *page = act_msg_tail(m, &bytes);
-    for (uint32_t i = 0; i < n && (i + 1) * sizeof *page <= bytes; i++)
-        kv_device_release(t->device, (int)page[i]);
+    release_pages(t, page, n, bytes);
 }
 
 static void end_fence(struct tier *t, uint64_t id)
@@ -111,8 +118,7 @@ static void end_fence(struct tier *t, uint64_t id)
         return;
     *at = f->next;
     const uint32_t *page = (const uint32_t *)(const void *)f->buf->data;
-    for (uint32_t i = 0; i < f->n && (i + 1) * sizeof *page <= f->buf->size; i++)
-        kv_device_release(t->device, (int)page[i]);
+    release_pages(t, page, f->n, f->buf->size);
     act_buf_free(f->buf);
     free(f);
 }
@@ -180,8 +186,8 @@ static const struct place *find_snapshot(struct tier *t, const struct act_key *c
 
 static void release_blocks(struct tier *t, const struct act_tier_block *block, uint32_t from, uint32_t n)
 {
-    for (uint32_t i = from; i < n; i++)
-        kv_device_release(t->device, (int)block[i].page);
+    while (n > from)
+        kv_device_release(t->device, (int)block[--n].page);
 }
 
 static struct act_key block_key(const struct act_key *chain)

@@ -7,6 +7,7 @@
 #include "kvtiers/memory.h"
 
 enum { NONE = -1, AGE_SLOTS = 4096 };
+#define NS_PER_S INT64_C(1000000000)
 #define PINNED 1e300 /* worth of a block that cannot go */
 
 struct slot {
@@ -15,7 +16,8 @@ struct slot {
     struct kv_key key;
     struct kv_block_info info;
     int64_t stored_s;
-    double worth; /* see touch */
+    double worth;  /* see touch */
+    int64_t order; /* among those of one worth */
     uint32_t uses;
     int chain; /* next in the bucket */
     int at;    /* place in the heap */
@@ -31,6 +33,7 @@ struct host {
     struct slot *slot;
     int *bucket, *heap, *free_slot; /* heap of used slots, the least worth first */
     int n_heap;
+    uint32_t touches;
     double floor;               /* worth of the last evicted block: what is used from now on is worth more */
     int age_at;                 /* next slot that the search for the oldest block looks at */
     int64_t age_best, oldest_s; /* second of the oldest block so far, and of the last whole search; 0: none */
@@ -62,24 +65,29 @@ static void place(struct host *h, int at, int slot)
     h->slot[slot].at = at;
 }
 
-static double worth_at(const struct host *h, int at)
+static bool goes_before(const struct slot *a, const struct slot *b)
 {
-    return h->slot[h->heap[at]].worth;
+    return a->worth < b->worth || (a->worth == b->worth && a->order < b->order);
+}
+
+static const struct slot *slot_at(const struct host *h, int at)
+{
+    return &h->slot[h->heap[at]];
 }
 
 static void sift(struct host *h, int at)
 {
     int me = h->heap[at];
-    double w = h->slot[me].worth;
-    while (at && worth_at(h, (at - 1) / 2) > w) {
+    const struct slot *s = &h->slot[me];
+    while (at && goes_before(s, slot_at(h, (at - 1) / 2))) {
         place(h, at, h->heap[(at - 1) / 2]);
         at = (at - 1) / 2;
     }
     for (;;) {
         int kid = 2 * at + 1;
-        if (kid + 1 < h->n_heap && worth_at(h, kid + 1) < worth_at(h, kid))
+        if (kid + 1 < h->n_heap && goes_before(slot_at(h, kid + 1), slot_at(h, kid)))
             kid++;
-        if (kid >= h->n_heap || worth_at(h, kid) >= w)
+        if (kid >= h->n_heap || !goes_before(slot_at(h, kid), s))
             break;
         place(h, at, h->heap[kid]);
         at = kid;
@@ -88,11 +96,15 @@ static void sift(struct host *h, int at)
 }
 
 /* All blocks have one size, so what a block is worth keeping for is how often it was used, above the floor that rises
- * with every eviction: a block used twice long ago goes before one used once just now. */
+ * with every eviction: a block used twice long ago goes before one used once just now. Of those of one worth the ones
+ * of an earlier second go first, and of these the later ones: they are the end of a prefix, which is of use without it.
+ */
 static void touch(struct host *h, int i)
 {
     struct slot *s = &h->slot[i];
     s->worth = s->pins ? PINNED : h->floor + 1 + (s->uses < 8 ? s->uses : 8);
+    s->order = (h->p.clock.now(h->p.clock.ctx) / NS_PER_S + 1) << 32;
+    s->order -= ++h->touches;
     sift(h, s->at);
 }
 

@@ -429,6 +429,25 @@ Test(tiers, what_is_cheaper_to_compute_is_not_read)
     ts_tiers_forget(&r);
 }
 
+/* Pages that another prompt needs are taken from the end of a prefix that nobody uses. */
+Test(tiers, an_evicted_prefix_loses_its_end_first)
+{
+    static struct ts_tiers r;
+    memset(&r, 0, sizeof r);
+    ts_tiers_open(&r, 14, false);
+    ts_tiers_prompts(&r, 3);
+    ts_tiers_other(&r, 1);
+    r.w.e.limits.lease = 1;
+    r.w.wanted[1].n_prompt = 90;
+    r.w.store = NULL;
+    ts_world_run(&r.w, 5);
+    for (int i = 0; i < 3; i++)
+        cr_assert_eq(r.w.got[i].terminal, 1);
+    cr_assert_gt(r.w.got[2].cached, 0);
+    cr_assert_lt(r.w.got[2].cached, 144, "%d: nothing was evicted", r.w.got[2].cached);
+    ts_tiers_close(&r, false);
+}
+
 /* ---- crowds ---- */
 
 /* Row 39, 51: 96 clients with few different prompts in tiny pools, on a disk that fails now and then: everybody gets

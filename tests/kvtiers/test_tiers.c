@@ -222,6 +222,21 @@ Test(tier, host_keeps_what_is_used)
     close_rig(&r);
 }
 
+/* Of a prefix the end goes first: what is behind a gap is of no use. */
+Test(tier, host_lets_the_end_of_a_prefix_go_first)
+{
+    struct rig r;
+    cr_assert(open_rig(&r, HOST));
+    for (int i = 0; i < ROOM; i++)
+        cr_assert(ts_store_one(r.tier, NULL, &r.layout, i));
+    ts_clock_ns += INT64_C(5000000000);
+    for (int i = 100; i < 100 + ROOM / 2; i++)
+        cr_assert(ts_store_one(r.tier, NULL, &r.layout, i));
+    for (int i = 0; i < ROOM; i++)
+        cr_assert_eq(ts_has(r.tier, NULL, &r.layout, i), i < ROOM - ROOM / 2, "block %d", i);
+    close_rig(&r);
+}
+
 Test(tier, host_pins_hold_and_damage_is_seen)
 {
     struct rig r;
