@@ -505,7 +505,8 @@ Test(ssd, nothing_is_durable_before_its_flush)
                 cr_assert_not(has(&r, i), "block %d is found before the flush of %s", i, file[f]);
             cr_assert_eq(stat(&r).stored, 0u);
             if (lost) {
-                rig_crash(&r, KV_CRASH_POWER);
+                kv_disk_crash(r.disk, KV_CRASH_POWER); /* before its memory goes: flushes are under way */
+                rig_close(&r);
                 kv_disk_hold(r.disk, KV_IO_SYNC, file[f], false);
                 for (int i = 0; i < STORES; i++)
                     ts_op_free(&o[i]);
