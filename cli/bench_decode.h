@@ -83,7 +83,8 @@ struct bd_preset_needs {
 const struct bd_preset_needs *bd_preset_needs(enum bd_preset preset);
 /* -ENOTSUP: err lists everything that is missing, and no more. where: of the list, such as "here". */
 int bd_preset_check(enum bd_preset preset, const struct bd_setup *have, const char *where, struct cfg_error *err);
-/* Of recorded points: their setup and that they are of the preset's length; sets the conversion. -ENOTSUP. */
+/* Of recorded points: their setup and that they are of the preset's length; sets the conversion, and the conditions
+ * that the preset stands for. -ENOTSUP. */
 int bd_preset_apply(enum bd_preset preset, struct bd_results *r, struct cfg_error *err);
 
 int cli_bench_decode_run(int argc, char **argv);

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "cli/bench_decode.h"
+#include "cli/conditions.h"
 
 const char *const bd_preset_names[] = {"none", "decode-131k", NULL};
 
@@ -54,7 +55,12 @@ int bd_preset_apply(enum bd_preset preset, struct bd_results *r, struct cfg_erro
             bad = cfg_error_set(err, ENOTSUP, "preset %s needs %d drafts in every step (recorded: %s)",
                                 bd_preset_names[preset], p->drafts, name);
     }
-    if (!bad)
-        r->convert = p->rate;
-    return bad;
+    if (bad)
+        return bad;
+    r->convert = p->rate;
+    cli_condition_set(r->conditions, "preset",
+                      "%s: %d tokens of context, EP%d/DP%d, %d + %d experts, %d drafts at %g %%",
+                      bd_preset_names[preset], p->setup.context, p->setup.devices, p->setup.devices, p->setup.experts,
+                      p->setup.redundant, p->drafts, 100 * p->rate);
+    return 0;
 }

@@ -568,8 +568,10 @@ int bd_plot(const struct bd_results *r, const char *path, struct cfg_error *err)
                     "set tmargin at screen 0.93\n",
                     changes ? 0.53 : 0.97, bottom);
     if (isnan(r->convert))
-        cli_plot_printf(p, "set title 'Speed per user against throughput per device (tokens emitted)'\n"
-                           "set xlabel 'tokens per second and user'\nset ylabel 'tokens per second and device'\n");
+        cli_plot_printf(p,
+                        "set title 'Speed per user against throughput per device (tokens %s)'\n"
+                        "set xlabel 'tokens per second and user'\nset ylabel 'tokens per second and device'\n",
+                        luck_left_out(r) ? "expected" : "emitted");
     else
         cli_plot_printf(p,
                         "set title 'Speed per user against throughput per device, CONVERTED'\n"

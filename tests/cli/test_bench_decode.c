@@ -350,6 +350,10 @@ Test(bench_decode, a_preset_is_drawn_from_counters_of_its_setup)
         cr_expect_float_eq(at[0][0], 8 * 3.25 / 0.5 / 4, 1e-6);
         cr_expect(strstr(told, "CONVERTED") && strstr(told, "1 + drafts x 0.75") && strstr(told, "64 devices"), "%s",
                   told);
+        cr_expect_not_null(
+            strstr(told, "preset: decode-131k: 131072 tokens of context, EP64/DP64, 384 + 64 experts, 3 drafts at "
+                         "75 %\" at screen"),
+            "%s", told);
         free(told);
     }
     ts_remove_dir(dir);
@@ -384,6 +388,34 @@ Test(bench_decode, a_converted_plot_shows_what_is_printed)
     }
     for (int i = 0; i < 3; i++)
         free(plot[i]);
+    ts_remove_dir(dir);
+    free(dir);
+}
+
+/* Tokens that were to be expected are drawn where the chances are known, and called so. */
+Test(bench_decode, the_plot_says_which_tokens_it_shows)
+{
+    char *dir = ts_temp_dir(), text[1024], svg[4200];
+    double at[2][8];
+    snprintf(svg, sizeof svg, "%s/out.svg", dir);
+    ts_plots_record(dir);
+    for (int i = 0; i < 2; i++) {
+        snprintf(text, sizeof text,
+                 "{\"format\":1,\"conditions\":{\"model\":\"x\"},\"points\":[{\"drafts\":\"fixed 3\",\"sequences\":1,"
+                 "\"repeat\":0,\"seconds\":0.5,\"rounds\":2,%s\"steps\":2,\"drafted\":6,\"offered\":6,\"accepted\":1,"
+                 "\"emitted\":3,\"offered_by_position\":[2,2,2],\"accepted_by_position\":[1,0,0]}]}",
+                 i ? "\"expected\":2.5," : "");
+        char *path = ts_write_file(dir, "in.json", text);
+        struct ts_result r = ts_run(ts_weft(), "bench", "decode", "--from", path, "--plot", svg);
+        cr_assert_eq(r.status, 0, "%s", r.err);
+        ts_result_free(&r);
+        char *told = ts_plots_told(dir);
+        cr_assert_eq(ts_plots_data(told, "m0", 4, 2, at), 1, "%s", told);
+        cr_expect_float_eq(at[0][1], i ? 5 : 6, 1e-6, "%g", at[0][1]);
+        cr_expect_not_null(strstr(told, i ? "(tokens expected)" : "(tokens emitted)"), "%s", told);
+        free(told);
+        free(path);
+    }
     ts_remove_dir(dir);
     free(dir);
 }

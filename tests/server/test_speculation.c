@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include "tests/support/less.h"
 #include "tests/support/process.h"
 #include "tests/support/server.h"
 
@@ -187,7 +188,7 @@ static const char *next_block(const char *at, unsigned *number, int *kept)
  * sample would be chosen by its outcome. */
 Test(speculation, the_block_that_ends_a_text_is_logged)
 {
-    enum { REQUESTS = 12, MOST = 160 };
+    enum { REQUESTS = TS_LESS > 1 ? 3 : 12, MOST = 160 };
     struct {
         bool stopped;
         int64_t steps, accepted;
@@ -230,7 +231,7 @@ Test(speculation, the_block_that_ends_a_text_is_logged)
         cr_expect_eq(sum[i], request[i].accepted, "%d: %d kept, %d accepted", i, sum[i], (int)request[i].accepted);
         ended++;
     }
-    cr_expect_gt(ended, 0, "%d of %d texts ended by themselves", ended, n);
+    cr_expect(TS_LESS > 1 || ended > 0, "%d of %d texts ended by themselves", ended, n);
     free(log);
 }
 
