@@ -297,7 +297,7 @@ test-rdma-tsan:
 # Much more of what make test does about crashes, damaged files, bad links and faults of all kinds: every byte of an
 # index, every pair of pages, more seeds, minutes of processes in one folder.
 LONG_SUITES := kvtiers/test_ssd kvtiers/test_shared kvtiers/test_shared_usrbio actors/test_tier_crash actors/test_tiers actors/test_kv_nodes \
-	actors/test_simulated actors/test_simulated_experts
+	actors/test_simulated actors/test_simulated_experts server/test_tiers
 test-long: deps
 	@$(MAKE) --no-print-directory SUITES='$(LONG_SUITES)' test-programs
 	@WEFT_LONG=1 WEFT_SEEDS=1600 WEFT_SHARED_SECONDS=40 WEFT_TEST_TIMEOUT=3600 \

@@ -1,5 +1,6 @@
 /* weft serve: a node of the configuration as a long-running process. */
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,19 +31,25 @@ static void raise_files(const struct cfg_config *c)
 {
     struct rlimit limit;
     rlim_t need = 2 * (rlim_t)c->limits.connections + 64;
+    if (c->kv.shared.path[0]) /* one of each segment, of which some are sealed before they are full */
+        need += 2 * (rlim_t)(c->kv.shared.size / c->kv.shared.segment) + 64;
     if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= need)
         return;
     limit.rlim_cur = need < limit.rlim_max ? need : limit.rlim_max;
     setrlimit(RLIMIT_NOFILE, &limit);
     if (limit.rlim_cur < need)
         fprintf(stderr,
-                "weft: warning: limits.connections = %d may need %llu descriptors, %llu are allowed; raise the limit "
+                "weft: warning: limits.connections = %d%s may need %llu descriptors, %llu are allowed; raise the limit "
                 "(ulimit -n) or lower limits.connections\n",
-                c->limits.connections, (unsigned long long)need, (unsigned long long)limit.rlim_cur);
+                c->limits.connections, c->kv.shared.path[0] ? " and the segments of kv.shared" : "",
+                (unsigned long long)need, (unsigned long long)limit.rlim_cur);
 }
 
 /* Clients whose requests are cut off have this long to be told so. */
 enum { CUT_MS = 1000 };
+
+/* What is left of the process after its last request has so long to go. */
+enum { GONE_S = 30 };
 
 /* Waits for the next signal, at most until `ms` have passed (-1: for ever). 0: none came. */
 static int next_signal(const sigset_t *set, int ms)
@@ -184,6 +191,32 @@ static void report_start(struct act_server *s, const struct cfg_config *c, struc
     fflush(stdout);
 }
 
+/* Everything that was to be said has been said: what is left is to give memory and files back. A disk or file system
+ * that hangs may keep threads and buffers in the kernel for ever, and must not keep the process. */
+struct last_resort {
+    struct act_log *log;
+    int status;
+};
+
+static void *leave_anyhow(void *arg)
+{
+    const struct last_resort *l = arg;
+    sleep(GONE_S);
+    act_log_write(l->log, ACT_LOG_ERROR, "serve", 0,
+                  "the process has not come to its end in %d s, as a disk or file system (kv.ssd.path, kv.shared.path) "
+                  "does not answer; it ends without",
+                  GONE_S);
+    sleep(1); /* the log's thread writes it */
+    _exit(l->status);
+}
+
+static void watch_the_end(struct last_resort *l)
+{
+    pthread_t thread;
+    if (!pthread_create(&thread, NULL, leave_anyhow, l))
+        pthread_detach(thread);
+}
+
 /* left: it was asked to end, and has. */
 static int serve(const struct cfg_config *c, const struct arguments *a, bool *left, struct cfg_error *err)
 {
@@ -211,6 +244,10 @@ static int serve(const struct cfg_config *c, const struct arguments *a, bool *le
         else
             r = leave(s, log, &set, sig, c->n_nodes > 1 ? HEARD_MS : 0, c->limits.drain_us / 1000, err);
     }
+    static struct last_resort resort;
+    resort = (struct last_resort){log, !r ? CLI_OK : *left ? CLI_CUT_OFF : CLI_FAILED};
+    if (log)
+        watch_the_end(&resort);
     act_server_free(s);
     if (r && log && c->log.file[0])
         act_log_write(log, ACT_LOG_ERROR, "serve", 0, "%s", err->msg);

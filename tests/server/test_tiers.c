@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include "tests/support/answer.h"
+#include "tests/support/less.h"
 #include "tests/support/process.h"
 #include "tests/support/server.h"
 
@@ -332,6 +333,24 @@ Test(tiers, and_through_usrbio_with_short_moves)
 Test(tiers, and_through_usrbio_with_all_of_it_and_what_is_tried_again)
 {
     two_processes(through_usrbio("again=150,order=400,late=300,short=150,transient=60,calls=60,seed=3"));
+}
+
+/* A file system that does not answer any more: requests go on, and the process ends when it is asked to. */
+Test(tiers, a_shared_folder_that_hangs_keeps_no_process)
+{
+    if (!ts_more(0, 1))
+        return; /* half a minute, so in make test-long only */
+    folder = ts_temp_dir();
+    char *text = shared_config(through_usrbio("late=1000"));
+    start("true", text);
+    free(text);
+    for (int i = 0; i < 8; i++) {
+        struct ts_answer a = ask(i % 4);
+        cr_assert_gt(strlen(a.text), 0u);
+        ts_answer_free(&a);
+    }
+    kill(server.pid, SIGTERM);
+    cr_assert_eq(ts_server_wait(&server), 0);
 }
 
 /* Late errors cost hits. The text stays, and what is stored later is read. */
