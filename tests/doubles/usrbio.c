@@ -71,7 +71,7 @@ __attribute__((constructor)) static void from_environment(void)
     } names[] = {{"again=", &usrbio_faults.again},         {"order=", &usrbio_faults.order},
                  {"late=", &usrbio_faults.late},           {"short=", &usrbio_faults.short_move},
                  {"transient=", &usrbio_faults.transient}, {"error=", &usrbio_faults.error},
-                 {"calls=", &usrbio_faults.calls}};
+                 {"refuse=", &usrbio_faults.refuse},       {"calls=", &usrbio_faults.calls}};
     const char *text = getenv("WEFT_USRBIO_FAULTS"), *at;
     for (size_t i = 0; text && i < sizeof names / sizeof names[0]; i++)
         if ((at = strstr(text, names[i].name)))
@@ -143,6 +143,9 @@ int hf3fs_reg_fd(int fd, uint64_t flags)
     pthread_mutex_lock(&lock);
     if (fd >= 0 && fd < FILES_MAX && registered[fd]) {
         r = EINVAL;
+    } else if (usrbio_faults.errors_left && happens(usrbio_faults.refuse, &usrbio_counts.refused)) {
+        usrbio_faults.errors_left -= usrbio_faults.errors_left > 0;
+        r = ENOMEM;
     } else if (fd >= 0 && fd < FILES_MAX) {
         int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
         r = own < 0 ? errno : -own;

@@ -12,12 +12,13 @@ KIND(short_moves, .short_move = 150);
 KIND(late_retries, .transient = 100, .calls = 200);
 KIND(mixed, .again = 150, .order = 400, .late = 300, .short_move = 150, .transient = 60, .calls = 60);
 /* One hard error per folder. */
-static const struct sw_kind late_errors = {.io = SW_USRBIO,
-                                           .fewer = 24,
-                                           .errors = true,
-                                           .seeds = 2,
-                                           .many_seeds = 6,
-                                           .faults = {.error = 12, .late = 300, .order = 300, .errors_left = 1}};
+static const struct sw_kind late_errors = {
+    .io = SW_USRBIO,
+    .fewer = 24,
+    .errors = true,
+    .seeds = 2,
+    .many_seeds = 6,
+    .faults = {.error = 8, .refuse = 4, .late = 300, .order = 300, .errors_left = 1}};
 
 #define CASE_ON(suite, kind, name)                                                                                     \
     Test(suite, name, .timeout = 3600)                                                                                 \

@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include "kvtiers/shared.h"
@@ -172,6 +173,37 @@ Test(usrbio, late_errors_are_misses)
     ts_clock_ns += 5000 * MS;
     settle(4);
     cr_assert(ts_store_one(tier, storage, &l, 50) && ts_read_one(tier, storage, &l, 50), "it recovers");
+}
+
+static int open_files(void)
+{
+    int n = 0;
+    for (int fd = 0; fd < 256; fd++)
+        n += fcntl(fd, F_GETFD) >= 0;
+    return n;
+}
+
+/* reg_fd is the one function whose errors are positive numbers; negative ones are descriptors of its own. */
+Test(usrbio, a_file_that_is_not_registered_is_not_open)
+{
+    open_storage(9);
+    struct kv_io io = {.op = KV_IO_OPEN, .path = "x", .flags = KV_OPEN_WRITE | KV_OPEN_CREATE};
+    int before = open_files();
+    faults->refuse = 1000;
+    cr_assert_eq(kv_io_run(storage, &io), -ENOMEM);
+    cr_assert_eq(open_files(), before);
+    faults->refuse = 0;
+    int64_t file = kv_io_run(storage, &io);
+    cr_assert_ge(file, 0, "%d", (int)file);
+    for (int i = 0; i < 3; i++) { /* the number of a file that was closed is registered for the next one */
+        io = (struct kv_io){.op = KV_IO_CLOSE, .file = (int)file};
+        cr_assert_eq(kv_io_run(storage, &io), 0);
+        cr_assert_eq(open_files(), before);
+        io = (struct kv_io){.op = KV_IO_OPEN, .path = "x", .flags = KV_OPEN_WRITE};
+        cr_assert_eq(kv_io_run(storage, &io), file);
+    }
+    io = (struct kv_io){.op = KV_IO_CLOSE, .file = (int)file};
+    cr_assert_eq(kv_io_run(storage, &io), 0);
 }
 
 Test(usrbio, what_is_missing_is_said)

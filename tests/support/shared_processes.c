@@ -41,10 +41,10 @@ static void place_make(struct place *p, const struct sw_kind *kind)
 }
 
 /* A run on another file system (make test-shared) takes longer. */
-static int seconds(const struct sw_kind *kind)
+static int64_t case_ms(const struct sw_kind *kind)
 {
     const char *s = getenv("WEFT_SHARED_SECONDS");
-    return s ? atoi(s) : kind->io == SW_USRBIO ? 1 : 3;
+    return s ? 1000 * (int64_t)atoi(s) : kind->io == SW_USRBIO ? 400 : 3000;
 }
 
 static int64_t real_ns(void *ctx)
@@ -115,7 +115,7 @@ static void live(const struct place *at, int number, bool writes, _Atomic bool *
     if (!open_real(&n, at, name))
         _exit(2);
     srand((unsigned)number);
-    int64_t begin = real_ns(NULL), end = begin + seconds(at->kind) * 1000 * MS, good = 0;
+    int64_t begin = real_ns(NULL), end = begin + case_ms(at->kind) * MS, good = 0;
     /* relaxed: says only that it is time to go */
     while (writes ? !atomic_load_explicit(over, memory_order_relaxed) : good < 20 || real_ns(NULL) < end) {
         static struct ts_op o;
@@ -152,7 +152,7 @@ void sc_case_many_processes_and_killed_writers_in_one_folder(const struct sw_kin
     }
     /* The first writer dies again and again, wherever it is; the first reader stands still while files that it knows
      * go. */
-    for (int k = 0; k < 8 * seconds(kind) / 3; k++) {
+    for (int k = 0; k < 8 * case_ms(kind) / 3000 + 1; k++) {
         nanosleep(&(struct timespec){0, 150000000 + 7000000 * (k % 16)}, NULL);
         kill(pid[WRITERS], k % 4 == 1 ? SIGSTOP : SIGCONT);
         kill(pid[0], SIGKILL);

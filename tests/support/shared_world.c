@@ -453,7 +453,7 @@ bool sw_direct(const struct sw_disk *d)
 
 bool sw_error_came(const struct sw_disk *d)
 {
-    return d->kind->errors && usrbio.counts->errors;
+    return d->kind->errors && usrbio.counts->errors + usrbio.counts->refused;
 }
 
 void sw_faults_end(struct sw_disk *d)
