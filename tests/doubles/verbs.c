@@ -6,16 +6,28 @@
 #include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 /* What happens, set by the test (dlsym). All zero: nothing does. */
 extern struct verbs_faults {
     int state, skip, error; /* the skip + 1st change of a queue pair to this state fails with error */
     int cq_error;           /* no completion queue is made */
+    int qp_error;           /* no queue pair is made */
+    int srq_error;          /* no shared receive queue is made */
+    int mr_error;           /* nothing is registered */
     size_t short_by;        /* the next registration leaves out so many bytes at its end */
+    uint8_t retries;        /* times that adapters send again what is not acknowledged; 0: as they are told */
+    uint64_t mr_size_max;   /* devices say that they register no more at once; 0: what they say */
 } verbs_faults;
 struct verbs_faults verbs_faults;
 
+/* Places in a device's attributes and in a queue pair's, and the bit that says that the latter is set. */
+enum { MR_SIZE_MAX_AT = 80, RETRIES_AT = 131, RETRIES_SET = 1 << 10 };
+
 int ibv_modify_qp(void *qp, const void *attributes, int mask);
+void *ibv_create_qp(void *pd, void *attributes);
+void *ibv_create_srq(void *pd, void *attributes);
+int ibv_query_device(void *context, void *attributes);
 void *ibv_create_cq(void *context, int entries, void *user, void *channel, int vector);
 void *ibv_reg_mr(void *pd, void *at, size_t size, int access);
 void *ibv_reg_mr_iova2(void *pd, void *at, size_t size, uint64_t address, unsigned access);
@@ -37,6 +49,8 @@ int ibv_modify_qp(void *qp, const void *attributes, int mask)
         verbs_faults.error = 0;
         return error;
     }
+    if (verbs_faults.retries && mask & RETRIES_SET)
+        memcpy((char *)(uintptr_t)attributes + RETRIES_AT, &verbs_faults.retries, 1);
     return f ? f(qp, attributes, mask) : ENOSYS;
 }
 
@@ -46,6 +60,34 @@ void *ibv_create_cq(void *context, int entries, void *user, void *channel, int v
     *(void **)&f = real("ibv_create_cq");
     errno = verbs_faults.cq_error ? verbs_faults.cq_error : ENOSYS;
     return verbs_faults.cq_error || !f ? NULL : f(context, entries, user, channel, vector);
+}
+
+static void *make(const char *name, int error, void *pd, void *attributes)
+{
+    void *(*f)(void *, void *);
+    *(void **)&f = real(name);
+    errno = error ? error : ENOSYS;
+    return error || !f ? NULL : f(pd, attributes);
+}
+
+void *ibv_create_qp(void *pd, void *attributes)
+{
+    return make("ibv_create_qp", verbs_faults.qp_error, pd, attributes);
+}
+
+void *ibv_create_srq(void *pd, void *attributes)
+{
+    return make("ibv_create_srq", verbs_faults.srq_error, pd, attributes);
+}
+
+int ibv_query_device(void *context, void *attributes)
+{
+    int (*f)(void *, void *);
+    *(void **)&f = real("ibv_query_device");
+    int r = f ? f(context, attributes) : ENOSYS;
+    if (!r && verbs_faults.mr_size_max)
+        memcpy((char *)attributes + MR_SIZE_MAX_AT, &verbs_faults.mr_size_max, sizeof verbs_faults.mr_size_max);
+    return r;
 }
 
 static size_t shortened(size_t size)
@@ -59,12 +101,14 @@ void *ibv_reg_mr(void *pd, void *at, size_t size, int access)
 {
     void *(*f)(void *, void *, size_t, int);
     *(void **)&f = real("ibv_reg_mr");
-    return f ? f(pd, at, shortened(size), access) : NULL;
+    errno = verbs_faults.mr_error;
+    return f && !verbs_faults.mr_error ? f(pd, at, shortened(size), access) : NULL;
 }
 
 void *ibv_reg_mr_iova2(void *pd, void *at, size_t size, uint64_t address, unsigned access)
 {
     void *(*f)(void *, void *, size_t, uint64_t, unsigned);
     *(void **)&f = real("ibv_reg_mr_iova2");
-    return f ? f(pd, at, shortened(size), address, access) : NULL;
+    errno = verbs_faults.mr_error;
+    return f && !verbs_faults.mr_error ? f(pd, at, shortened(size), address, access) : NULL;
 }

@@ -1,9 +1,11 @@
 /* Implementation of rdma_rig.h. */
 #include "tests/support/rdma_rig.h"
 
+#include <jansson.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/harness.h"
 #include "tests/support/process.h"
@@ -72,6 +74,23 @@ long rr_resources(const char *device, const char *what)
     cr_expect_ge(v, 0, "no %s of %s in: %s%s", what, device, r.out, r.err);
     ts_result_free(&r);
     return v;
+}
+
+long rr_completions(const char *device)
+{
+    struct ts_result r = ts_run("rdma", "-j", "resource", "show", "cq");
+    json_t *list = json_loads(r.out, 0, NULL), *cq;
+    long sum = 0;
+    size_t i;
+    cr_assert_not_null(list, "%s%s", r.out, r.err);
+    json_array_foreach (list, i, cq) {
+        const char *name = json_string_value(json_object_get(cq, "ifname"));
+        if (name && !strcmp(name, device) && json_integer_value(json_object_get(cq, "pid")) == getpid())
+            sum += (long)json_integer_value(json_object_get(cq, "cqe"));
+    }
+    json_decref(list);
+    ts_result_free(&r);
+    return sum;
 }
 
 void rr_shell(const char *fmt, ...)

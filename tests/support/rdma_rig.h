@@ -23,6 +23,8 @@ void rr_set_up_rails(struct tr_rig *r);
 long rr_counter(const char *device, const char *name);
 /* How many of "qp", "mr", "srq", "cq", "cm_id", "ctx" the kernel holds for a device. */
 long rr_resources(const char *device, const char *what);
+/* Places in all completion queues of this process on a device. */
+long rr_completions(const char *device);
 /* Runs a command with sh -c; ends the test when it fails. */
 void rr_shell(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 

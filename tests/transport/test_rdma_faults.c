@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "tests/support/rdma_rig.h"
+#include "transport/rdma_hello.h"
 
 enum { BIG = 512 << 10 };
 
@@ -67,12 +68,12 @@ Test(rdma_faults, large_puts_use_every_device_and_frames_only_the_first)
     tr_free(r);
 }
 
-/* The bytes that the second wire delays are there when the first tells of them. */
+/* The bytes that the second wire delays are there when the first tells of them, and when their writer is told. */
 static void look(struct tr_side *s, const struct tr_event *e, const uint8_t *bytes)
 {
     int *wrong = s->ctx;
     (void)bytes;
-    if (e->what == TR_IMMEDIATE || e->what == TR_FRAME) {
+    if (e->what == TR_IMMEDIATE || e->what == TR_FRAME || e->what == TR_PUT_DONE) {
         uint8_t want = (uint8_t)e->number;
         for (size_t i = 0; i < BIG; i++)
             *wrong += s->rig->window[1][i] != want;
@@ -86,8 +87,10 @@ Test(rdma_faults, what_tells_of_a_stripe_waits_for_the_slowest_device)
     struct tp_channel *c[2];
     int wrong = 0;
     tr_join(r, TP_CLASS_KV, c);
-    r->side[1].on_event = look;
-    r->side[1].ctx = &wrong;
+    for (int i = 0; i < 2; i++) {
+        r->side[i].on_event = look;
+        r->side[i].ctx = &wrong;
+    }
     rr_shell("tc qdisc add dev rdma3 root netem delay 30ms");
     for (int i = 1; i <= 6; i++) {
         memset(r->window[0], i, BIG);
@@ -275,8 +278,38 @@ Test(rdma_faults, regions_are_registered_in_pieces)
     struct tp_key key;
     struct cfg_error err;
     static uint8_t memory[2 << 20];
-    cr_expect_eq(kind.ops->add_region(r->side[1].ep, memory, sizeof memory, &extra, &key, &err), -ENOMEM);
-    cr_expect(strstr(err.msg, "15 registrations"), "%s", err.msg);
+    long some = rr_resources("rxe0", "mr");
+    cr_assert_eq(kind.ops->add_region(r->side[0].ep, memory, sizeof memory, &extra, &key, &err), 0, "%s", err.msg);
+    cr_expect_eq(rr_resources("rxe0", "mr") - some, 7);
+    kind.ops->remove_region(r->side[0].ep, extra);
+    cr_expect_eq(rr_resources("rxe0", "mr"), some, "a region that is removed is registered no more");
+    /* As many pieces as a window may have, and one more. */
+    const size_t most = (size_t)TP_RDMA_RKEYS_MAX * rr_config[1].register_max;
+    cr_assert_lt(most, sizeof memory);
+    cr_expect_eq(kind.ops->add_region(r->side[1].ep, memory, most, &extra, &key, &err), 0, "%s", err.msg);
+    cr_expect_eq(kind.ops->add_region(r->side[1].ep, memory, most + 1, &extra, &key, &err), -ENOMEM);
+    char said[64];
+    snprintf(said, sizeof said, "%d registrations", TP_RDMA_RKEYS_MAX + 1);
+    cr_expect(strstr(err.msg, said), "%s", err.msg);
+    tr_free(r);
+}
+
+/* A piece is registered on every device, and all of them count. */
+Test(rdma_faults, pieces_count_on_every_device)
+{
+    const struct tr_kind kind = kind_of(rr_set_up_rails);
+    struct tr_rig *r = tr_prepare(&kind);
+    rr_config[0].register_max = 256 << 10;
+    tr_open(r);
+    struct tp_region *extra;
+    struct tp_key key;
+    struct cfg_error err;
+    static uint8_t memory[4 << 20];
+    const size_t most = (size_t)(TP_RDMA_RKEYS_MAX / 2) * (256 << 10);
+    cr_assert_lt(most, sizeof memory);
+    cr_expect_eq(kind.ops->add_region(r->side[0].ep, memory, most, &extra, &key, &err), 0, "%s", err.msg);
+    cr_expect_eq(kind.ops->add_region(r->side[0].ep, memory, most + 1, &extra, &key, &err), -ENOMEM);
+    cr_expect(strstr(err.msg, "on each of 2 devices"), "%s", err.msg);
     tr_free(r);
 }
 
@@ -384,34 +417,45 @@ Test(rdma_faults, a_peer_is_killed_in_the_middle_of_transfers)
     const struct tr_kind kind = kind_of(rr_set_up_rails);
     /* Processes before this one's endpoints: they share nothing with it. */
     struct tr_rig *r = tr_prepare(&kind);
-    pid_t peer[3];
+    for (int i = 0; i < 2; i++) {
+        r->config[i].depth = 16;
+        rr_config[i].register_max = 220 << 10; /* so many writes that not all of them have a place */
+    }
+    enum { PEERS = 2 };
+    pid_t peer[PEERS];
     struct {
         char bound[TP_ADDRESS_TEXT];
         struct tp_key key;
-    } at[3];
-    for (int i = 0; i < 3; i++) {
+    } at[PEERS];
+    for (int i = 0; i < PEERS; i++) {
         peer[i] = start_peer(&kind, r);
         memcpy(at[i].bound, r->bound, sizeof r->bound);
         at[i].key = r->key[1];
     }
     tr_open(r);
     long qps = rr_resources("rxe1", "qp"), qps_second = rr_resources("rxe3", "qp");
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < PEERS; i++) {
         memcpy(r->bound, at[i].bound, sizeof r->bound);
         r->key[1] = at[i].key;
         struct tp_channel *c = join_peer(r);
         int done = r->side[0].puts_done, closed = r->side[0].closed + 1, accepted = 0;
-        struct tp_put p = {.region = r->region[0], .from = r->window[0], .size = BIG, .key = r->key[1]};
-        /* Some have arrived, many are under way. */
-        for (int turns = 0; r->side[0].puts_done < done + 3 + i; turns++) {
+        struct tp_put p = {.region = r->region[0], .from = r->window[0], .size = TR_WINDOW, .key = r->key[1]};
+        for (; accepted < 2; accepted++) {
             p.cookie = (uint64_t)accepted;
-            accepted += c->ops->put(c, &p) == 0;
-            tr_turn(r);
-            cr_assert_lt(turns, 1000000);
+            cr_assert_eq(c->ops->put(c, &p), 0);
         }
+        tr_until(r, &r->side[0].puts_done, done + accepted); /* some have arrived */
+        for (int k = 1; k <= 3; k += 2)
+            rr_shell("tc qdisc add dev rdma%d root netem delay 500ms", k);
+        int arrived = accepted; /* more are posted, or wait for a place */
+        for (p.cookie = (uint64_t)accepted; c->ops->put(c, &p) == 0; p.cookie++)
+            accepted++;
+        cr_assert_gt(accepted, arrived);
         kill(peer[i], SIGKILL);
         waitpid(peer[i], NULL, 0);
         tr_until(r, &r->side[0].closed, closed);
+        for (int k = 1; k <= 3; k += 2)
+            rr_shell("tc qdisc del dev rdma%d root", k);
         cr_expect_eq(r->side[0].puts_done - done, accepted, "every put has one end");
         const struct tr_event *e = &r->side[0].log[r->side[0].n - 1];
         cr_expect_eq(e->what, TR_CLOSED);
@@ -464,13 +508,51 @@ Test(rdma_faults, lost_packets_are_sent_again)
     tr_free(r);
 }
 
+/* Of a long life with many connections an endpoint keeps what the first one needed. */
+Test(rdma_faults, connections_that_ended_take_nothing_of_an_endpoint)
+{
+    enum { ROUNDS = 6, KINDS = 5, DEPTH = 200 }; /* of these a few fill what an endpoint begins with */
+    static const char *const what[KINDS] = {"qp", "cq", "mr", "srq", "cm_id"}, *const device[2] = {"rxe1", "rxe4"};
+    const struct tr_kind kind = kind_of(rr_set_up_rails);
+    struct tr_rig *r = tr_prepare(&kind);
+    r->config[0].depth = r->config[1].depth = DEPTH;
+    tr_open(r);
+    long first[2][KINDS], entries[2];
+    for (int i = 0; i <= ROUNDS; i++) {
+        struct tp_channel *c[2];
+        tr_join(r, TP_CLASS_KV, c);
+        for (int k = 0; k < 2; k++) /* with send buffers */
+            tr_send_number(r, c[k], 0, 5000);
+        tr_until(r, &r->side[0].frames, i + 1);
+        tr_until(r, &r->side[1].frames, i + 1);
+        if (i % 2)
+            c[0]->ops->abort(c[0]);
+        else
+            c[0]->ops->finish(c[0]);
+        for (int k = 0; k < 2; k++)
+            tr_until(r, &r->side[k].closed, i + 1);
+        for (int d = 0; d < 2 && i == 0; d++) {
+            for (int k = 0; k < KINDS; k++)
+                first[d][k] = rr_resources(device[d], what[k]);
+            entries[d] = rr_completions(device[d]);
+        }
+    }
+    for (int d = 0; d < 2; d++) {
+        for (int k = 0; k < KINDS; k++)
+            cr_expect_eq(rr_resources(device[d], what[k]), first[d][k], "%s of %s", what[k], device[d]);
+        cr_expect_gt(entries[d], 0);
+        cr_expect_eq(rr_completions(device[d]), entries[d], "completion queues of %s", device[d]);
+    }
+    tr_free(r);
+}
+
 Test(rdma_faults, nothing_is_left_in_the_kernel)
 {
-    static const char *const what[] = {"qp", "cq", "mr", "srq", "cm_id", "pd"};
+    static const char *const what[] = {"qp", "cq", "mr", "srq", "cm_id", "pd"}, *const device[2] = {"rxe1", "rxe2"};
     const struct tr_kind kind = kind_of(rr_set_up_rails);
-    long before[6];
-    for (int i = 0; i < 6; i++)
-        before[i] = rr_resources("rxe1", what[i]);
+    long before[2][6];
+    for (int i = 0; i < 12; i++)
+        before[i % 2][i / 2] = rr_resources(device[i % 2], what[i / 2]);
     for (int round = 0; round < 2; round++) {
         struct tr_rig *r = tr_new(&kind);
         struct tp_channel *c[2];
@@ -483,8 +565,9 @@ Test(rdma_faults, nothing_is_left_in_the_kernel)
             tr_until(r, &r->side[1].immediates, 10);
         tr_free(r); /* with all of them open, and in the first round in the middle of it */
     }
-    for (int i = 0; i < 6; i++)
-        cr_expect_eq(rr_resources("rxe1", what[i]), before[i], "%s", what[i]);
+    for (int i = 0; i < 12; i++)
+        cr_expect_eq(rr_resources(device[i % 2], what[i / 2]), before[i % 2][i / 2], "%s of %s", what[i / 2],
+                     device[i % 2]);
 }
 
 /* ---- refusals --------------------------------------------------------------------------------------------------- */
@@ -503,6 +586,7 @@ Test(rdma_faults, what_cannot_be_is_refused_with_a_cure)
     cr_expect_eq(kind.ops->open(&r->config[0], &ep, &err), -ENOTSUP, "no such address");
     cr_expect(strstr(err.msg, "10.77.1.1 on rxe1"), "%s", err.msg);
     rr_config[0] = (struct tp_rdma_config){.address = "10.77.1.1"};
+    r->config[0].connect_ns = INT64_C(3000000000); /* of a connection that comes to nothing */
     tr_open(r);
     cr_expect_eq(kind.ops->listen(r->side[0].ep, "10.77.2.1:0", bound, &err), -EADDRNOTAVAIL);
     cr_expect(strstr(err.msg, "rxe1 with 10.77.1.1"), "%s", err.msg);

@@ -14,11 +14,14 @@
 /* As tests/doubles/verbs.c has it. */
 struct verbs_faults {
     int state, skip, error;
-    int cq_error;
+    int cq_error, qp_error, srq_error, mr_error;
     size_t short_by;
+    uint8_t retries;
+    uint64_t mr_size_max;
 };
 
 enum { INIT = 1, RTR = 2, RTS = 3 }; /* states of a queue pair */
+enum { TURNS = 10000 };              /* for what comes by itself, in 20 s at most */
 
 static struct verbs_faults *faults;
 
@@ -70,6 +73,7 @@ Test(rdma_reasons, a_queue_pair_that_cannot_go_on_is_named_with_the_step)
               {RTR, 0, "rxe2", "cannot go to RTR"},   {RTR, 1, "rxe1", "cannot go to RTR"},
               {RTS, 0, "rxe2", "cannot go to RTS"},   {RTS, 1, "rxe1", "cannot go to RTS"}};
     struct tr_rig *r = open_rig();
+    long ids[] = {rr_resources("rxe1", "cm_id"), rr_resources("rxe2", "cm_id")};
     for (size_t i = 0; i < sizeof at / sizeof *at; i++) {
         struct tp_channel *c;
         struct cfg_error err;
@@ -85,19 +89,48 @@ Test(rdma_reasons, a_queue_pair_that_cannot_go_on_is_named_with_the_step)
         if (at[i].state != INIT)
             EXPECT_WHY(&r->side[0], "MTU 4096, GID index 1, port 1", "RoCE versions");
         cr_expect_eq(r->side[0].ep->channels, 0);
+        /* The other side, if it had accepted, learns it; what it refused it has forgotten. */
+        cr_expect(r->side[1].ep->channels == 0 || strcmp(at[i].device, "rxe1") == 0, "%s of %s", at[i].step,
+                  at[i].device);
+        for (int turns = 0; r->side[1].ep->channels && turns < TURNS; turns++)
+            tr_turn(r);
+        cr_expect_eq(r->side[1].ep->channels, 0);
     }
     *faults = (struct verbs_faults){0};
+    cr_expect_eq(rr_resources("rxe1", "cm_id"), ids[0]);
+    cr_expect_eq(rr_resources("rxe2", "cm_id"), ids[1]);
     struct tp_channel *c[2];
     tr_join(r, TP_CLASS_KV, c); /* the next one is as good as ever */
     tr_free(r);
 }
 
-/* The adapter gives up before this side does. */
+/* The second device of either side fails, with both first ones up: the channel has one, and nothing of the other. */
+Test(rdma_reasons, a_second_device_that_fails_is_done_without)
+{
+    struct tr_kind kind = {.ops = ops(), .set_up = rr_set_up_rails, .uses_base = true};
+    struct tr_rig *r = tr_new(&kind);
+    struct tp_channel *c[2];
+    long qps[] = {rr_resources("rxe3", "qp"), rr_resources("rxe4", "qp")};
+    for (int i = 0; i < 2; i++) {
+        *faults = (struct verbs_faults){.state = RTR, .skip = 2 + i, .error = EINVAL};
+        tr_join(r, TP_CLASS_KV, c);
+        cr_expect_eq(faults->error, 0, "nothing has failed");
+        memset(r->window[0], i + 1, TR_WINDOW);
+        tr_put(r, c[0], 0, 0, TR_WINDOW, 1, 1);
+        tr_until(r, &r->side[1].immediates, i + 1);
+        cr_expect_arr_eq(r->window[0], r->window[1], TR_WINDOW);
+        cr_expect_eq(rr_resources("rxe3", "qp"), qps[0], "side %d has failed", 1 - i);
+        cr_expect_eq(rr_resources("rxe4", "qp"), qps[1], "side %d has failed", 1 - i);
+    }
+    tr_free(r);
+}
+
+/* The adapter gives up before this side does: soft-RoCE when it is told to try once more, since it takes 7 for ever. */
 Test(rdma_reasons, a_write_without_acknowledgement_names_what_to_look_at)
 {
     struct tr_kind kind = {.ops = ops(), .set_up = set_up, .uses_base = true};
     struct tr_rig *r = tr_prepare(&kind);
-    r->config[0].silence_ns = r->config[1].silence_ns = INT64_C(8000000000);
+    faults->retries = 1;
     tr_open(r);
     struct tp_channel *c[2];
     tr_join(r, TP_CLASS_KV, c);
@@ -106,7 +139,9 @@ Test(rdma_reasons, a_write_without_acknowledgement_names_what_to_look_at)
     tr_until(r, &r->side[0].closed, 1);
     rr_shell("tc qdisc del dev rdma1 root");
     cr_expect_eq(r->side[0].log[r->side[0].n - 1].status, -ETIMEDOUT);
-    EXPECT_WHY(&r->side[0], "10.77.1.2", "packets are lost", "RoCE version (here index 1)", "lossless settings");
+    EXPECT_WHY(&r->side[0], "no acknowledgement from 10.77.1.2", "packets are lost", "RoCE version (here index 1)",
+               "lossless settings");
+    *faults = (struct verbs_faults){0};
     tr_free(r);
 }
 
@@ -138,6 +173,65 @@ Test(rdma_reasons, a_completion_queue_against_the_limit_on_locked_memory)
                   strstr(err.msg, "memlock"),
               "%s", err.msg);
     tr_open(r);
+    tr_free(r);
+}
+
+/* Whatever a connection needs of its device: what could not be had is named, with the limit. */
+Test(rdma_reasons, what_a_connection_needs_against_the_limit_on_locked_memory)
+{
+    static const struct {
+        struct verbs_faults faults;
+        const char *what;
+    } at[] = {{{.mr_error = ENOMEM}, "receive buffers on rxe1"},
+              {{.srq_error = ENOMEM}, "a shared receive queue on rxe1"},
+              {{.qp_error = ENOMEM}, "a queue pair on rxe1"}};
+    struct tr_rig *r = open_rig();
+    struct tp_channel *c[2];
+    struct rlimit limit, low;
+    getrlimit(RLIMIT_MEMLOCK, &limit);
+    low = limit;
+    low.rlim_cur = 64 << 10;
+    cr_assert_eq(setrlimit(RLIMIT_MEMLOCK, &low), 0);
+    for (size_t i = 0; i < sizeof at / sizeof *at; i++) {
+        struct cfg_error err;
+        int closed = r->side[0].closed + 1;
+        *faults = at[i].faults;
+        cr_assert_eq(r->kind->ops->connect(r->side[0].ep, r->bound, TP_CLASS_KV, NULL, &c[0], &err), 0, "%s", err.msg);
+        tr_until(r, &r->side[0].closed, closed);
+        cr_expect_eq(r->side[0].log[r->side[0].n - 1].status, -ENOMEM);
+        cr_expect(strstr(r->side[0].why, at[i].what) && strstr(r->side[0].why, "64 KiB may be locked"), "%s: %s",
+                  at[i].what, r->side[0].why);
+    }
+    *faults = (struct verbs_faults){0};
+    tr_join(r, TP_CLASS_KV, c);
+    faults->mr_error = ENOMEM; /* a frame that doesn't fit into its request needs send buffers */
+    static uint8_t frame[5000];
+    struct iovec v = {frame, sizeof frame};
+    cr_expect_eq(c[0]->ops->send(c[0], &v, 1), -ENOTCONN);
+    tr_until(r, &r->side[0].closed, sizeof at / sizeof *at + 1);
+    EXPECT_WHY(&r->side[0], "registering send buffers on rxe1", "64 KiB may be locked");
+    *faults = (struct verbs_faults){0};
+    setrlimit(RLIMIT_MEMLOCK, &limit);
+    tr_free(r);
+}
+
+/* What the device registers at once decides, without a word in the configuration. */
+Test(rdma_reasons, a_device_that_registers_little_at_once_gets_pieces)
+{
+    enum { PIECE = 300 << 10 };
+    struct tr_kind kind = {.ops = ops(), .set_up = set_up, .uses_base = true};
+    struct tr_rig *r = tr_prepare(&kind);
+    struct tp_channel *c[2];
+    long before = rr_resources("rxe1", "mr");
+    faults->mr_size_max = PIECE;
+    tr_open(r);
+    cr_expect_eq(rr_resources("rxe1", "mr") - before, (TR_WINDOW + PIECE - 1) / PIECE);
+    tr_join(r, TP_CLASS_KV, c);
+    memset(r->window[0], 0x5a, TR_WINDOW);
+    tr_put(r, c[0], 0, 0, TR_WINDOW, 1, 1);
+    tr_until(r, &r->side[1].immediates, 1);
+    cr_expect_arr_eq(r->window[0], r->window[1], TR_WINDOW);
+    *faults = (struct verbs_faults){0};
     tr_free(r);
 }
 
