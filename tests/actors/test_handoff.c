@@ -223,6 +223,7 @@ static bool cut_writer(struct ts_world *w, const struct ts_inner *who, struct ac
 Test(handoff, a_writer_that_dies_between_any_two_writes)
 {
     static struct undisturbed u;
+    int again = 0, deaths = 0;
     run_undisturbed(4, &u);
     cr_expect_gt(u.writes, 20);
     for (int k = 0; k < u.writes; k += TS_LESS) {
@@ -235,8 +236,13 @@ Test(handoff, a_writer_that_dies_between_any_two_writes)
         ts_world_run(&w, 4);
         snprintf(when, sizeof when, "writer dies behind message %d", k);
         check_undisturbed(&w, &u, when);
+        cr_assert(cut.dead, "%s: it lives", when);
+        deaths++;
+        for (int i = 0; i < w.n; i++)
+            again += w.got[i].place.replaced;
         ts_world_close(&w);
     }
+    cr_expect_geq(again, deaths / 2, "%d deaths, %d requests were placed again", deaths, again);
 }
 
 /* Nobody tells of it: deadlines end what waits for it, at either side. */

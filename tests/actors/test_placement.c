@@ -122,6 +122,60 @@ Test(placement, an_actor_that_begins_again_is_used_again)
 }
 
 /* With the last one gone there is nothing to wait for but another one; that ends too. */
+/* A Decode loses the cancel of an attempt that was placed again elsewhere, and decodes on. */
+struct stale {
+    struct act_addr first; /* where the attempt is */
+    bool lost;
+    int cancels;    /* of that attempt, behind the one that was lost */
+    int dispatches; /* of that Decode */
+};
+
+static bool lose_cancel(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m,
+                        int *fail)
+{
+    struct stale *s = w->before_ctx;
+    (void)fail;
+    s->dispatches += who->part == TS_PART_EXPERT && m->type == ACT_EXPERT_DISPATCH && act_addr_equal(m->src, s->first);
+    if (who->part != TS_PART_DECODE || m->attempt)
+        return false;
+    if (m->type == ACT_HANDOFF && act_addr_is_nobody(s->first)) {
+        struct act_msg failed = act_msg_make(ACT_FAILED, w->client);
+        failed.request = m->request;
+        act_p_failed(&failed)->status = -EHOSTDOWN;
+        cr_assert_eq(act_send(self, &failed), 0);
+        s->first = act_self_addr(self);
+    } else if (m->type == ACT_CANCEL && act_addr_equal(act_self_addr(self), s->first)) {
+        s->cancels += s->lost;
+        bool loses = !s->lost;
+        s->lost = true;
+        return loses;
+    }
+    return false;
+}
+
+Test(placement, tokens_of_an_older_attempt_end_it)
+{
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        struct ts_world w;
+        struct stale s = {.first = ACT_NOBODY};
+        open_exact(&w, (unsigned)seed);
+        w.n = 1;
+        w.wanted[0].max_new = TS_WORLD_NEW;
+        w.before = lose_cancel;
+        w.before_ctx = &s;
+        ts_world_run(&w, seed);
+        ts_world_check_same(&w, 0);
+        cr_assert(s.lost);
+        cr_assert_eq(w.got[0].place.replaced, 1);
+        cr_assert_not(act_addr_equal(w.got[0].place.decode, s.first), "it came to the same Decode");
+        cr_expect_gt(s.cancels, 0, "seed %d: it is not cancelled again", (int)seed);
+        cr_expect_lt(s.dispatches, TS_WORLD_NEW / 2 * w.m->cfg->n_layers,
+                     "seed %d: %d dispatches for an attempt that is over", (int)seed, s.dispatches);
+        ts_world_check_baseline(&w);
+        ts_world_close(&w);
+    }
+}
+
 Test(placement, without_any_decode_actor_requests_end_with_a_reason)
 {
     struct ts_world w;

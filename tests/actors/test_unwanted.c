@@ -5,6 +5,9 @@
 
 #include <string.h>
 
+#include "actors/decode.h"
+#include "actors/decode_impl.h"
+#include "actors/prefill.h"
 #include "actors/prefill_impl.h"
 #include "tests/support/less.h"
 #include "tests/support/nodes_world.h"
@@ -55,7 +58,21 @@ static int jobs(uint64_t first)
     return n;
 }
 
-/* The most jobs that a request has. */
+/* Places at Decode that somebody is to have tokens from. */
+static int wanted_places(void)
+{
+    int n = 0;
+    for (int i = 0; i < net.n_actors[1]; i++) {
+        const struct decode *d = net.actor[1][i].state;
+        if (net.actor[1][i].behaviour != &act_decode_behaviour)
+            continue;
+        for (int k = 0; k < d->e->limits.streams; k++)
+            n += d->stream[k].state != DEC_FREE && !d->stream[k].cancelled;
+    }
+    return n;
+}
+
+/* The most jobs that a request has, without those that end with their step. */
 static int doubles(void)
 {
     int n[REQUESTS + LATER + 1] = {0}, most = 0;
@@ -64,7 +81,7 @@ static int doubles(void)
         if (net.actor[0][i].behaviour != &act_prefill_behaviour)
             continue;
         for (const struct job *j = p->first; j; j = j->next)
-            most = ++n[j->request] > most ? n[j->request] : most;
+            most = !j->cancelled && ++n[j->request] > most ? n[j->request] : most;
     }
     return most;
 }
@@ -128,11 +145,18 @@ static void gateway_dies(uint64_t seed, bool unheard)
     uint64_t prompt = cost_of_a_prompt(), before;
     snprintf(when, sizeof when, "seed %d%s", (int)seed, unheard ? ", unheard" : "");
     open_net(LATER, seed);
-    net.deaf_to_ends = unheard;
+    net.deaf = unheard;
+    net.turn_ns = unheard ? net.turn_ns : 2 * MS; /* a round is long: its tokens tell nothing yet */
     until_half_way(1 + (int)seed);
     int queued = jobs(0);
     before = net.dispatches;
+    cr_assert_gt(wanted_places(), 0);
     ts_nodes_kill(&net, TS_NODES_GATEWAY);
+    ts_nodes_run(&net, 16 * MS);
+    if (!unheard) { /* what is in a step or a round ends with that */
+        cr_assert_leq(jobs(0), net.prefill.limits.prefills, "%s: %d prompts are left", when, jobs(0));
+        cr_assert_eq(wanted_places(), 0, "%s: %d sequences go on", when, wanted_places());
+    }
     ts_nodes_run(&net, 100 * MS); /* the step that was running has ended */
     for (int i = 0; i < LATER; i++)
         net.w.wanted[REQUESTS + i].start = act_sim_now(net.w.sim) + 300 * MS;
@@ -171,7 +195,7 @@ static void gateway_is_lost(uint64_t seed, bool unheard)
     snprintf(when, sizeof when, "seed %d%s", (int)seed, unheard ? ", unheard" : "");
     uint64_t prompt = cost_of_a_prompt();
     open_net(0, seed);
-    net.deaf_to_ends = unheard;
+    net.deaf = unheard ? 2 : 0; /* the queue is still there when the later attempts come */
     until_half_way(1 + (int)seed);
     ts_nodes_cut_gateway(&net, 100 * MS);
     if (!unheard)

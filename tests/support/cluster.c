@@ -16,6 +16,7 @@
 #include "transport/tcp.h"
 
 struct ts_cluster ts_cluster;
+const char *ts_cluster_keys = "";
 
 /* Below the ports that the kernel gives to outgoing connections, and in a block of this process's own: what was free a
  * moment ago is then still so, also when suites run beside each other. */
@@ -147,9 +148,9 @@ void ts_cluster_write(const struct ts_node *nodes, int n, const char *engine, co
     fprintf(f,
             "model = { path = \"samples/tiny\"; name = \"tiny\"; };\ncompute = { threads = 1; };\n"
             "%sengine = { expert_shards = 1; %s };\n"
-            "cluster = { secret_file = \"%s\"; state = \"%s/state\"; };\n%s\nnodes = (\n%s\n);\n",
+            "cluster = { secret_file = \"%s\"; state = \"%s/state\"; %s };\n%s\nnodes = (\n%s\n);\n",
             strstr(more, "kv = {") ? "" : "kv = { memory = \"64MiB\"; snapshots = \"8MiB\"; };\n", engine, path,
-            ts_cluster.dir, more, list);
+            ts_cluster.dir, ts_cluster_keys, more, list);
     fclose(f);
     free(ts_write_file(ts_cluster.dir, "weft.conf", text));
     free(text);

@@ -31,6 +31,9 @@ extern struct ts_cluster ts_cluster;
 /* The last one is longer than what a bounded replay runs again. */
 extern const char *const ts_cluster_prompts[TS_CLUSTER_PROMPTS];
 
+/* Further keys of the group `cluster`, of all deployments that follow. */
+extern const char *ts_cluster_keys;
+
 /* Starts n nodes, the last one first, and waits until the gateways are ready; each with one thread and the sample
  * model. engine: further keys of that group; more: further groups of the file (kv in place of a small device). Skips
  * the test without the model. */

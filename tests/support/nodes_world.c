@@ -52,8 +52,12 @@ static int outer_receive(struct act_self *self, void *state, struct act_msg *m, 
         act_busy(self, n->prefill_ns);
     for (int i = 0; i < count; i++) {
         n->dispatches += m[i].type == ACT_EXPERT_DISPATCH && !o->a->node;
-        if (n->deaf_to_ends && m[i].type == ACT_NODE_DOWN && o->a->node != TS_NODES_GATEWAY)
+        if (n->deaf && m[i].type == ACT_NODE_DOWN && o->a->node != TS_NODES_GATEWAY)
             act_p_node_down(&m[i])->peer = 0;
+        bool word = m[i].type == ACT_UNDELIVERABLE &&
+                    (act_msg_returned_type(&m[i]) == ACT_PREFILLING || act_msg_returned_type(&m[i]) == ACT_PREFILLED);
+        if (n->deaf > 1 && word)
+            m[i].request = 0;
     }
     return o->a->behaviour->receive(self, o->state, m, count);
 }

@@ -33,7 +33,8 @@ struct ts_nodes {
     uint64_t epoch[TS_NODES_MAX];
     bool silent[TS_NODES_MAX];
     bool apart;                         /* the gateway is */
-    bool deaf_to_ends;                  /* Prefill and Landing are not told of nodes that are lost */
+    int deaf;                           /* 1: Prefill and Landing are not told of nodes that are lost; 2: nor that
+                                         * Prefill's words came back */
     uint64_t dispatches;                /* to the shard of node 0 */
     struct act_engine prefill, gateway; /* apart: of node 0; of the gateway, whose link alone is there */
     int64_t turn_ns, prefill_ns;        /* virtual time that a turn of Decode takes, and of Prefill */
