@@ -73,6 +73,19 @@ static void until_open(int node, const char *part, int least, int most, const ch
     cr_assert_fail("%s: %d prompts or sequences at %s", when, n, ts_cluster.node[node].name);
 }
 
+/* Until the gateway has read them all: one that comes when no node is there is refused. */
+static void until_taken(int n)
+{
+    const struct ts_server *s = &ts_cluster.node[G].http;
+    for (int t = 0; t < 600; t++) {
+        int open = ts_flows_turn(flow, n, 10);
+        if (ts_metric(s, "weft_num_requests_running") + ts_metric(s, "weft_num_requests_waiting") >= open)
+            return;
+    }
+    ts_cluster_show_logs();
+    cr_assert_fail("the gateway does not read its requests");
+}
+
 /* What Prefill has done so far, as it has told by now. */
 static double done(void)
 {
@@ -131,6 +144,7 @@ Test(lost_gateways, one_that_stands_still_for_long_has_each_prompt_once)
     start();
     queue_all(CLIENTS);
     until_open(P, "prefill", CLIENTS / 2, CLIENTS, "the queue");
+    until_taken(CLIENTS);
     kill(ts_cluster.node[G].pid, SIGSTOP);
     ts_node_wait_log(&ts_cluster.node[P], "is lost: it does not answer");
     ts_node_wait_log(&ts_cluster.node[D], "is lost: it does not answer");
