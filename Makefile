@@ -277,7 +277,7 @@ test-rdma: deps
 	@sh tools/deps.sh qemu-system-x86 busybox-static cpio kmod xz-utils zstd iproute2 ibverbs-providers perftest || \
 		echo 'test-rdma: going on without'
 	@$(MAKE) --no-print-directory SUITES='$(RDMA_SUITES)' test-programs
-	@BUILD='$(BUILD)' sh tests/rdma/run.sh $(RDMA_SUITES:%='$(BUILD)/tests/% -j1')
+	@BUILD='$(BUILD)' WEFT_GUEST_SECONDS=1200 sh tests/rdma/run.sh $(RDMA_SUITES:%='$(BUILD)/tests/% -j1')
 
 # The same with sanitizers. The programs and weft-rdma.so are instrumented, the verbs libraries are Debian's.
 test-rdma-asan:
