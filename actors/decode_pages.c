@@ -39,15 +39,34 @@ static struct dec_stream *oldest_parked(struct decode *d)
     return old;
 }
 
-/* Pages that are to be at hand: the lease, one for each sequence that waits for one (many sequences of one age come to
- * the end of their pages together), and what the next parked sequence needs. */
-static int wanted(struct decode *d)
+static int blocks_for(const struct decode *d, int tokens)
 {
-    const struct dec_stream *parked = oldest_parked(d);
-    int n = d->e->limits.lease + (parked ? parked->n_pages : 0);
+    int per = d->e->layout.block_tokens;
+    return (tokens + per - 1) / per;
+}
+
+/* What a parked sequence needs to go on, by a token at least: with less it would be parked again at once. */
+static int blocks_to_go_on(const struct decode *d, const struct dec_stream *s)
+{
+    int need = blocks_for(d, s->seq->len + 1);
+    return need > s->n_pages ? need : s->n_pages;
+}
+
+/* Sequences that wait for a page; many of one age come to the end of their pages together. */
+static int waiting(const struct decode *d)
+{
+    int n = 0;
     for (int i = 0; i < d->e->limits.streams; i++)
         n += d->stream[i].state == DEC_RUNNING && d->stream[i].waits_for_page;
     return n;
+}
+
+/* Pages that are to be at hand: the lease, one for each sequence that waits for one, and what the next parked sequence
+ * needs. */
+static int wanted(struct decode *d)
+{
+    const struct dec_stream *parked = oldest_parked(d);
+    return d->e->limits.lease + (parked ? blocks_to_go_on(d, parked) : 0) + waiting(d);
 }
 
 /* Asks for what is missing of them; what is too many goes back. */
@@ -111,12 +130,6 @@ void dec_pages_revoked(struct decode *d, const struct act_msg *m)
     d->revoking = false;
     d->none_to_come = m->type == ACT_UNDELIVERABLE || !act_p_tickets_revoke((struct act_msg *)m)->pages;
     d->revoke_until = d->none_to_come ? 0 : act_now(d->self) + REVOKE_NS;
-}
-
-static int blocks_for(const struct decode *d, int tokens)
-{
-    int per = d->e->layout.block_tokens;
-    return (tokens + per - 1) / per;
 }
 
 bool dec_pages_ensure(struct decode *d, struct dec_stream *s)
@@ -187,10 +200,11 @@ bool dec_park_youngest(struct decode *d, const struct dec_stream *keep)
     return young && young->n_pages && park(d, young);
 }
 
+/* Those for which it was parked go first: else it would take their page, and be parked for it again and again. */
 static bool unpark(struct decode *d, struct dec_stream *s)
 {
     size_t block = d->e->layout.block_bytes;
-    if (d->n_lease < s->n_pages)
+    if (d->n_lease < blocks_to_go_on(d, s) + waiting(d))
         return false;
     for (int i = 0; i < s->n_pages; i++) {
         s->pages[i] = d->lease[--d->n_lease];

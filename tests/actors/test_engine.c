@@ -32,6 +32,65 @@ Test(engine, a_crowd_in_little_memory_is_parked_and_comes_back)
     ts_world_close(&w);
 }
 
+/* Sequences that come one after the other, all with room for their prompts and not for their outputs: who came last is
+ * set aside, and comes back when there is room; who came first never is. */
+Test(engine, the_youngest_is_parked_for_the_oldest_and_comes_back)
+{
+    enum { PROMPT = 12, NEW = 76, EACH = (PROMPT + NEW) / 16 + 1, PAGES = 2 * EACH };
+    int parked = 0;
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        struct ts_world w;
+        ts_world_open(&w, PAGES, 2);
+        w.e.limits.lease = 1;
+        w.cost[TS_PART_DECODE] = 1000000;
+        ts_world_requests(&w, 4, (unsigned)seed);
+        for (int i = 0; i < w.n; i++) {
+            w.wanted[i].n_prompt = PROMPT;
+            w.wanted[i].max_new = NEW;
+            w.wanted[i].start = 1 + i * INT64_C(3000000);
+        }
+        ts_world_run(&w, seed);
+        for (int i = 0; i < w.n; i++) {
+            ts_world_check_same(&w, i);
+            parked += w.got[i].parked;
+        }
+        cr_expect_eq(w.got[0].parked, 0, "seed %d: the oldest was parked %d times", (int)seed, w.got[0].parked);
+        cr_expect_lt(w.got[3].parked, 10, "seed %d: the youngest was parked %d times", (int)seed, w.got[3].parked);
+        ts_world_check_baseline(&w);
+        ts_world_close(&w);
+    }
+    cr_expect_gt(parked, 3, "nobody was parked");
+}
+
+/* The page of one that was parked is for the one that waited for it, although the parked one has room in it yet. */
+Test(engine, a_parked_sequence_does_not_take_its_page_back_from_the_one_that_waits_for_it)
+{
+    enum { PROMPT = 12, NEW = 76, PAGES = (PROMPT + NEW) / 16 + 1 };
+    int64_t alone = 0;
+    int parked = 0;
+    for (int k = 0; k < 8; k++) { /* the second one comes ever later in the life of the first one; k 0: never */
+        struct ts_world w;
+        ts_world_open(&w, PAGES, 2);
+        w.e.limits.lease = 1;
+        w.cost[TS_PART_DECODE] = 1000000;
+        ts_world_requests(&w, k ? 2 : 1, 1);
+        for (int i = 0; i < w.n; i++) {
+            w.wanted[i].n_prompt = i ? 2 : PROMPT;
+            w.wanted[i].max_new = i ? 30 : NEW;
+            w.wanted[i].start = 1 + i * alone * k / 8;
+        }
+        ts_world_run(&w, 1);
+        for (int i = 0; i < w.n; i++)
+            ts_world_check_same(&w, i);
+        alone = k ? alone : w.got[0].ended;
+        parked += w.got[1].parked * (k > 0);
+        cr_expect(!k || w.got[1].parked <= 3, "%d: it was parked %d times", k, w.got[1].parked);
+        ts_world_check_baseline(&w);
+        ts_world_close(&w);
+    }
+    cr_expect_gt(parked, 0, "it was never parked");
+}
+
 /* Two prompts find ten of their blocks each, which are all pages that there are but one, and each needs two more. */
 Test(engine, two_prompts_with_hits_never_wait_for_each_others_pages)
 {
