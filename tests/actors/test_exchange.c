@@ -347,6 +347,9 @@ Test(exchange, a_silent_shard_is_left_out_after_the_deadline_and_used_again_when
         ts_world_run(&w, seed);
         check_all(&w, seed);
         cr_assert_gt(d.swallowed, 0);
+        for (int i = 0; i < w.n - 1; i++) /* in virtual time: what was asked of it is given up at its deadline */
+            cr_expect_lt(w.got[i].ended, 1500 * (int64_t)MS, "request %d ends after %d ms", i,
+                         (int)(w.got[i].ended / (int64_t)MS));
         cr_assert_lt(d.swallowed, 40, "%d dispatches went to a shard that does not answer", d.swallowed);
         cr_assert_gt(d.after, 0, "the shard was never used again");
         ts_world_close(&w);

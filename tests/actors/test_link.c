@@ -9,6 +9,7 @@
 
 #include "actors/link.h"
 #include "actors/link_impl.h"
+#include "actors/runtime/peers.h"
 #include "actors/runtime/sim.h"
 #include "actors/runtime/stats.h"
 #include "transport/inproc.h"
@@ -50,6 +51,17 @@ static int server_receive(struct act_self *self, void *state, struct act_msg *m,
         }
         if (m[i].type == ACT_UNDELIVERABLE && act_msg_returned_type(&m[i]) == ACT_PONG) {
             atomic_fetch_add_explicit(&replies_back, 1, memory_order_relaxed); /* a count; read in the same thread */
+            continue;
+        }
+        if (m[i].type == ACT_RESUMED) { /* from the test: a message and a reply in the name of somebody of node 9 */
+            struct act_addr who = {.generation = 1, .index = 1};
+            uint16_t number;
+            cr_assert_eq(act_peer_number(act_self_runtime(self), 9, 5, &number), 0);
+            who.peer = number & (ACT_PEERS_MAX - 1);
+            struct act_msg f = act_msg_make(m[i].request ? ACT_PONG : ACT_CANCELLED, s->promise[0].to);
+            f.src = who;
+            f.request = s->promise[0].request;
+            cr_assert_eq(m[i].request ? act_forward_reply(self, &s->promise[0], &f) : act_forward(self, &f), 0);
             continue;
         }
         if (m[i].type == ACT_DRAINED) {
@@ -522,6 +534,32 @@ Test(link, a_silent_node_costs_a_call_its_deadline_and_a_late_reply_is_for_nobod
         tell(p, ACT_PING, 1, 10, 0);
         run(p, 100);
         cr_expect_eq(c->replies, 15, "the node answers again");
+        pair_free(p);
+    }
+}
+
+/* What a node sends is from its own actors. One that says that it is another is not heard, and is cut off. */
+Test(link, a_node_that_speaks_in_the_name_of_another_is_cut_off)
+{
+    for (int reply = 0; reply < 2; reply++) {
+        struct pair *p = pair_new(false, 8);
+        struct client *c = &p->client;
+        tell(p, ACT_RELOAD, 0, 0, 0);
+        run(p, 500);
+        tell(p, ACT_PING, A_REQUEST_KEEPS, 1, 100);
+        run(p, 100);
+        struct act_msg speak = act_msg_make(ACT_RESUMED, p->server);
+        speak.request = (uint64_t)reply;
+        act_runtime_post(p->rt[1], &speak);
+        run(p, 20);
+        cr_expect_eq(c->cancelled, 0, "it was heard");
+        cr_expect_eq(c->replies, 0, "its reply was heard");
+        cr_expect_eq(c->node_downs, 1, "it was not cut off");
+        cr_expect_eq(c->abandoned, 1, "what it was asked has no end");
+        run(p, 500);
+        tell(p, ACT_PING, 1, 3, 0);
+        run(p, 100);
+        cr_expect_eq(c->replies, 3, "it does not come back");
         pair_free(p);
     }
 }

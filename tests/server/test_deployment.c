@@ -180,6 +180,32 @@ static void start_patient(const char *more)
     free(out);
 }
 
+/* The only decode node that is left drains and has a stream yet; it stands still, so that this stays so. What comes is
+ * told to come back: 503, and why. */
+Test(deployment, while_every_decode_node_drains_new_requests_get_503)
+{
+    start_patient("");
+    const struct ts_server *s = &ts_cluster.node[GATEWAY].http;
+    struct ts_node *n = &ts_cluster.node[D1];
+    ts_node_kill(&ts_cluster.node[D0]);
+    int fd = ts_connect(s->port);
+    cr_assert(ts_send_request(fd, "POST", "/v1/completions",
+                              "{\"prompt\":\"Once\",\"max_tokens\":900,\"ignore_eos\":true,\"stream\":true}"));
+    cr_assert(ts_read_until(fd, "data: "));
+    struct ts_result r = ts_run(ts_weft(), "drain", "--wait", "0", conf(), "d1");
+    cr_expect_eq(r.status, 0, "%s%s", r.out, r.err);
+    ts_result_free(&r);
+    ts_node_wait_log(&ts_cluster.node[GATEWAY], "part_draining");
+    kill(n->pid, SIGSTOP);
+    struct ts_reply a = ts_post(s, "/v1/completions", "{\"prompt\":\"a\",\"max_tokens\":1}");
+    cr_expect_eq(a.status, 503, "%d %s", a.status, a.body);
+    cr_expect(strstr(a.body, "\"draining\""), "%s", a.body);
+    ts_reply_free(&a);
+    kill(n->pid, SIGCONT);
+    cr_expect(ts_read_until(fd, "[DONE]"), "the stream was cut off");
+    close(fd);
+}
+
 enum { STREAMS = 16 };
 
 static int begin_stream(const struct ts_node *gateway)

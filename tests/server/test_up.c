@@ -1,5 +1,6 @@
 /* weft up and weft down: a deployment under its supervisor, through the deaths of nodes and of the supervisor itself.
  */
+#include <dirent.h>
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <jansson.h>
@@ -108,6 +109,23 @@ static pid_t supervisor(void)
     return pid;
 }
 
+/* Children of this process whose ends it has not taken. */
+static int zombies_of(pid_t parent)
+{
+    int n = 0;
+    DIR *d = opendir("/proc");
+    cr_assert_not_null(d);
+    for (struct dirent *e; (e = readdir(d));) {
+        char path[300];
+        snprintf(path, sizeof path, "/proc/%s/stat", e->d_name);
+        char *text = atoi(e->d_name) > 0 ? ts_read_file(path, NULL) : NULL, *at = text ? strrchr(text, ')') : NULL;
+        n += at && at[2] == 'Z' && atoi(at + 4) == parent;
+        free(text);
+    }
+    closedir(d);
+    return n;
+}
+
 /* An orphan may wait for its new parent to take its end. */
 static bool has_ended(long pid)
 {
@@ -142,6 +160,7 @@ Test(up, a_deployment_comes_up_is_watched_and_goes_down)
     wait_well();
     cr_expect_gt(number_of(D0, "epoch"), epoch);
     free(ts_cluster_complete(s, ts_cluster_prompts[1]));
+    cr_expect_eq(zombies_of(supervisor()), 0, "the supervisor has not taken the end of a node");
     long all[NODES];
     for (int i = 0; i < NODES; i++)
         all[i] = number_of(i, "pid");
@@ -233,6 +252,7 @@ Test(up, a_drained_node_stays_away)
     ts_result_free(&r);
     wait_text("state/up/_supervisor.log", "node p0 has ended as it was asked to, and stays away");
     expect("status", NULL, 1, "gateway: takes no requests, as no prefill node is connected");
+    cr_expect_eq(zombies_of(supervisor()), 0, "the supervisor has not taken the end of a node");
     expect("up", NULL, 0, "node p0 is up, too"); /* without the others noticing */
     expect("status", NULL, 0, "3 of 3 nodes well");
     free(ts_cluster_complete(&ts_cluster.node[GATEWAY].http, ts_cluster_prompts[0]));
@@ -689,16 +709,19 @@ Test(up, the_secret_of_a_deployment_on_one_machine_is_made)
 /* One that other machines might reach gets none: 0.0.0.0 stands for all addresses of this one. */
 Test(up, no_secret_is_made_where_other_machines_may_reach_a_node)
 {
-    struct ts_node reached[NODES];
-    memcpy(reached, nodes, sizeof nodes);
-    reached[P0].host = "0.0.0.0";
-    ts_cluster_write(reached, NODES, "", "");
-    unlink(in_dir("secret"));
-    struct ts_result r = weft("up", "-d");
-    cr_expect_eq(r.status, 1, "%s%s", r.out, r.err);
-    cr_expect_not_null(strstr(r.err, "`openssl rand -hex 32 > FILE; chmod 600 FILE` makes one"), "%s%s", r.out, r.err);
-    cr_expect_neq(access(in_dir("secret"), F_OK), 0, "it was made");
-    ts_result_free(&r);
+    for (int i = 0; i < NODES; i++) { /* any of them, the last one too */
+        struct ts_node reached[NODES];
+        memcpy(reached, nodes, sizeof nodes);
+        reached[i].host = "0.0.0.0";
+        ts_cluster_write(reached, NODES, "", "");
+        unlink(in_dir("secret"));
+        struct ts_result r = weft("up", "-d");
+        cr_expect_eq(r.status, 1, "%s%s", r.out, r.err);
+        cr_expect_not_null(strstr(r.err, "`openssl rand -hex 32 > FILE; chmod 600 FILE` makes one"), "%s%s", r.out,
+                           r.err);
+        cr_expect_neq(access(in_dir("secret"), F_OK), 0, "it was made, and node %d can be reached", i);
+        ts_result_free(&r);
+    }
 }
 
 /* As they are shipped, but for their ports and folders. */

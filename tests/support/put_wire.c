@@ -92,15 +92,16 @@ static void land(struct act_self *self, struct ts_wire *w, struct ts_wire_end *e
     free(p);
 }
 
-static void tell(struct act_self *self, const struct ts_wire_end *e, bool up)
+static void tell(struct act_self *self, const struct ts_wire_end *e, uint32_t generation, bool up)
 {
     struct act_msg m = act_msg_make(ACT_NODE_CLASS, act_current(act_self_runtime(self), *e->landing));
-    *act_p_node_class(&m) = (struct act_p_node_class){.class = TP_CLASS_KV, .generation = e->generation, .up = up};
+    *act_p_node_class(&m) = (struct act_p_node_class){.class = TP_CLASS_KV, .generation = generation, .up = up};
     if (!act_addr_is_nobody(m.dst) && act_send(self, &m))
         act_msg_drop(&m);
 }
 
-/* The connection ends, and the next one begins. */
+/* The connection ends, and the next one begins, of which the Landing hears first: without any it would take a writer of
+ * this world, where all are in one process, for one that shares its pages. */
 static void end(struct act_self *self, struct ts_wire *w, struct ts_wire_end *e)
 {
     w->ends++;
@@ -114,10 +115,11 @@ static void end(struct act_self *self, struct ts_wire *w, struct ts_wire_end *e)
             answer(self, &p->promise, -ECONNRESET, e->generation);
         free(p);
     }
-    tell(self, e, false);
+    uint32_t before = e->generation;
     e->generation += 2;
     e->last_due = 0;
-    tell(self, e, true);
+    tell(self, e, e->generation, true);
+    tell(self, e, before, false);
 }
 
 void ts_wire_process_ended(struct ts_wire *w, const struct kv_device *device, struct kv_device *next)
@@ -215,7 +217,7 @@ static int wire_receive(struct act_self *self, void *state, struct act_msg *m, i
             take_fence(self, w, &m[i]);
         for (int k = 1; k < TS_WIRE_ENDS && m[i].type == ACT_NODES_WATCH; k++)
             if (w->end[k].landing && w->end[k].landing->index == m[i].src.index)
-                tell(self, &w->end[k], true);
+                tell(self, &w->end[k], w->end[k].generation, true);
     }
     for (int k = 1; k < TS_WIRE_ENDS; k++) {
         struct ts_wire_end *e = &w->end[k];
