@@ -139,6 +139,8 @@ static const struct row rows[] = {
      AT_DECODE, CONFIRM_MS + SLACK_MS, HERE},
     {"request at Decode: word of its end was lost", REQUEST, AT_DECODE, 0, REQUEST, AT_DECODE, 2 * CHECK_MS, HERE | FAR,
      .lost_at_client = ACT_TOKENS},
+    {"request at Decode: word of its place's end was lost", REQUEST, AT_DECODE, DIES, REQUEST, AT_DECODE, 2 * CHECK_MS,
+     HERE, .lost_at_client = ACT_ROUTE_LOST},
     {"request without a place: nobody is there", REQUEST, AT_DECODE, DIES, REQUEST, NOWHERE, PATIENCE_MS + 200, HERE},
 };
 

@@ -121,6 +121,22 @@ Test(placement, an_actor_that_begins_again_is_used_again)
     kill_at_every_moment(CFG_ROLE_PREFILL, true);
 }
 
+/* Whose prompt is computed notices nothing. */
+Test(placement, a_prefill_that_ends_behind_its_prompts_costs_nothing)
+{
+    struct ts_world w;
+    open_exact(&w, 5);
+    w.prefills = 1;
+    w.n = 1;
+    w.kill[w.n_kills++] = (struct ts_kill){.tokens = 20, .role = CFG_ROLE_PREFILL};
+    w.wanted[0].max_new = 60;
+    ts_world_run(&w, 5);
+    ts_world_check_same(&w, 0);
+    cr_expect_eq(w.got[0].place.replaced, 0, "it went on elsewhere");
+    ts_world_check_baseline(&w);
+    ts_world_close(&w);
+}
+
 /* With the last one gone there is nothing to wait for but another one; that ends too. */
 /* A Decode loses the cancel of an attempt that was placed again elsewhere, and decodes on. */
 struct stale {
@@ -506,6 +522,10 @@ Test(router, draining_members_get_nothing_and_all_draining_says_so)
     all.load[0].draining = all.load[1].draining = 1;
     run_router(&all, 2, 1, 1);
     cr_expect_eq(all.status, -ESHUTDOWN, "status %d", all.status);
+    static struct rig later; /* the last of the two roles that are looked at */
+    later.load[1].draining = 1;
+    run_router(&later, 1, 1, 1);
+    cr_expect_eq(later.status, -ESHUTDOWN, "status %d", later.status);
     static struct rig none;
     run_router(&none, 0, 1, 1);
     cr_expect_eq(none.status, -EHOSTDOWN, "status %d", none.status);

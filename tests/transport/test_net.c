@@ -606,14 +606,8 @@ static void fence(bool tcp, int by)
 
 Test(net, a_fence_ends_one_class_and_it_comes_back)
 {
-    fence(false, 0);
-    fence(false, 1);
-}
-
-Test(net, a_fence_over_tcp)
-{
-    fence(true, 0);
-    fence(true, 1);
+    for (int k = 0; k < 4; k++) /* by either side, over tcp too */
+        fence(k / 2, k % 2);
 }
 
 Test(net, a_dead_peer_is_tried_ever_less_often_and_logged_once)
@@ -642,6 +636,18 @@ Test(net, a_dead_peer_is_tried_ever_less_often_and_logged_once)
     cr_expect_eq(r->node[0].logs, logs + 2, "and one for its end");
     cr_expect_not(p->breaker && p->up && p->failures == 0);
     cr_expect_le(tp_net_channels(r->node[0].net), 3);
+    rig_free(r);
+}
+
+/* A channel that comes up and dies at once is no success. */
+Test(net, a_channel_that_never_lives_for_long_is_tried_ever_less_often)
+{
+    struct rig *r = pair(false);
+    until_joined(r);
+    for (int64_t began = r->now; r->now - began < 60000 * MS; turn(r))
+        if (r->node[0].class_ups == r->node[0].class_downs + 2) /* nobody else's end, and seen up here */
+            tp_net_fence(r->node[1].net, 0, TP_CLASS_KV);
+    cr_expect(r->node[0].class_downs > 8 && r->node[0].class_downs < 30, "up %d times", r->node[0].class_downs);
     rig_free(r);
 }
 
