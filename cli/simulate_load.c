@@ -322,6 +322,8 @@ static void take_tokens(struct load *l, struct request *r, struct act_msg *m)
         o->tokens += p->count;
         if (r->got && p->count)
             sim_histogram_add(&o->gap, since(r->last, now));
+        for (uint32_t k = 1; k < p->count; k++) /* the gateway writes each token as a piece of its own */
+            sim_histogram_add(&o->gap, 0);
         if (b) {
             o->steps += b->steps - r->steps;
             o->offered += b->offered - r->offered;

@@ -96,6 +96,10 @@ Test(simulate, drafts_that_are_always_kept_multiply_the_speed)
         cr_expect_float_eq(figure(&f, i, "emitted") / figure(&f, i, "steps"), 5, 0.1);
         cr_expect_float_eq(figure(&f, i, "tokens_per_second_and_rank") / figure(&f, 0, "tokens_per_second_and_rank"), 5,
                            0.3);
+        /* Each token is a piece for its reader: five come every 10 ms, at the same time. */
+        cr_expect_float_eq(quantile(&f, i, "inter_token_seconds", "mean"), 0.002, 0.0004, "%g",
+                           quantile(&f, i, "inter_token_seconds", "mean"));
+        cr_expect_lt(quantile(&f, i, "inter_token_seconds", "p50"), 0.0001);
     }
     end(&f);
 }
