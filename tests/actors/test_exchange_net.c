@@ -77,7 +77,8 @@ Test(exchange_net, without_slots_everything_is_a_message)
 
 /* ---- what providers never do, and networks do ---- */
 
-static void disturb(enum tp_fault_do what, uint32_t on, int64_t delay_ns, const char *name)
+/* every: so many of these operations at a time. */
+static void disturb(enum tp_fault_do what, uint32_t on, uint64_t every, int64_t delay_ns, const char *name)
 {
     uint64_t done = 0;
     for (uint64_t seed = 1; seed <= 2; seed += TS_LESS) {
@@ -87,7 +88,7 @@ static void disturb(enum tp_fault_do what, uint32_t on, int64_t delay_ns, const 
                                                           .classes = 1 << TP_CLASS_EXPERT,
                                                           .what = what,
                                                           .at = 13 + 5 * seed,
-                                                          .every = 60 + 7 * (uint64_t)i,
+                                                          .every = every + 7 * (uint64_t)i,
                                                           .delay_ns = delay_ns};
             net.fault[i].rules = 1;
         }
@@ -104,28 +105,29 @@ static void disturb(enum tp_fault_do what, uint32_t on, int64_t delay_ns, const 
 /* The slot of what is never answered stays in use until its connection is ended. */
 Test(exchange_net, lost_words_of_puts_cost_a_deadline_and_no_token)
 {
-    disturb(TP_FAULT_LOSE, TP_FAULT_IMMEDIATE | TP_FAULT_PUT_DONE, 0, "lost completions");
+    disturb(TP_FAULT_LOSE, TP_FAULT_IMMEDIATE | TP_FAULT_PUT_DONE, 60, 0, "lost completions");
 }
 
 Test(exchange_net, lost_puts_cost_a_deadline_and_no_token)
 {
-    disturb(TP_FAULT_LOSE, TP_FAULT_PUT, 0, "lost puts");
+    disturb(TP_FAULT_LOSE, TP_FAULT_PUT, 60, 0, "lost puts");
 }
 
 Test(exchange_net, words_of_puts_that_come_twice_are_taken_once)
 {
-    disturb(TP_FAULT_DOUBLE, TP_FAULT_IMMEDIATE | TP_FAULT_PUT_DONE, 0, "doubled completions");
+    disturb(TP_FAULT_DOUBLE, TP_FAULT_IMMEDIATE | TP_FAULT_PUT_DONE, 60, 0, "doubled completions");
 }
 
-/* Later than the deadline: the step runs again, and the answers to the first one come while it does. */
+/* Later than the deadline: the step runs again, and the answers to the first one come while it does. Not in every step:
+ * one that runs again and again is given up. */
 Test(exchange_net, answers_to_exchanges_that_are_over_are_not_taken_for_others)
 {
-    disturb(TP_FAULT_DELAY, TP_FAULT_IMMEDIATE, 45 * MS, "late completions");
+    disturb(TP_FAULT_DELAY, TP_FAULT_IMMEDIATE, 200, 45 * MS, "late completions");
 }
 
 Test(exchange_net, refused_puts_are_tried_again)
 {
-    disturb(TP_FAULT_REFUSE, TP_FAULT_PUT, 0, "refused puts");
+    disturb(TP_FAULT_REFUSE, TP_FAULT_PUT, 60, 0, "refused puts");
 }
 
 /* Something is lost in every step, and something arrives: steps that begin again and again are given up in the end. */
@@ -283,7 +285,9 @@ Test(exchange_net, a_shard_that_has_ended_for_good_is_taken_over_and_looked_for_
         act_sim_run(net.w.sim, 5000 * MS, 10000000);
         before = timers_of(2) - before;
         other = timers_of(1) - other;
-        cr_assert_leq(before, other + 20, "case %d: %d timers in a second, elsewhere %d", k, (int)before, (int)other);
+        /* Looking for it would be dozens of attempts and their deadlines more. */
+        cr_assert_leq(before, other + other / 2, "case %d: %d timers in a second, elsewhere %d", k, (int)before,
+                      (int)other);
         int asked = net.shard[2].puts + net.shard[2].messages;
         ts_net_run(&net);
         ts_net_check(&net, "ended for good");
