@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/utsname.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -67,6 +68,7 @@ static int start_server(struct bench *b, struct cfg_error *err)
     self[len] = 0;
     b->server = fork();
     if (b->server == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGTERM); /* the server goes with the bench, however that ends */
         close(out[0]);
         dup2(out[1], 1);
         FILE *quiet = freopen("/dev/null", "w", stderr);

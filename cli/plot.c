@@ -72,7 +72,7 @@ void cli_plot_printf(struct cli_plot *p, const char *fmt, ...)
 void cli_plot_text(struct cli_plot *p, const char *text)
 {
     for (; *text; text++)
-        if (*text == '"' || *text == '\\')
+        if (strchr("\"\\`", *text)) /* a backtick would run a command, also inside of quotes */
             fputc('\'', p->to);
         else if ((unsigned char)*text >= 32)
             fputc(*text, p->to);

@@ -196,22 +196,24 @@ int sim_report_csv(const struct sim_report *r, const struct sim_profile *p, cons
     FILE *f = fopen(file, "we");
     if (!f)
         return cfg_error_set(err, errno, "%s: %s", file, strerror(errno));
-    fputs(
-        "decode_ranks,prefill_ranks,loop,load,mode,seconds,requests,refused,failed,parked,prompt_tokens,cached_tokens,"
-        "output_tokens,tokens_per_second,per_rank,per_device,per_user,price_per_million,steps,drafted,offered,"
-        "accepted,emitted,queue_p50,queue_p90,queue_p99,first_token_p50,first_token_p90,first_token_p99,gap_p50,"
-        "gap_p90,gap_p99,end_to_end_p50,end_to_end_p90,end_to_end_p99\n",
-        f);
+    fputs("decode_ranks,decode_group,prefill_ranks,prefill_group,loop,load,mode,seconds,requests,refused,failed,parked,"
+          "prompt_tokens,cached_tokens,"
+          "output_tokens,tokens_per_second,per_rank,per_device,per_user,price_per_million,steps,drafted,offered,"
+          "accepted,emitted,queue_p50,queue_p90,queue_p99,first_token_p50,first_token_p90,first_token_p99,gap_p50,"
+          "gap_p90,gap_p99,end_to_end_p50,end_to_end_p90,end_to_end_p99\n",
+          f);
     for (int i = 0; i < r->n; i++) {
         const struct sim_point *pt = r->point[i];
         const struct sim_outcome *o = &pt->outcome;
         struct figures g = figures_of(pt, p);
-        fprintf(f, "%d,%d,%d,%d,%s,%g,%s,%.6f,%llu,%llu,%llu,%llu,%llu,%llu,%llu,%.9g,%.9g,%.9g,%.9g,", pt->decode,
+        fprintf(f, "%d,%d,%d,%d,%s,%g,%s,%.6f,%llu,%llu,%llu,%llu,%llu,%llu,%llu,%.9g,%.9g,%.9g,", pt->decode,
                 pt->decode_group, pt->prefill, pt->prefill_group, pt->open ? "open" : "closed", pt->value, pt->mode,
                 o->seconds, (unsigned long long)o->requests, (unsigned long long)o->refused,
                 (unsigned long long)o->failed, (unsigned long long)o->parked, (unsigned long long)o->prompt_tokens,
-                (unsigned long long)o->cached_tokens, (unsigned long long)o->tokens, g.rate, g.per_rank, g.per_device,
-                g.user);
+                (unsigned long long)o->cached_tokens, (unsigned long long)o->tokens, g.rate, g.per_rank, g.per_device);
+        if (!isnan(g.user))
+            fprintf(f, "%.9g", g.user);
+        fputc(',', f);
         if (!isnan(g.price))
             fprintf(f, "%.9g", g.price);
         fprintf(f, ",%llu,%llu,%llu,%llu,%llu", (unsigned long long)o->steps, (unsigned long long)o->drafted,
@@ -307,13 +309,11 @@ int sim_report_plot(const struct sim_report *r, const struct sim_profile *p, con
     for (int i = 0; i < r->n; i++)
         if (begins_line(r, i))
             plot_line(r, p, to, i);
-    char name[160];
-    snprintf(name, sizeof name, "%s", p->name);
-    for (char *c = name; *c; c++)
-        *c = *c == '"' || *c == '\\' || *c == '\n' ? ' ' : *c;
+    cli_plot_printf(to, "set label 1 \"");
+    cli_plot_text(to, p->name);
     cli_plot_printf(
         to,
-        "set label 1 \"%s\" at screen 0.02,0.06 noenhanced font ',9'\n"
+        "\" at screen 0.02,0.06 noenhanced font ',9'\n"
         "set label 2 \"numbers at points: %s; %d drafts per block, mean prompt %d and output %d tokens; "
         "price of a device %g an hour; simulated, not measured\" at screen 0.02,0.03 noenhanced font ',9'\n"
         "set multiplot\nset grid lc rgb '#dddddd'\nset bmargin at screen 0.17\nset tmargin at screen 0.94\n"
@@ -323,7 +323,7 @@ int sim_report_plot(const struct sim_report *r, const struct sim_profile *p, con
         "set xlabel 'tokens per second and user (median request)'\n"
         "set ylabel 'tokens per second and device, prefill ranks included'\n"
         "set xrange [0:*]\nset yrange [0:*]\n",
-        name, r->n && r->point[0]->open ? "requests per second" : "requests at a time per decode rank", p->block,
+        r->n && r->point[0]->open ? "requests per second" : "requests at a time per decode rank", p->block,
         p->prompt_tokens, p->output_tokens, p->price, prompts ? 0.42 : 0.8, prompts ? "unset key" : "");
     plot_panel(r, p, to, "1:2", true);
     if (prompts)

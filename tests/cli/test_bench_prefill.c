@@ -229,3 +229,28 @@ Test(bench_prefill, plots_are_pictures)
     ts_remove_dir(dir);
     free(dir);
 }
+
+/* A file of figures may come from anywhere: what it says is text, also for the program that draws. */
+Test(bench_prefill, no_text_of_a_file_is_run)
+{
+    if (system("command -v gnuplot >/dev/null 2>&1"))
+        cr_skip_test("needs gnuplot");
+    char *dir = ts_temp_dir(), in[4200], out[4200], mark[4200], evil[8500];
+    snprintf(in, sizeof in, "%s/in.json", dir);
+    snprintf(out, sizeof out, "%s/out.svg", dir);
+    snprintf(mark, sizeof mark, "%s/mark", dir);
+    json_t *all = json_load_file(recorded, 0, NULL), *conditions = json_object_get(all, "conditions");
+    static const char *const form[] = {"`touch %s`", "\"; system('touch %s') #", "\\\"; ! touch %s"};
+    for (int i = 0; i < 3; i++) {
+        snprintf(evil, sizeof evil, form[i], mark);
+        json_object_set_new(conditions, "model", json_string(evil));
+        cr_assert_eq(json_dump_file(all, in, 0), 0);
+        struct ts_result r = ts_run(ts_weft(), "bench", "prefill", "--from", in, "--plot", out);
+        cr_expect_eq(r.status, 0, "%s", r.err);
+        cr_expect(access(mark, F_OK), "%s was run", form[i]);
+        ts_result_free(&r);
+    }
+    json_decref(all);
+    ts_remove_dir(dir);
+    free(dir);
+}

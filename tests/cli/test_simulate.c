@@ -88,6 +88,29 @@ Test(simulate, rounds_of_a_flat_machine_are_as_counted)
     end(&f);
 }
 
+/* Every row of the table has a value, or none, under each name; also where no answer ended. */
+Test(simulate, rows_of_the_csv_have_as_many_columns_as_its_head)
+{
+    struct fixture f = begin(FLAT("-20", ""));
+    char csv[512];
+    snprintf(csv, sizeof csv, "%s/out.csv", f.dir);
+    RUN(&f, "--modes", "off,fixed", "--load", "1,8", "--seconds", "0.5", "--warm", "0.1", "--csv", csv);
+    char *text = ts_read_file(csv, NULL), *at = text, *save;
+    int columns = 0, lines = 0;
+    cr_assert_not_null(text);
+    cr_expect_null(strstr(text, "nan"), "%s", text);
+    for (char *line = strtok_r(at, "\n", &save); line; line = strtok_r(NULL, "\n", &save), lines++) {
+        int n = 1;
+        for (const char *c = line; *c; c++)
+            n += *c == ',';
+        columns = lines ? columns : n;
+        cr_expect_eq(n, columns, "%s", line);
+    }
+    cr_assert_eq(lines, 5);
+    free(text);
+    end(&f);
+}
+
 Test(simulate, drafts_that_are_always_kept_multiply_the_speed)
 {
     struct fixture f = begin(FLAT("20", ""));
