@@ -289,6 +289,14 @@ static int count_points(const char *list)
     return n;
 }
 
+static int none_whole(const struct bench *b, const char *which, struct cfg_error *err)
+{
+    return cfg_error_set(err, EPROTO,
+                         "no request %swas answered in full; is the model's context long enough for %d and %d tokens, "
+                         "and WEFT_API_KEY set where keys are asked for?",
+                         which, b->a.prompt_tokens, b->a.max_tokens);
+}
+
 static int work(struct bench *b, struct cfg_error *err)
 {
     struct bs_point warm;
@@ -307,10 +315,7 @@ static int work(struct bench *b, struct cfg_error *err)
     if (!r && b->a.warmup)
         r = run_load(b, false, 1, b->a.warmup, 0, &warm, err);
     if (!r && b->a.warmup && !warm.whole)
-        r = cfg_error_set(err, EPROTO,
-                          "no request of the warm-up was answered in full; is the model's context long enough for %d "
-                          "and %d tokens, and WEFT_API_KEY set where keys are asked for?",
-                          b->a.prompt_tokens, b->a.max_tokens);
+        r = none_whole(b, "of the warm-up ", err);
     if (!r && b->a.concurrency)
         r = run_points(b, b->a.concurrency, false, err);
     if (!r && b->a.rate)
@@ -321,7 +326,12 @@ static int work(struct bench *b, struct cfg_error *err)
 static int report(const struct bench *b, struct cfg_error *err)
 {
     const struct arguments *a = &b->a;
+    int whole = 0;
     bs_print(&b->results, a->gateway);
+    for (int i = 0; i < b->results.n; i++)
+        whole += b->results.point[i].whole;
+    if (!whole && !a->from)
+        return none_whole(b, "", err);
     int r = a->json ? bs_write_json(&b->results, a->json, err) : 0;
     if (!r && a->csv)
         r = bs_write_csv(&b->results, a->csv, err);

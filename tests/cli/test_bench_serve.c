@@ -324,3 +324,13 @@ Test(bench_serve, files_that_are_none_are_refused)
     ts_remove_dir(dir);
     free(dir);
 }
+
+/* A run in which nobody got an answer is no measurement. */
+Test(bench_serve, a_run_without_an_answer_fails_with_a_reason)
+{
+    struct ts_result r = ts_run(ts_weft(), "bench", "serve", "-m", "samples/tiny", "-c", "1", "-n", "2", "--warmup",
+                                "0", "--prompt-tokens", "2000");
+    cr_expect_eq(r.status, 1, "%s", r.out);
+    cr_expect_not_null(strstr(r.err, "no request was answered in full"), "%s", r.err);
+    ts_result_free(&r);
+}
