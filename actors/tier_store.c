@@ -96,6 +96,8 @@ struct store {
         uint32_t reading, storing;       /* blocks under way */
     } figure[ACT_TIERS_MAX];
     bool late_read[ACT_TIERS_MAX], late_store[ACT_TIERS_MAX];
+    uint32_t
+        share; /* blocks of the host tier that stores to one tier may pin: one share is left for what else needs room */
     struct kv_key from_nodes[FROM_NODES]; /* blocks lately read from the kv nodes, by hash; what is lost here is sent */
     bool stopping;
 };
@@ -155,15 +157,6 @@ static void find_late(struct store *s)
     for (const struct push *p = s->pushes; p; p = p->next)
         if (p->began < begun)
             s->late_store[p->tier] = true;
-}
-
-/* Blocks of the host tier that stores to one tier may pin: one share is left for whatever else needs room. */
-static uint32_t share_of_host(const struct store *s)
-{
-    struct kv_tier_stats st;
-    s->c->tier[0]->ops->stat(s->c->tier[0], &st);
-    uint64_t n = st.capacity / s->c->layout.block_bytes / (uint64_t)s->c->n_tiers;
-    return n > 1 ? (uint32_t)n : 1;
 }
 
 /* A block that came from the kv nodes is not sent back to them: the other tiers keep it. (They have checks of their
@@ -536,9 +529,9 @@ static void push_down(struct store *s, int tier, const struct kv_tier_block *blo
 /* How many blocks may go down now: every tier that is not late takes them all. */
 static int room_below(const struct store *s)
 {
-    uint32_t share = share_of_host(s), most = SSD_OP_MAX;
+    uint32_t most = SSD_OP_MAX;
     for (int t = 1; t < s->c->n_tiers; t++) {
-        uint32_t storing = s->figure[t].storing, room = storing < share ? share - storing : 0;
+        uint32_t storing = s->figure[t].storing, room = storing < s->share ? s->share - storing : 0;
         if (!s->late_store[t] && room < most)
             most = room;
     }
@@ -756,11 +749,20 @@ static int store_receive(struct act_self *self, void *state, struct act_msg *m, 
     return 0;
 }
 
+static uint32_t share_of_host(const struct act_store *c)
+{
+    struct kv_tier_stats st;
+    c->tier[0]->ops->stat(c->tier[0], &st);
+    uint64_t n = st.capacity / c->layout.block_bytes / (uint64_t)c->n_tiers;
+    return n > 1 ? (uint32_t)n : 1;
+}
+
 static int store_start(struct act_self *self, void *state, const void *arg)
 {
     struct store *s = state;
     s->self = self;
     s->c = arg;
+    s->share = share_of_host(s->c);
     s->held_end = &s->held;
     s->hedger = (struct act_hedger){.layout = s->c->layout,
                                     .clock = s->c->clock,
