@@ -97,13 +97,34 @@ static void put_logprobs(const struct dec_stream *s, uint8_t *at)
     }
 }
 
+/* Places of the block that were ever offered. */
+static uint32_t places_of(const struct mdl_counters *c)
+{
+    uint32_t n = MDL_MAX_BLOCK;
+    while (n && !c->offered_at[n - 1])
+        n--;
+    return n;
+}
+
+static void put_places(const struct mdl_counters *c, uint32_t places, uint8_t *at)
+{
+    for (uint32_t k = 0; k < places; k++) {
+        uint32_t offered = (uint32_t)c->offered_at[k], accepted = (uint32_t)c->accepted_at[k];
+        memcpy(at + 4 * k, &offered, 4);
+        memcpy(at + 4 * (places + k), &accepted, 4);
+    }
+}
+
 void dec_tokens_send(struct decode *d, struct dec_stream *s)
 {
     uint32_t count = (uint32_t)s->n_new - s->sent;
     if (!count && s->finish == ACT_FINISH_NONE)
         return;
     struct act_msg m;
-    if (act_msg_new(ACT_TOKENS, s->requester, (size_t)count * sizeof(int32_t) + logprob_bytes(s), &m)) {
+    const struct mdl_counters *c = &s->run.counters;
+    uint32_t places = count ? places_of(c) : 0;
+    size_t ids = (size_t)count * sizeof(int32_t), logprobs = logprob_bytes(s);
+    if (act_msg_new(ACT_TOKENS, s->requester, ids + logprobs + 8 * (size_t)places, &m)) {
         dec_stream_fail(d, s, -ENOMEM, "no memory for its tokens");
         m = act_msg_make(ACT_TOKENS, s->requester);
         count = 0;
@@ -114,16 +135,19 @@ void dec_tokens_send(struct decode *d, struct dec_stream *s)
                                               .count = (uint16_t)count,
                                               .finish = (uint8_t)s->finish,
                                               .flags = s->n_logprobs ? ACT_TOKENS_LOGPROBS : 0,
-                                              .drafted = (uint32_t)s->run.counters.drafted,
-                                              .accepted = (uint32_t)s->run.counters.accepted};
+                                              .drafted = (uint32_t)c->drafted,
+                                              .accepted = (uint32_t)c->accepted};
     if (count) {
         size_t bytes;
         uint8_t *at = act_msg_tail(&m, &bytes);
         *act_b_tokens(&m) = (struct act_b_tokens){.made_at = act_now(d->self),
-                                                  .steps = (uint32_t)s->run.counters.steps,
-                                                  .offered = (uint32_t)s->run.counters.offered};
-        memcpy(at, s->ids + s->n_ids - (int)count, (size_t)count * sizeof(int32_t));
-        put_logprobs(s, at + (size_t)count * sizeof(int32_t));
+                                                  .steps = (uint32_t)c->steps,
+                                                  .offered = (uint32_t)c->offered,
+                                                  .emitted = (uint32_t)c->emitted,
+                                                  .places = places};
+        memcpy(at, s->ids + s->n_ids - (int)count, ids);
+        put_logprobs(s, at + ids);
+        put_places(c, places, at + ids + logprobs);
     }
     s->sent += count;
     s->n_logprobs = 0;

@@ -18,7 +18,7 @@
 #include "transport/transport.h"
 
 enum {
-    TP_PROTOCOL = 2, /* version of handshake and frames */
+    TP_PROTOCOL = 3, /* version of handshake, frames and messages */
     TP_NAME_TEXT = 64,
     TP_NUMERICS_TEXT = 32,
     TP_SECRET = 32,

@@ -8,13 +8,15 @@
 #include "actors/gateway/bytes.h"
 #include "actors/gateway/output.h"
 #include "actors/gateway/request.h"
+#include "model/config.h"
 
 enum gw_finish { GW_FINISH_STOP, GW_FINISH_LENGTH, GW_FINISH_TOOL_CALLS, GW_FINISH_STOP_SEQUENCE };
 
 struct gw_usage {
     int prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens;
     struct gw_drafts {
-        uint32_t steps, drafted, offered, accepted; /* as in model/decode.h */
+        uint32_t steps, drafted, offered, accepted, emitted; /* as in model/decode.h */
+        uint32_t places, offered_at[MDL_MAX_BLOCK], accepted_at[MDL_MAX_BLOCK];
     } drafts;
 };
 

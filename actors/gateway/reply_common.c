@@ -179,11 +179,24 @@ void gw_logprob_entry(struct gw_bytes *b, const struct gw_token_logprob *lp)
     gw_bytes_puts(b, "]}");
 }
 
+static void by_place(struct gw_bytes *b, const char *key, const uint32_t *counts, uint32_t n)
+{
+    gw_bytes_printf(b, ",\"%s\":[", key);
+    for (uint32_t k = 0; k < n; k++)
+        gw_bytes_printf(b, "%s%u", k ? "," : "", counts[k]);
+    gw_bytes_puts(b, "]");
+}
+
 void gw_usage_drafts(struct gw_bytes *b, const struct gw_usage *u)
 {
-    if (u->drafts.drafted)
-        gw_bytes_printf(b, ",\"speculation\":{\"steps\":%u,\"drafted\":%u,\"offered\":%u,\"accepted\":%u}",
-                        u->drafts.steps, u->drafts.drafted, u->drafts.offered, u->drafts.accepted);
+    const struct gw_drafts *d = &u->drafts;
+    if (!d->drafted)
+        return;
+    gw_bytes_printf(b, ",\"speculation\":{\"steps\":%u,\"drafted\":%u,\"offered\":%u,\"accepted\":%u,\"emitted\":%u",
+                    d->steps, d->drafted, d->offered, d->accepted, d->emitted);
+    by_place(b, "offered_by_position", d->offered_at, d->places);
+    by_place(b, "accepted_by_position", d->accepted_at, d->places);
+    gw_bytes_puts(b, "}");
 }
 
 void gw_openai_usage(struct gw_bytes *b, const struct gw_usage *u)

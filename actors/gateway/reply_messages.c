@@ -7,8 +7,10 @@ static void usage_fields(struct gw_bytes *b, const struct gw_usage *u, int outpu
 {
     gw_bytes_printf(b,
                     "{\"input_tokens\":%d,\"cache_creation_input_tokens\":0,\"cache_read_input_tokens\":%d,"
-                    "\"output_tokens\":%d}",
+                    "\"output_tokens\":%d",
                     u->prompt_tokens - u->cached_tokens, u->cached_tokens, output_tokens);
+    gw_usage_drafts(b, u);
+    gw_bytes_puts(b, "}");
 }
 
 static void head(struct gw_reply *r, struct gw_bytes *b)

@@ -119,14 +119,14 @@ static void count_end(struct request *r, enum gw_outcome outcome)
                  r->prompt.n_chain);
     act_log_event(r->g->log, ACT_LOG_INFO, "request", r->job->id, "request_end",
                   "id=%s protocol=%s stream=%d outcome=%s status=%d prompt=%d cached=%d output=%d steps=%u drafted=%u "
-                  "offered=%u accepted=%u "
+                  "offered=%u accepted=%u emitted=%u "
                   "replaced=%d queue=%.6f prefill=%.6f first_token=%.6f decode=%.6f total=%.6f%s%s",
                   r->job->public_id, protocols[r->job->protocol], r->job->request.stream, outcomes[outcome], r->status,
                   r->usage.prompt_tokens, r->usage.cached_tokens, r->usage.completion_tokens, r->usage.drafts.steps,
-                  r->usage.drafts.drafted, r->usage.drafts.offered, r->usage.drafts.accepted, r->place.replaced,
-                  seconds(computing - r->started), between(r->computing, ready), between(r->prefilled, r->first),
-                  between(r->first, now), seconds(now - r->started), r->job->key ? " key=" : "",
-                  r->job->key ? r->job->key->name : "");
+                  r->usage.drafts.drafted, r->usage.drafts.offered, r->usage.drafts.accepted, r->usage.drafts.emitted,
+                  r->place.replaced, seconds(computing - r->started), between(r->computing, ready),
+                  between(r->prefilled, r->first), between(r->first, now), seconds(now - r->started),
+                  r->job->key ? " key=" : "", r->job->key ? r->job->key->name : "");
 }
 
 static void finish_actor(struct request *r, enum gw_outcome outcome)
@@ -396,14 +396,25 @@ static bool take_logprob(struct request *r, int32_t id, const uint8_t **at, cons
 }
 
 /* What Decode counted in this attempt joins what earlier ones had. */
-static void take_drafts(struct request *r, const struct act_p_tokens *p, const struct act_b_tokens *b)
+static void take_drafts(struct request *r, const struct act_p_tokens *p, const struct act_b_tokens *b,
+                        const uint8_t *places)
 {
     const struct gw_drafts *before = &r->drafts_before;
-    r->usage.drafts.drafted = before->drafted + p->drafted;
-    r->usage.drafts.accepted = before->accepted + p->accepted;
-    if (b) {
-        r->usage.drafts.steps = before->steps + b->steps;
-        r->usage.drafts.offered = before->offered + b->offered;
+    struct gw_drafts *d = &r->usage.drafts;
+    d->drafted = before->drafted + p->drafted;
+    d->accepted = before->accepted + p->accepted;
+    if (!b)
+        return;
+    d->steps = before->steps + b->steps;
+    d->offered = before->offered + b->offered;
+    d->emitted = before->emitted + b->emitted;
+    d->places = before->places > b->places ? before->places : b->places;
+    for (uint32_t k = 0; k < b->places; k++) {
+        uint32_t offered, accepted;
+        memcpy(&offered, places + 4 * k, 4);
+        memcpy(&accepted, places + 4 * (b->places + k), 4);
+        d->offered_at[k] = before->offered_at[k] + offered;
+        d->accepted_at[k] = before->accepted_at[k] + accepted;
     }
 }
 
@@ -456,19 +467,22 @@ static void take_tokens(struct request *r, struct act_msg *m)
     const struct act_p_tokens *p = act_p_tokens(m);
     size_t bytes;
     const uint8_t *at = act_msg_tail(m, &bytes), *end = at + bytes;
-    if (p->first != r->received || bytes < (size_t)p->count * sizeof(int32_t)) {
+    const struct act_b_tokens *b = act_b_tokens(m);
+    size_t places = b ? 8 * (size_t)b->places : 0;
+    if (p->first != r->received || places > 8 * MDL_MAX_BLOCK || bytes < p->count * sizeof(int32_t) + places) {
         fail_text(r, 500, "internal_error", "tokens were lost inside the engine");
         return;
     }
     const int32_t *ids = (const int32_t *)(const void *)at;
+    end -= places;
     at += (size_t)p->count * sizeof(int32_t);
-    int64_t made_at = act_b_tokens(m) ? act_b_tokens(m)->made_at : 0;
+    int64_t made_at = b ? b->made_at : 0;
     r->received += p->count;
     for (int i = 0; i < p->count; i++)
         if (mdl_ids_add(&r->prompt.ids, ids[i]))
             r->failed = -ENOMEM;
     act_place_progress(&r->place, true);
-    take_drafts(r, p, act_b_tokens(m));
+    take_drafts(r, p, b, end);
     begin(r);
     comment(r, made_at);
     if (r->job->request.forced && p->first == 0 &&

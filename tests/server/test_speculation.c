@@ -76,10 +76,37 @@ Test(speculation, every_mode_gives_the_same_text)
         free(first[i]);
 }
 
+enum { PLACES = 3 };
+
+/* Adds one request's list to the sum of all, and returns what the list itself comes to. */
+static int64_t by_place(const json_t *usage, const char *key, int64_t sum[PLACES])
+{
+    const json_t *list = json_object_get(json_object_get(usage, "speculation"), key);
+    int64_t own = 0;
+    cr_expect_leq(json_array_size(list), PLACES);
+    for (size_t k = 0; k < json_array_size(list) && k < PLACES; k++) {
+        int64_t n = json_integer_value(json_array_get(list, k));
+        own += n;
+        sum[k] += n;
+    }
+    return own;
+}
+
+static void expect_places(const char *what, const int64_t sum[PLACES])
+{
+    for (int k = 0; k < PLACES; k++) {
+        char name[128];
+        snprintf(name, sizeof name, "weft_spec_decode_num_%s_tokens_per_pos_total{position=\"%d\"}", what, k);
+        cr_expect_eq(ts_metric(&server, name), (double)sum[k], "%s: %g, %lld", name, ts_metric(&server, name),
+                     (long long)sum[k]);
+    }
+}
+
 Test(speculation, counters_agree_wherever_they_are_shown)
 {
     ts_server_start(&server, NULL, "speculation = { mode = \"fixed\"; draft_length = 3; };");
     int64_t steps = 0, drafted = 0, offered = 0, accepted = 0, emitted = 0;
+    int64_t offered_at[PLACES] = {0}, accepted_at[PLACES] = {0};
     for (int i = 0; i < 4; i++) {
         json_t *j = complete(prompts[i], 0, 40);
         int64_t own[] = {drafts_of(j, "steps"), drafts_of(j, "drafted"), drafts_of(j, "offered"),
@@ -93,6 +120,9 @@ Test(speculation, counters_agree_wherever_they_are_shown)
         cr_expect(more == 0 || (more == 1 && !strcmp(why, "stop")), "%lld steps, %lld accepted, %lld tokens, %s",
                   (long long)own[0], (long long)own[3], (long long)tokens, why);
         cr_expect(own[1] >= own[2] && own[2] >= own[3] && own[2] <= 3 * own[0]);
+        cr_expect_eq(drafts_of(j, "emitted"), tokens - 1);
+        cr_expect_eq(by_place(json_object_get(j, "usage"), "offered_by_position", offered_at), own[2]);
+        cr_expect_eq(by_place(json_object_get(j, "usage"), "accepted_by_position", accepted_at), own[3]);
         steps += own[0];
         drafted += own[1];
         offered += own[2];
@@ -105,12 +135,81 @@ Test(speculation, counters_agree_wherever_they_are_shown)
     cr_expect_eq(ts_metric(&server, "weft_spec_decode_num_offered_tokens_total"), (double)offered);
     cr_expect_eq(ts_metric(&server, "weft_spec_decode_num_accepted_tokens_total"), (double)accepted);
     cr_expect_eq(ts_metric(&server, "weft_spec_decode_emitted_tokens_total"), (double)emitted);
+    expect_places("offered", offered_at);
+    expect_places("accepted", accepted_at);
     char *log = ts_server_log(&server), line[128];
     snprintf(line, sizeof line, "steps=");
-    cr_expect(strstr(log, "offered=") && strstr(log, "accepted=") && strstr(log, line), "%s", log);
+    cr_expect(strstr(log, "offered=") && strstr(log, "accepted=") && strstr(log, "emitted=") && strstr(log, line), "%s",
+              log);
     cr_expect_not_null(strstr(log, "speculation mode=fixed length=3 acceptance=match calibrated=greedy,match,reject"),
                        "the start says what is on: %s", log);
     free(log);
+}
+
+static json_t *usage_of(const char *path, const char *body)
+{
+    struct ts_reply r = ts_post(&server, path, body);
+    cr_assert_eq(r.status, 200, "%s", r.body);
+    json_t *j = json_loads(r.body, 0, NULL), *usage = json_incref(json_object_get(j, "usage"));
+    cr_assert_not_null(usage, "%s", r.body);
+    json_decref(j);
+    ts_reply_free(&r);
+    return usage;
+}
+
+/* Every protocol tells the same counters, and with them those of the places. */
+Test(speculation, usage_of_every_protocol_has_them)
+{
+    static const struct {
+        const char *path, *body;
+    } ask[] = {
+        {"/v1/completions", "{\"prompt\":\"Genesis 20\",\"max_tokens\":24,\"temperature\":0}"},
+        {"/v1/chat/completions", "{\"messages\":[{\"role\":\"user\",\"content\":\"Genesis 20\"}],\"max_tokens\":24,"
+                                 "\"temperature\":0}"},
+        {"/v1/responses", "{\"input\":\"Genesis 20\",\"max_output_tokens\":24,\"temperature\":0}"},
+        {"/v1/messages", "{\"messages\":[{\"role\":\"user\",\"content\":\"Genesis 20\"}],\"max_tokens\":24,"
+                         "\"temperature\":0}"},
+    };
+    ts_server_start(&server, NULL, "speculation = { mode = \"fixed\"; draft_length = 3; };");
+    double emitted = 0;
+    for (size_t i = 0; i < sizeof ask / sizeof *ask; i++) {
+        json_t *usage = usage_of(ask[i].path, ask[i].body), *own = json_object_get(usage, "speculation");
+        int64_t at[PLACES] = {0},
+                tokens = json_integer_value(json_object_get(usage, i < 2 ? "completion_tokens" : "output_tokens"));
+        cr_expect_eq(json_integer_value(json_object_get(own, "emitted")), tokens - 1, "%s", ask[i].path);
+        cr_expect_eq(by_place(usage, "offered_by_position", at), json_integer_value(json_object_get(own, "offered")),
+                     "%s", ask[i].path);
+        cr_expect_eq(json_array_size(json_object_get(own, "accepted_by_position")), PLACES, "%s", ask[i].path);
+        emitted += (double)(tokens - 1);
+        json_decref(usage);
+    }
+    ts_until_metric(&server, "weft_spec_decode_emitted_tokens_total", emitted);
+}
+
+/* A stop string that ends in the middle of a step: what the step brought behind it was emitted and is no part of the
+ * answer. */
+Test(speculation, a_stop_string_leaves_tokens_behind_it)
+{
+    ts_server_start(&server, NULL, "speculation = { mode = \"fixed\"; draft_length = 5; };");
+    json_t *j = complete(prompts[0], 0, 40);
+    char *text = strdup(text_of(j));
+    json_decref(j);
+    int cut = 0;
+    for (size_t n = 2; n + 3 < strlen(text); n++) {
+        if (strspn(text + n, "abcdefghijklmnopqrstuvwxyz ") < 3)
+            continue;
+        char body[256];
+        snprintf(body, sizeof body, "{\"prompt\":\"%s\",\"max_tokens\":40,\"temperature\":0,\"stop\":[\"%.3s\"]}",
+                 prompts[0], text + n);
+        json_t *usage = usage_of("/v1/completions", body), *own = json_object_get(usage, "speculation");
+        int64_t tokens = json_integer_value(json_object_get(usage, "completion_tokens"));
+        int64_t emitted = json_integer_value(json_object_get(own, "emitted"));
+        cr_expect(!own || emitted >= tokens - 1, "%lld of %lld", (long long)emitted, (long long)tokens);
+        cut += emitted > tokens - 1;
+        json_decref(usage);
+    }
+    cr_expect_gt(cut, 0, "no answer ended in the middle of a step");
+    free(text);
 }
 
 /* Off: nothing is drafted, and nothing says otherwise. */
