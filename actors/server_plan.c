@@ -140,7 +140,7 @@ static int plan_gateway(struct act_server *s, struct cfg_error *err)
     g->block_tokens = c->kv.block_tokens;
     g->drained = server_on_drained;
     if (c->log.trace[0] &&
-        gw_trace_open(c->log.trace, c->kv.block_tokens, s->engine.layout.block_bytes, &g->trace, err))
+        gw_trace_open(c->log.trace, c->kv.block_tokens, s->engine.layout.block_bytes, s->log, &g->trace, err))
         return -EINVAL;
     return 0;
 }

@@ -267,3 +267,41 @@ int64_t act_hedge_turn(struct act_hedger *h)
         next = g->op && g->late_at < next ? g->late_at : next;
     return next;
 }
+
+/* ---- the end ---- */
+
+static void orphan_rows(struct kv_tier_op *op, int source, int ok)
+{
+    (void)op;
+    (void)source;
+    (void)ok;
+}
+
+/* Knows of its siblings only: the hedger is gone. */
+static void orphan_done(struct kv_tier_op *op)
+{
+    struct attempt *a = op->ctx;
+    struct act_hedge *g = a->g;
+    free(a->memory);
+    free(a->block);
+    if (--g->live == 0)
+        free(g);
+}
+
+void act_hedge_stop(struct act_hedger *h)
+{
+    while (h->first) {
+        struct act_hedge *g = h->first;
+        h->first = g->next;
+        for (int i = 0; i < g->n; i++) {
+            struct attempt *a = &g->attempt[i];
+            a->op.rows = orphan_rows;
+            a->op.done = orphan_done;
+            if (!a->live)
+                attempt_free(g, a, a->op.n);
+        }
+        h->live -= g->live;
+        if (!g->live)
+            free(g);
+    }
+}

@@ -45,5 +45,8 @@ void act_hedge_want(struct act_hedger *h, int at, struct kv_tier_op *op, int sou
 /* Asks other tiers for what is late. The next time (ns of the clock) at which something may be late; INT64_MAX: none.
  */
 int64_t act_hedge_turn(struct act_hedger *h);
+/* Leaves alone what is under way: its ops are not ended, and a tier that ends its part later meets nothing of the
+ * hedger's or the caller's. */
+void act_hedge_stop(struct act_hedger *h);
 
 #endif

@@ -778,9 +778,14 @@ static int store_start(struct act_self *self, void *state, const void *arg)
     return s->c->nodes ? act_nodes_start(s->c->nodes, self) : 0;
 }
 
-/* The end of a push or a read whose tier did not answer any more when the actor ended: the tier ends it when it is
- * freed. What a read needs besides its op stays. */
+/* The end of a push, a lookup or a read whose tier did not answer any more when the actor ended: the tier ends it when
+ * it is freed, and nothing of the actor is there by then. */
 static void on_orphan_pushed(struct kv_tier_op *op)
+{
+    free(op->ctx);
+}
+
+static void on_orphan_found(struct kv_tier_op *op)
 {
     free(op->ctx);
 }
@@ -792,9 +797,35 @@ static void on_orphan_rows(struct kv_tier_op *op, int source, int ok)
     (void)ok;
 }
 
-static void on_orphan_done(struct kv_tier_op *op)
+static void orphan_read_end(struct ask *a)
 {
-    (void)op;
+    if (--a->segments_left)
+        return;
+    for (int i = 0; i < a->n_segments; i++)
+        free(a->segment[i].read);
+    free(a);
+}
+
+static void on_orphan_read(struct kv_tier_op *op)
+{
+    struct read_op *r = op->ctx;
+    orphan_read_end(r->ask);
+}
+
+static void ask_leave(struct ask *a)
+{
+    a->op.done = on_orphan_found;
+    if (!a->segments_left) /* it is being looked up */
+        return;
+    a->segments_left++;
+    for (int i = 0; i < a->n_segments; i++) {
+        struct read_op *r = a->segment[i].read;
+        r->op.rows = on_orphan_rows;
+        r->op.done = on_orphan_read;
+        if (r->hedged && !r->ended) /* no tier has it; the hedger's own are left alone too */
+            a->segments_left--;
+    }
+    orphan_read_end(a);
 }
 
 /* Pages of others are in the hands of the kernel: nothing is given up before it is done with them. */
@@ -813,13 +844,10 @@ static void store_stop(struct act_self *self, void *state, int reason)
     }
     for (struct push *p = s->pushes; p; p = p->next)
         p->op.done = on_orphan_pushed;
-    for (struct ask *a = s->asks; a; a = a->next) {
-        a->op.done = on_orphan_done;
-        for (int i = 0; i < a->n_segments; i++)
-            if (a->segment[i].read) {
-                a->segment[i].read->op.rows = on_orphan_rows;
-                a->segment[i].read->op.done = on_orphan_done;
-            }
+    act_hedge_stop(&s->hedger);
+    for (struct ask *a = s->asks, *next; a; a = next) {
+        next = a->next;
+        ask_leave(a);
     }
     while (s->held) {
         struct held_store *h = s->held;

@@ -214,12 +214,14 @@ static void host_read(struct kv_tier *t, struct kv_tier_op *op)
         }
 }
 
+/* The block is here and pinned, or there is no room. */
 static bool keep(struct host *h, const struct kv_tier_block *b)
 {
     const struct kv_layout *l = &h->p.layout;
     int i = find(h, &b->key);
     if (i != NONE) {
         h->slot[i].stored_s = h->p.clock.wall(h->p.clock.ctx);
+        h->slot[i].pins++;
         touch(h, i);
         return true;
     }
@@ -229,6 +231,7 @@ static bool keep(struct host *h, const struct kv_tier_block *b)
     struct slot *s = &h->slot[i];
     int *head = &h->bucket[bucket_of(h, &b->key)];
     *s = (struct slot){.used = true,
+                       .pins = 1,
                        .key = b->key,
                        .info = b->info,
                        .stored_s = h->p.clock.wall(h->p.clock.ctx),
@@ -251,8 +254,10 @@ static void host_store(struct kv_tier *t, struct kv_tier_op *op)
 {
     struct host *h = (struct host *)t;
     int n = 0;
-    while (n < op->n && keep(h, &op->block[n]))
+    while (n < op->n && keep(h, &op->block[n])) /* its last blocks do not push out its first ones */
         n++;
+    for (int i = 0; i < n; i++)
+        kv_host_unpin(t, &op->block[i].key);
     h->stats.refused += (uint64_t)(op->n - n);
     kv_op_finish(op, n, n < op->n ? -ENOSPC : 0);
 }

@@ -93,6 +93,7 @@ struct kv_storage_ops {
 
 struct kv_storage {
     const struct kv_storage_ops *ops;
+    struct kv_io_run *left; /* of kv_io_run: requests for which nobody waits any more */
 };
 
 /* Files below `folder`, which must exist. depth: requests at a time in the kernel, 1..4096; more wait inside. Errors
@@ -103,8 +104,12 @@ int kv_storage_uring_new(const char *folder, int depth, struct kv_storage **out,
  * moved (fewer than len only at the end of the file), or a negative errno. */
 void kv_io_start(struct kv_storage *s, struct kv_io *io);
 /* Runs one request to its end, calling done of others that complete meanwhile. For opening and tools, not for a
- * worker. -ETIMEDOUT after 60 s; io must then stay where it is. Returns io->result; io->done is not used. */
+ * worker: what the request names is copied. -ETIMEDOUT when nothing completes for 60 s: the request stays with the
+ * storage, and whenever it ends it touches nothing of the caller's (a file that it opens is closed again). Returns
+ * io->result; io->done is not used. */
 int64_t kv_io_run(struct kv_storage *s, struct kv_io *io);
+/* For storages, before they are freed: requests that kv_io_run has left, and that can end no more. */
+void kv_storage_forget(struct kv_storage *s);
 void kv_storage_free(struct kv_storage *s);
 
 #endif

@@ -633,6 +633,7 @@ static void sim_free(struct kv_storage *base)
     struct sim *s = (struct sim *)base, **at = &s->d->first;
     while (sim_poll(base))
         ;
+    kv_storage_forget(base);
     while (*at != s)
         at = &(*at)->next;
     *at = s->next;

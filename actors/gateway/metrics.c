@@ -110,8 +110,8 @@ static void per_place(struct gw_bytes *b, const char *name, const char *help, co
 
 static void draft_metrics(const struct gw_decode_figures *d, struct gw_bytes *b)
 {
-    single(b, "spec_decode_num_offered_blocks_total", "counter", "Drafts given to verification: of one request in one step.",
-           d->places ? (double)d->offered_at[0] : 0);
+    single(b, "spec_decode_num_offered_blocks_total", "counter",
+           "Drafts given to verification: of one request in one step.", d->places ? (double)d->offered_at[0] : 0);
     single(b, "spec_decode_num_offered_tokens_total", "counter", "Draft tokens given to verification.",
            (double)d->offered);
     single(b, "spec_decode_num_accepted_tokens_total", "counter", "Draft tokens kept.", (double)d->accepted);
@@ -290,6 +290,10 @@ int gw_metrics_text(const struct gw_context *g, struct gw_bytes *b)
         g->node_metrics(g->ready_ctx, b);
     single(b, "log_records_lost_total", "counter", "Records that came faster than the log could be written.",
            g->log ? (double)act_log_dropped(g->log) : 0);
+    if (g->trace)
+        single(b, "trace_lines_lost_total", "counter",
+               "Lines of the request trace that its file did not take, or not as fast as requests ended.",
+               (double)gw_trace_lost(g->trace));
     build_info(g, b);
     process_metrics(g, b);
     return b->failed ? -ENOMEM : 0;

@@ -316,6 +316,50 @@ Test(hedge, memory_is_bounded)
     close_two(&t);
 }
 
+/* Who hedges has ended, and its memory and the callers' are gone, when tiers end what they were asked: both tiers late,
+ * one of them, and one that has won a source already. */
+Test(hedge, what_ends_after_the_end_touches_nothing)
+{
+    for (int how = 0; how < 3; how++) {
+        struct two t;
+        struct ts_op *o = malloc(2 * sizeof *o);
+        cr_assert_not_null(o);
+        open_two(&t);
+        kv_disk_hold(t.disk[FIRST], KV_IO_READ, "weft-kv.000", true);
+        kv_disk_hold(t.disk[SECOND], KV_IO_READ, "weft-kv.000", how != 1);
+        for (int i = 0; i < 2; i++)
+            begin(&t, &o[i], 8 + i);
+        ts_clock_ns += 1001;
+        act_hedge_turn(&t.h);
+        if (how == 2) { /* some of it has come */
+            kv_disk_hold(t.disk[SECOND], KV_IO_READ, "weft-kv.000", false);
+            for (int k = 0; k < 5; k++)
+                t.storage[SECOND]->ops->poll(t.storage[SECOND]);
+        } else if (how == 1) {
+            turn(&t);
+        }
+        cr_assert_gt(t.h.live, 0);
+        const int done[] = {o[0].done, o[1].done}, ended = t.ended;
+        act_hedge_stop(&t.h);
+        cr_assert_null(t.h.first);
+        cr_assert_eq(t.h.live, 0);
+        memset(&t.h, 0xff, sizeof t.h);
+        for (int i = 0; i < 2; i++) {
+            cr_assert_eq(o[i].done, done[i]);
+            ts_op_free(&o[i]);
+        }
+        free(o);
+        for (int i = FIRST; i <= SECOND; i++) {
+            kv_disk_hold(t.disk[i], KV_IO_READ, "weft-kv.000", false);
+            ts_turn(t.storage[i]);
+        }
+        cr_assert_eq(t.ended, ended, "figures are nobody's any more");
+        t.h = (struct act_hedger){0};
+        t.began = t.ended;
+        close_two(&t);
+    }
+}
+
 /* The engine: the scripted tier is late or bad, a disk has the same blocks. */
 static void engine(bool late, bool hedge)
 {
@@ -356,6 +400,47 @@ Test(hedge, a_late_tier_does_not_hold_up_a_prompt)
 {
     engine(true, true);
     engine(true, false);
+}
+
+/* The actor ends while both tiers have its reads, and they end them when it is gone. */
+Test(hedge, reads_that_outlive_the_actor)
+{
+    static struct ts_tiers r;
+    for (int hedge = 0; hedge < 2; hedge++) {
+        memset(&r, 0, sizeof r);
+        r.script.ok = -1;
+        r.disk = kv_disk_new(9);
+        for (int life = 0; life < 2; life++) {
+            ts_tiers_open(&r, 64, true);
+            ts_tiers_host(&r, 4);
+            ts_tiers_ssd(&r, 128);
+            ts_tiers_script(&r);
+            ts_tiers_prompts(&r, 1);
+            r.store.hedge_ns = hedge ? 50 * MS : 0;
+            r.store.hedge_bytes = 16 << 20;
+            r.w.wanted[0].start = 1500 * MS;
+            r.w.e.read_timeout_ns = 500 * MS;
+            if (life) {
+                r.script.refuse = 1 << 20; /* the second one fails, the first one hangs */
+                kv_disk_hold(r.disk, KV_IO_READ, "weft-kv.000", true);
+            }
+            ts_world_run(&r.w, 3);
+            ts_world_check_same(&r.w, 0);
+            cr_assert_eq(r.w.got[0].cached, 0);
+            if (life) {
+                struct kv_tier_stats s;
+                r.store.tier[1]->ops->stat(r.store.tier[1], &s);
+                cr_assert_gt(s.queue, 0, "nothing is being read");
+                act_sim_free(r.w.sim); /* with pages in the hands of the tier */
+                r.w.sim = NULL;
+                kv_disk_hold(r.disk, KV_IO_READ, "weft-kv.000", false);
+            } else {
+                ts_world_check_baseline(&r.w);
+            }
+            ts_tiers_end(&r, !life);
+        }
+        kv_disk_free(r.disk);
+    }
 }
 
 Test(hedge, a_bad_tier_costs_no_hit)

@@ -237,6 +237,31 @@ Test(tier, host_lets_the_end_of_a_prefix_go_first)
     close_rig(&r);
 }
 
+/* What a store says is kept is there when it says so, also when there is room for a part of it only. */
+Test(tier, host_keeps_the_beginning_of_a_store_that_is_too_long)
+{
+    struct rig r;
+    static struct ts_op o;
+    int n[ROOM + 20];
+    struct kv_tier_stats s;
+    cr_assert(open_rig(&r, HOST));
+    cr_assert(ts_store_one(r.tier, NULL, &r.layout, 1000));
+    for (int i = 0; i < ROOM + 20; i++)
+        n[i] = i % (ROOM + 10); /* ten of them twice */
+    ts_op_run(&o, r.tier, NULL, &r.layout, TS_STORE, n, ROOM + 20);
+    cr_assert_eq(o.op.count, ROOM, "%d", o.op.count);
+    cr_assert_eq(o.op.status, -ENOSPC);
+    ts_op_free(&o);
+    for (int i = 0; i < ROOM + 10; i++)
+        cr_assert_eq(ts_has(r.tier, NULL, &r.layout, i), i < ROOM, "block %d", i);
+    r.tier->ops->stat(r.tier, &s);
+    cr_assert_eq(s.refused, 20u);
+    for (int i = 2000; i < 2000 + ROOM; i++)
+        cr_assert(ts_store_one(r.tier, NULL, &r.layout, i), "and makes room afterwards");
+    cr_assert_not(ts_has(r.tier, NULL, &r.layout, 0));
+    close_rig(&r);
+}
+
 Test(tier, host_pins_hold_and_damage_is_seen)
 {
     struct rig r;

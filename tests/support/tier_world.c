@@ -212,6 +212,11 @@ void ts_tiers_ssd(struct ts_tiers *r, int blocks)
 void ts_tiers_close(struct ts_tiers *r, bool keep)
 {
     ts_world_check_baseline(&r->w);
+    ts_tiers_end(r, keep);
+}
+
+void ts_tiers_end(struct ts_tiers *r, bool keep)
+{
     act_sim_free(r->w.sim);
     r->w.sim = NULL;
     while (r->store.n_tiers) {

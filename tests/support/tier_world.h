@@ -57,6 +57,8 @@ void ts_tiers_script(struct ts_tiers *r);
 void ts_tiers_ssd(struct ts_tiers *r, int blocks);
 /* Checks that nothing is held; the script's blocks stay for the next world when `keep`. */
 void ts_tiers_close(struct ts_tiers *r, bool keep);
+/* The same without the check. */
+void ts_tiers_end(struct ts_tiers *r, bool keep);
 /* Frees what `keep` kept. */
 void ts_tiers_forget(struct ts_tiers *r);
 /* n requests of the same 160 tokens (nine blocks, which an exact restart can use), the first at once, the others later.
