@@ -188,7 +188,7 @@ const struct cfg_key cfg_keys[] = {
          "For finding defects: finished blocks and snapshots in kv.memory have a checksum, verified whenever they are "
          "found; one that was written to is dropped and counted as an error of kind checksum of the device tier."},
     {"kv.ttl", CFG_DURATION, "h", 0, 31536000, AT(kv.ttl_us), .fallback = "72h",
-     .help = "Blocks older than this are not used any more. 0: no limit."},
+     .help = "Blocks older than this are not used any more, and their places are free. 0: no limit."},
     {"kv.read_timeout", CFG_DURATION, "ms", 1, 600000, AT(kv.read_timeout_us), .fallback = "5s",
      .help = "A prompt waits this long for blocks from the tiers below; what has not come then is computed."},
     {"kv.hedge", CFG_DURATION, "ms", 0, 600000, AT(kv.hedge_us), .fallback = "0",

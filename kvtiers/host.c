@@ -6,7 +6,7 @@
 
 #include "kvtiers/memory.h"
 
-enum { NONE = -1, AGE_SLOTS = 4096 };
+enum { NONE = -1, AGE_SLOTS = 4096, SWEEP_SLOTS = 512 };
 #define NS_PER_S INT64_C(1000000000)
 #define PINNED 1e300 /* worth of a block that cannot go */
 
@@ -37,6 +37,7 @@ struct host {
     double floor;               /* worth of the last evicted block: what is used from now on is worth more */
     int age_at;                 /* next slot that the search for the oldest block looks at */
     int64_t age_best, oldest_s; /* second of the oldest block so far, and of the last whole search; 0: none */
+    int sweep_at;               /* next slot that is looked at for its age */
     struct kv_tier_stats stats;
 };
 
@@ -142,15 +143,20 @@ static bool expired(const struct host *h, const struct slot *s)
     return h->p.ttl_s && h->p.clock.wall(h->p.clock.ctx) - s->stored_s > h->p.ttl_s;
 }
 
+/* Frees the slot if its block is too old. */
+static bool expire(struct host *h, int i)
+{
+    if (!expired(h, &h->slot[i]) || h->slot[i].pins)
+        return false;
+    slot_remove(h, i);
+    h->stats.expired++;
+    return true;
+}
+
 static int find_live(struct host *h, const struct kv_key *key)
 {
     int i = find(h, key);
-    if (i != NONE && expired(h, &h->slot[i]) && !h->slot[i].pins) {
-        slot_remove(h, i);
-        h->stats.expired++;
-        i = NONE;
-    }
-    return i;
+    return i != NONE && expire(h, i) ? NONE : i;
 }
 
 static uint8_t *bytes_of(const struct host *h, int i)
@@ -294,9 +300,15 @@ static void host_stat(struct kv_tier *t, struct kv_tier_stats *out)
     out->oldest_s = h->oldest_s ? h->p.clock.wall(h->p.clock.ctx) - h->oldest_s : 0;
 }
 
+/* Blocks too old go though nobody asks for them: some slots a tick, round and round. */
 static void host_tick(struct kv_tier *t)
 {
-    (void)t;
+    struct host *h = (struct host *)t;
+    for (int i = 0; h->p.ttl_s && i < SWEEP_SLOTS && i < h->n_slots; i++) {
+        if (h->slot[h->sweep_at].used)
+            expire(h, h->sweep_at);
+        h->sweep_at = (h->sweep_at + 1) % h->n_slots;
+    }
 }
 
 static void host_each(struct kv_tier *t,

@@ -9,7 +9,7 @@
 
 #include "kvtiers/shared_impl.h"
 
-enum { BUCKETS = 1 << 16, ERRORS_MOST = 4, CLAIMS_MOST = 99 };
+enum { BUCKETS = 1 << 16, SWEEP_BUCKETS = 2048, ERRORS_MOST = 4, CLAIMS_MOST = 99 };
 
 void shared_say(const struct shared *t, bool warning, const char *fmt, ...)
 {
@@ -300,9 +300,27 @@ static void shared_stat(struct kv_tier *tier, struct kv_tier_stats *out)
             out->oldest_s = shared_wall(t) - s->newest_s;
 }
 
+/* Blocks too old go though nobody asks for them: some buckets a tick, round and round. */
+static void sweep(struct shared *t)
+{
+    int64_t now = shared_wall(t);
+    for (int i = 0; t->p.ttl_s && i < SWEEP_BUCKETS; i++) {
+        for (struct shared_entry *e = t->bucket[t->sweep_at], *next; e; e = next) {
+            next = e->chain;
+            if (now - e->stored_s > t->p.ttl_s) {
+                shared_unlist(t, e);
+                t->stats.expired++;
+            }
+        }
+        t->sweep_at = (t->sweep_at + 1) & (BUCKETS - 1);
+    }
+}
+
 static void shared_tick(struct kv_tier *tier)
 {
-    shared_pump((struct shared *)tier);
+    struct shared *t = (struct shared *)tier;
+    sweep(t);
+    shared_pump(t);
 }
 
 static void

@@ -396,9 +396,9 @@ static void remove_next(struct shared *t)
     if (!s)
         return;
     if (too_old(t, s))
-        t->stats.expired += (uint64_t)s->n;
+        t->stats.expired += (uint64_t)s->listed;
     else
-        t->stats.evicted += (uint64_t)s->n;
+        t->stats.evicted += (uint64_t)s->listed;
     t->floor = s->worth > t->floor ? s->worth : t->floor;
     shared_segment_lose(t, s, SEGMENT_GONE);
     s->removing = true;

@@ -119,7 +119,7 @@ struct shared {
     uint64_t layout_id, epoch;
     size_t entry_bytes;
     struct shared_entry **bucket;
-    int n_buckets;
+    int sweep_at; /* next bucket that is looked at for blocks too old */
     struct shared_segment *segments;
     struct shared_open *opens;
     double floor;

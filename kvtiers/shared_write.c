@@ -134,12 +134,13 @@ static void on_closed_bad(struct kv_io *io)
     shared_submit(t, &t->seal_io, on_ended);
 }
 
-/* The segment will not be: whatever it had is a miss, and its file goes. */
+/* The segment will not be: whatever it had is a miss, and its file goes. status 0: it has nothing. */
 static void give_up(struct shared *t, int status, const char *what)
 {
-    t->failures++;
-    if (status)
+    if (status) {
+        t->failures++;
         stop_storing(t, status, what);
+    }
     t->writer = WRITER_ENDING;
     t->seal_io = (struct kv_io){.op = KV_IO_CLOSE, .file = t->file};
     shared_submit(t, &t->seal_io, on_closed_bad);
@@ -529,11 +530,14 @@ void shared_write_turn(struct shared *t)
     take_stores(t);
     if (t->writer != WRITER_OPEN || t->writes)
         return;
-    bool due = t->want_seal || t->ending || shared_now(t) - t->writer_since >= t->p.seal_ns;
+    int64_t age = shared_now(t) - t->writer_since;
+    bool due = t->want_seal || t->ending || age >= t->p.seal_ns;
     if (t->write_status)
         give_up(t, t->write_status, "writing failed");
     else if (t->n_written && due)
         seal(t);
-    else if (t->ending)
-        give_up(t, 0, NULL); /* nothing is in it */
+    else if (t->want_seal && !t->offset)
+        give_up(t, -ENOMEM, "there is no memory for the index of a segment");
+    else if (t->ending || (due && (t->offset || age >= t->p.orphan_ns / 4)))
+        give_up(t, 0, NULL); /* all of it was dropped, or nothing came; in time, or others take it for an orphan */
 }

@@ -79,17 +79,26 @@ static void bury(struct ssd *t, int entry)
     e->state = ENTRY_DEAD;
 }
 
-static int find_visible(struct ssd *t, const struct kv_key *key)
+bool ssd_expire(struct ssd *t, int i)
+{
+    if (t->entry[i].state != ENTRY_VISIBLE || !t->p.ttl_s || now_s(t) - t->entry[i].stored_s <= t->p.ttl_s)
+        return false;
+    bury(t, i);
+    t->stats.expired++;
+    return true;
+}
+
+/* Visible, or on its way. */
+static int find_live(struct ssd *t, const struct kv_key *key)
 {
     int i = ssd_find(t, key);
-    if (i == SSD_NONE || t->entry[i].state != ENTRY_VISIBLE)
-        return SSD_NONE;
-    if (t->p.ttl_s && now_s(t) - t->entry[i].stored_s > t->p.ttl_s) {
-        bury(t, i);
-        t->stats.expired++;
-        return SSD_NONE;
-    }
-    return i;
+    return i != SSD_NONE && ssd_expire(t, i) ? SSD_NONE : i;
+}
+
+static int find_visible(struct ssd *t, const struct kv_key *key)
+{
+    int i = find_live(t, key);
+    return i != SSD_NONE && t->entry[i].state == ENTRY_VISIBLE ? i : SSD_NONE;
 }
 
 /* Slabs go as a whole: worth rises with use and with the floor, which rises with every eviction (see host.c). */
@@ -332,6 +341,12 @@ static bool worn(const struct ssd *t)
     return (double)t->stats.stored_bytes > day / 24 + day * days;
 }
 
+/* Without blocks, or of less worth. */
+static bool goes_before(const struct ssd_slab *a, const struct ssd_slab *b)
+{
+    return !a->visible != !b->visible ? !a->visible : a->worth < b->worth;
+}
+
 /* Picks the slab of least worth and makes it invisible. */
 static bool retire_one(struct ssd *t)
 {
@@ -339,12 +354,14 @@ static bool retire_one(struct ssd *t)
     for (int i = 0; i < t->n_slabs; i++) {
         const struct ssd_slab *s = &t->slab[i];
         if (s->state == SLAB_FULL && !s->pins && !s->busy && !s->writing &&
-            (victim == SSD_NONE || s->worth < t->slab[victim].worth))
+            (victim == SSD_NONE || goes_before(s, &t->slab[victim])))
             victim = i;
     }
     if (victim == SSD_NONE)
         return false;
     struct ssd_slab *s = &t->slab[victim];
+    if (s->visible && s->worth > t->floor)
+        t->floor = s->worth;
     for (int i = 0; i < t->slab_blocks; i++) {
         int id = victim * t->slab_blocks + i;
         if (t->entry[id].state == ENTRY_VISIBLE) {
@@ -352,7 +369,6 @@ static bool retire_one(struct ssd *t)
             t->stats.evicted++;
         }
     }
-    t->floor = s->worth > t->floor ? s->worth : t->floor;
     s->state = SLAB_RETIRING;
     s->generation = t->epoch << 32 | t->next_generation++;
     s->used = 0;
@@ -417,14 +433,14 @@ static int place_run(struct ssd *t, struct kv_tier_op *op, int first)
 {
     struct ssd_batch *b = filling(t);
     int n = 0, room = SSD_BATCH_MAX - b->n, slab;
-    if (ssd_find(t, &op->block[first].key) != SSD_NONE)
+    if (find_live(t, &op->block[first].key) != SSD_NONE)
         return 1;
     if (room == 0 || (slab = slab_with_room(t)) == SSD_NONE)
         return 0;
     int left = t->slab_blocks - t->slab[slab].used;
     room = room < left ? room : left;
     room = room < SSD_RUN_MAX ? room : (int)SSD_RUN_MAX;
-    while (n < room && first + n < op->n && ssd_find(t, &op->block[first + n].key) == SSD_NONE)
+    while (n < room && first + n < op->n && find_live(t, &op->block[first + n].key) == SSD_NONE)
         n++;
     struct ssd_work *w = malloc(sizeof *w + (size_t)n * sizeof *w->entry);
     if (!w)
@@ -835,17 +851,7 @@ static void ssd_stat(struct kv_tier *tier, struct kv_tier_stats *out)
 {
     struct ssd *t = (struct ssd *)tier;
     *out = t->stats;
-    /* A part of a large tier per call; blocks of a slab have about one age. */
-    for (int i = 0; i < SSD_AGE_SLABS && t->age_at < t->n_slabs; i++, t->age_at++) {
-        const struct ssd_slab *s = &t->slab[t->age_at];
-        if (s->visible && (!t->age_best || s->first_s < t->age_best))
-            t->age_best = s->first_s;
-    }
-    if (t->age_at == t->n_slabs) {
-        t->oldest_s = t->age_best;
-        t->age_best = t->age_at = 0;
-    }
-    out->oldest_s = t->oldest_s ? now_s(t) - t->oldest_s : 0;
+    out->oldest_s = ssd_oldest(t);
     out->capacity = (uint64_t)t->n_slabs * t->slab_bytes;
     out->read_only = t->read_only;
     out->rebuilding = t->rebuild_at < t->n_slabs;
@@ -860,6 +866,7 @@ static void ssd_tick(struct kv_tier *tier)
         ssd_say(t, false, "%s: the tier takes blocks again", t->p.folder);
     }
     ssd_rebuild(t);
+    ssd_sweep(t);
     ssd_pump(t);
 }
 

@@ -1,4 +1,5 @@
-/* Inside of the ssd tier, shared by ssd.c (verbs, reads, writes, commits) and ssd_index.c (pages, opening, rebuild). */
+/* Inside of the ssd tier, shared by ssd.c (verbs, reads, writes, commits), ssd_index.c (pages, opening, rebuild) and
+ * ssd_age.c (blocks too old, the oldest one). */
 #ifndef WEFT_KVTIERS_SSD_IMPL_H
 #define WEFT_KVTIERS_SSD_IMPL_H
 
@@ -17,6 +18,7 @@ enum {
     SSD_OLD_WRITES = 4,  /* beside reads, when a store has waited for long */
     SSD_NAME = 32,
     SSD_AGE_SLABS = 4096, /* that one call for figures looks at */
+    SSD_SWEEP = 512,      /* places that one tick looks at for blocks that are too old */
 };
 
 enum ssd_entry_state {
@@ -129,6 +131,7 @@ struct ssd {
     int64_t retry_at, backoff, opened_at;
     int in_flight;              /* requests of any kind */
     int age_at;                 /* next slab that the search for the oldest block looks at */
+    int sweep_at;               /* next place that is looked at for a block too old */
     int64_t age_best, oldest_s; /* second of the oldest block so far, and of the last whole search; 0: none */
     struct kv_tier_stats stats;
 };
@@ -149,6 +152,8 @@ void ssd_rebuild(struct ssd *t);
 int ssd_find(const struct ssd *t, const struct kv_key *key);
 void ssd_table_add(struct ssd *t, int entry);
 void ssd_pump(struct ssd *t);
+/* Buries the block at this place if there is one and it is too old. */
+bool ssd_expire(struct ssd *t, int entry);
 void ssd_say(const struct ssd *t, bool warning, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
 /* The slab's page must be written. */
@@ -158,5 +163,12 @@ static inline void ssd_mark(struct ssd *t, int slab)
         t->slab[slab].dirty_at = t->commits;
     t->slab[slab].dirty = true;
 }
+
+/* ---- ssd_age.c ---- */
+
+/* Blocks too old go though nobody asks for them: looks at some places, round and round. */
+void ssd_sweep(struct ssd *t);
+/* Age in seconds of the oldest block, about; 0: none. Looks at a part of a large tier per call. */
+int64_t ssd_oldest(struct ssd *t);
 
 #endif

@@ -200,3 +200,52 @@ Test(shared_write, a_store_over_several_segments_counts_all_its_blocks)
         kv_disk_free(disk);
     }
 }
+
+static void drop(struct node *nd, int first, int n)
+{
+    static struct ts_op o;
+    int number[TS_BLOCKS_MAX];
+    for (int i = 0; i < n; i++)
+        number[i] = first + i;
+    ts_op_begin(&o, nd->tier, &nd->layout, TS_DROP, number, n);
+    for (int i = 0; i < 20 && !o.done; i++)
+        pass(nd, 20);
+    cr_assert_eq(o.done, 1);
+    cr_assert_eq(o.op.count, n);
+    ts_op_free(&o);
+}
+
+/* Everything in an open segment is dropped, full or not: it goes, and stores get another one. */
+Test(shared_write, a_segment_whose_blocks_were_all_dropped_is_no_obstacle)
+{
+    for (int full = 0; full < 2; full++) {
+        struct kv_disk *disk = kv_disk_new(5);
+        struct node a;
+        static struct ts_op o, more;
+        int number[SEGMENT + 2], next[] = {50, 51}, n = full ? SEGMENT + 2 : 5;
+        for (int i = 0; i < SEGMENT + 2; i++)
+            number[i] = i;
+        open_node(&a, disk, "a");
+        pass(&a, 100);
+        kv_disk_hold(disk, KV_IO_WRITE, "open-", full); /* its blocks are placed, and it is to be sealed */
+        ts_op_begin(&o, a.tier, &a.layout, TS_STORE, number, n);
+        pass(&a, 20);
+        kv_disk_hold(disk, KV_IO_WRITE, "open-", false);
+        drop(&a, 0, full ? SEGMENT : 5);
+        ts_op_begin(&more, a.tier, &a.layout, TS_STORE, next, 2);
+        for (int i = 0; i < 50 && !(o.done && more.done); i++)
+            pass(&a, 20);
+        cr_assert(o.done && more.done, "a store waits for ever");
+        cr_assert_eq(more.op.count, 2);
+        ts_op_free(&o);
+        ts_op_free(&more);
+        pass(&a, 400);
+        for (int i = 0; i < n; i++)
+            cr_assert_eq(has(&a, i), i >= SEGMENT, "block %d", i);
+        cr_assert(read_back(&a, 50) && read_back(&a, 51));
+        cr_assert_eq(size_of(&a, "open-"), 0);
+        cr_assert_eq(a.warnings, 0);
+        close_node(&a);
+        kv_disk_free(disk);
+    }
+}
