@@ -15,11 +15,11 @@
 #include "cli/engine.h"
 #include "cli/files.h"
 #include "cli/options.h"
-#include "cli/plot.h"
 #include "cli/progress.h"
 #include "model/prefill.h"
 #include "model/sampler.h"
 
+enum { BD_ENOUGH = 7 }; /* repeats before a way is left out */
 enum accept { ACCEPT_MODEL, ACCEPT_STATED, ACCEPT_ALL };
 static const char *const accept_names[] = {"model", "stated", "all", NULL};
 static const char *const budget_names[] = {"lagged", "early_stop", NULL};
@@ -42,6 +42,9 @@ struct bench {
     const char *loads, *modes;
     int threads, context, grow, repeats, accept, preset, budget, seed, clock;
     double seconds, warm, prune, temperature, min_gain, probe_share;
+    struct {
+        bool budget, min_gain, probe_share, prune, accept, warm;
+    } given;
     int load[BD_LOADS], n_loads, mode[BD_MODES], n_modes, most;
     struct mdl_model *m;
     struct mdl_decoder *decoder;
@@ -153,6 +156,8 @@ static int run_round(struct bench *b, int first, struct bd_point *out)
     b->expected = 0;
     if (!r)
         r = mdl_decoder_round(b->decoder, b->round + first, out->load, &b->err);
+    for (int i = 0; i < out->load && !r; i++)
+        r = b->round[first + i]->status;
     int64_t end = now_ns(b);
     if (!r)
         act_speculation_end(plan, (double)(b->verify_began - began), (double)(end - b->verify_began), true);
@@ -185,10 +190,9 @@ static int run_point(struct bench *b, int m, double seconds, struct bd_point *ou
 /* Whether a way is so surely slower than dynamic that more repeats would tell nothing of interest. */
 static bool out_of_the_race(const struct bench *b, int load, int mode)
 {
-    enum { ENOUGH = 7 };
     double percent, half;
     return b->prune > 0 && mode != BD_DYNAMIC &&
-           bd_change(&b->results, load, BD_DYNAMIC, mode, &percent, &half) >= ENOUGH && percent - half > b->prune;
+           bd_change(&b->results, load, BD_DYNAMIC, mode, &percent, &half) >= BD_ENOUGH && percent - half > b->prune;
 }
 
 /* 0..n-1, drawn anew for every repeat: what a way finds in the caches depends on the one before it. */
@@ -246,15 +250,17 @@ static int parse_loads(struct bench *b)
 static int parse_modes(struct bench *b)
 {
     int block = b->m->cfg->n_draft ? b->m->cfg->draft_block : 0;
-    char text[512] = "off", *save;
+    char text[512] = "off";
     size_t n = 3;
     for (int k = 1; k <= block && !b->modes; k++)
         n += (size_t)snprintf(text + n, sizeof text - n, ",%d", k);
+    if (b->modes && strlen(b->modes) >= sizeof text)
+        return cfg_error_set(&b->err, EINVAL, "--modes is too long");
     if (b->modes)
         snprintf(text, sizeof text, "%s", b->modes);
     else if (block)
         snprintf(text + n, sizeof text - n, ",dynamic");
-    for (char *at = strtok_r(text, ",", &save); at; at = strtok_r(NULL, ",", &save)) {
+    for (char *rest = text, *at; (at = strsep(&rest, ","));) {
         int mode = 0, r = 0;
         if (!strcmp(at, "dynamic"))
             mode = BD_DYNAMIC;
@@ -264,6 +270,9 @@ static int parse_modes(struct bench *b)
             return r;
         if (mode == BD_DYNAMIC && !block)
             return cfg_error_set(&b->err, EINVAL, "this model has no drafter, so there is nothing to plan");
+        for (int i = 0; i < b->n_modes; i++)
+            if (b->mode[i] == mode)
+                return cfg_error_set(&b->err, EINVAL, "--modes names \"%s\" twice", at);
         if (b->n_modes == BD_MODES)
             return cfg_error_set(&b->err, EINVAL, "--modes takes at most %d ways", BD_MODES);
         b->mode[b->n_modes++] = mode;
@@ -274,7 +283,44 @@ static int parse_modes(struct bench *b)
                                                            b->results.convert, &tokens, &b->err))
             return -EINVAL;
     }
-    return b->n_modes ? 0 : cfg_error_set(&b->err, EINVAL, "--modes names no way of drafting");
+    return 0;
+}
+
+static bool any_dynamic(const struct bench *b)
+{
+    for (int i = 0; i < b->n_modes; i++)
+        if (b->mode[i] == BD_DYNAMIC)
+            return true;
+    return false;
+}
+
+/* Options that mean something to some ways of drafting only. */
+static int check_used(struct bench *b)
+{
+    bool dynamic = any_dynamic(b), drafts = b->n_modes > 1 || b->mode[0];
+    const struct {
+        const char *name;
+        bool given, used;
+    } item[] = {{"budget", b->given.budget, dynamic},
+                {"min-gain", b->given.min_gain, dynamic},
+                {"probe-share", b->given.probe_share, dynamic},
+                {"prune", b->given.prune, dynamic},
+                {"table", b->table_file, dynamic},
+                {"accept", b->given.accept, drafts}};
+    for (size_t i = 0; i < sizeof item / sizeof *item; i++)
+        if (item[i].given && !item[i].used)
+            return cfg_error_set(&b->err, EINVAL, "--%s has no effect with --modes %s: %s", item[i].name,
+                                 b->modes ? b->modes : "left out, as this model has no drafter",
+                                 i + 1 < sizeof item / sizeof *item ? "none of them is dynamic"
+                                                                    : "none of them drafts");
+    if (b->prune > 0 && b->repeats <= BD_ENOUGH)
+        return cfg_error_set(&b->err, EINVAL, "--prune has no effect with --repeats %d: ways are left out after %d",
+                             b->repeats, BD_ENOUGH);
+    if (b->given.warm && b->warm < b->seconds)
+        return cfg_error_set(&b->err, EINVAL,
+                             "--warm %g is less than --seconds %g, which the first pass lasts at least", b->warm,
+                             b->seconds);
+    return 0;
 }
 
 static int make_plans(struct bench *b)
@@ -482,6 +528,8 @@ static int prepare(struct bench *b)
         r = parse_loads(b);
     if (!r)
         r = parse_modes(b);
+    if (!r)
+        r = check_used(b);
     if (!r && b->context + b->grow + 2 * b->m->cfg->draft_block + 2 > b->m->cfg->max_position)
         r = cfg_error_set(&b->err, EINVAL, "--context %d and --grow %d are more than the %d tokens of the model",
                           b->context, b->grow, b->m->cfg->max_position);
@@ -489,7 +537,7 @@ static int prepare(struct bench *b)
         r = read_text(b);
     if (!r)
         r = read_calibration(b);
-    if (!r)
+    if (!r && any_dynamic(b))
         r = make_table(b);
     if (!r)
         r = make_plans(b);
@@ -554,22 +602,25 @@ int cli_bench_decode_run(int argc, char **argv)
          "off, a number of drafts per step, dynamic (default: off, every length, dynamic)"},
         {CLI_INT, "context", 0, &b.context, "N", "tokens that every sequence has (default 128)", 4, 1 << 24},
         {CLI_INT, "grow", 0, &b.grow, "N", "tokens it may gain before it is set back (default 64)", 1, 1 << 16},
-        {CLI_TEXT, "text", 0, &b.text_file, "FILE", "text for the contexts; else made-up tokens"},
+        {CLI_INPUT, "text", 0, &b.text_file, "FILE", "text for the contexts; else made-up tokens"},
         {CLI_CHOICE, "accept", 0, &b.accept, "HOW",
          "model: what the model says (default); stated: a coin of the draft's stated confidence;\n"
          "all: every draft that is verified",
-         .choices = accept_names},
+         .choices = accept_names, .given = &b.given.accept},
         {CLI_DOUBLE, "temperature", 't', &b.temperature, "T", "0: greedy (default)", 0, 100},
         {CLI_INT, "repeats", 0, &b.repeats, "N", "interleaved repeats (default 7)", 1, BD_REPEATS},
         {CLI_DOUBLE, "seconds", 0, &b.seconds, "S", "of each run (default 0.5)", 0.001, 3600},
         {CLI_DOUBLE, "warm", 0, &b.warm, "S", "before the first repeat, not counted (default 0.5, at least --seconds)",
-         0, 3600},
+         0, 3600, .given = &b.given.warm},
         {CLI_DOUBLE, "prune", 0, &b.prune, "PCT",
-         "leave out ways that after 7 repeats are surely so much slower than dynamic (0: never)", 0, 1000},
-        {CLI_CHOICE, "budget", 0, &b.budget, "HOW", "as speculation.budget", .choices = budget_names},
-        {CLI_DOUBLE, "min-gain", 0, &b.min_gain, "X", "as speculation.min_gain", 0, 1},
-        {CLI_DOUBLE, "probe-share", 0, &b.probe_share, "X", "as speculation.probe_share", 0, 0.2},
-        {CLI_TEXT, "table", 0, &b.table_file, "FILE", "as speculation.table_file"},
+         "leave out ways that after 7 repeats are surely so much slower than dynamic (0: never)", 0, 1000,
+         .given = &b.given.prune},
+        {CLI_CHOICE, "budget", 0, &b.budget, "HOW", "as speculation.budget", .choices = budget_names,
+         .given = &b.given.budget},
+        {CLI_DOUBLE, "min-gain", 0, &b.min_gain, "X", "as speculation.min_gain", 0, 1, .given = &b.given.min_gain},
+        {CLI_DOUBLE, "probe-share", 0, &b.probe_share, "X", "as speculation.probe_share", 0, 0.2,
+         .given = &b.given.probe_share},
+        {CLI_KEPT, "table", 0, &b.table_file, "FILE", "as speculation.table_file"},
         {CLI_DOUBLE, "convert", 0, &b.results.convert, "RATE",
          "also give the conversion 1 + drafts x RATE; fixed lengths only", 0, 1},
         {CLI_INT, "threads", 0, &b.threads, "N", "compute threads (default: one per usable CPU)", 1, 1024},
@@ -577,13 +628,21 @@ int cli_bench_decode_run(int argc, char **argv)
          "wall (default); cpu: processor time of one thread, for a machine that does other work too",
          .choices = clock_names},
         {CLI_INT, "seed", 0, &b.seed, "N", "of made-up tokens, coins and draws (default 1)", 0, 1 << 30},
-        {CLI_TEXT, "json", 0, &b.json_file, "FILE", "write conditions and raw counters"},
-        {CLI_TEXT, "csv", 0, &b.csv_file, "FILE", "write raw counters and figures, one row per run"},
-        {CLI_TEXT, "plot", 0, &b.plot_file, "FILE", "draw FILE.svg or FILE.png (needs gnuplot)"},
-        {CLI_TEXT, "from", 0, &b.from_file, "FILE", "measure nothing: report on a --json file of an earlier run"},
+        {CLI_OUTPUT, "json", 0, &b.json_file, "FILE", "write conditions and raw counters"},
+        {CLI_OUTPUT, "csv", 0, &b.csv_file, "FILE", "write raw counters and figures, one row per run"},
+        {CLI_PLOT, "plot", 0, &b.plot_file, "FILE", "draw FILE.svg or FILE.png (needs gnuplot)"},
+        {CLI_INPUT, "from", 0, &b.from_file, "FILE", "measure nothing: report on a --json file of an earlier run"},
         {.kind = CLI_END},
     };
+    static const struct cli_rule rules[] = {
+        {CLI_EXCLUDES, "from", "model", "it measures nothing"},
+        {CLI_ALLOWS, "from", "preset convert json csv plot", "it measures nothing"},
+        {CLI_EXCLUDES, "preset=decode-131k", "convert context modes accept temperature", "the preset says what it is"},
+        {CLI_EXCLUDES, "clock=cpu", "threads", "processor time is of one thread"},
+        {CLI_RULES_END},
+    };
     const struct cli_usage usage = {
+        .rules = rules,
         .synopsis = "bench decode -m DIR [options]\nbench decode --from FILE.json [options]",
         .intro =
             "Decoding alone: tokens per second over numbers of sequences, without drafts, with every fixed number\n"
@@ -595,8 +654,7 @@ int cli_bench_decode_run(int argc, char **argv)
         return r;
     if (!b.model_dir == !b.from_file)
         return cli_error(CLI_USAGE, "bench decode needs either -m DIR or --from FILE; see `weft bench decode --help`");
-    r = b.plot_file ? cli_plot_check(b.plot_file, &b.err) : 0;
-    if (!r && b.from_file) {
+    if (b.from_file) {
         double convert = b.results.convert;
         r = bd_read_json(b.from_file, &b.results, &b.err);
         b.results.convert = isnan(convert) ? b.results.convert : convert;
@@ -608,7 +666,7 @@ int cli_bench_decode_run(int argc, char **argv)
             if (!isnan(b.results.convert))
                 r = cli_spec_convert(mode == BD_DYNAMIC, mode > 0 ? mode : 0, b.results.convert, &tokens, &b.err);
         }
-    } else if (!r) {
+    } else {
         if (b.preset)
             set_preset(&b);
         r = prepare(&b);

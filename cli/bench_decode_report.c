@@ -6,6 +6,7 @@
 
 #include "cli/bench_decode.h"
 #include "cli/conditions.h"
+#include "cli/output.h"
 #include "cli/plot.h"
 #include "model/json_file.h"
 
@@ -345,16 +346,16 @@ int bd_write_json(const struct bd_results *r, const char *path, struct cfg_error
                                       "redundant", u->redundant, "context", u->context, "drafts", u->drafts));
     if (all && !isnan(r->convert))
         json_object_set_new(all, "convert_rate", json_real(r->convert));
-    int bad = !all || json_dump_file(all, path, JSON_INDENT(1) | JSON_REAL_PRECISION(9) | JSON_PRESERVE_ORDER);
-    json_decref(all);
-    return bad ? cfg_error_set(err, EIO, "%s cannot be written", path) : 0;
+    return cli_output_json(path, all, JSON_INDENT(1) | JSON_REAL_PRECISION(9) | JSON_PRESERVE_ORDER, err);
 }
 
 int bd_write_csv(const struct bd_results *r, const char *path, struct cfg_error *err)
 {
-    FILE *f = fopen(path, "we");
-    if (!f)
-        return cfg_error_set(err, errno, "%s: %s", path, strerror(errno));
+    struct cli_output out;
+    int bad = cli_output_begin(&out, path, err);
+    if (bad)
+        return bad;
+    FILE *f = out.to;
     fputs("drafts,sequences,repeat,seconds,rounds,rounds_without_drafter,probes,steps,drafted,offered,accepted,emitted,"
           "emitted_per_second,raw_rows_per_second,emitted_per_step,accepted_per_offered,accepted_per_drafted,"
           "expected,expected_per_second\n",
@@ -377,7 +378,7 @@ int bd_write_csv(const struct bd_results *r, const char *path, struct cfg_error 
         else
             fputs(",,\n", f);
     }
-    return fclose(f) ? cfg_error_set(err, EIO, "%s cannot be written", path) : 0;
+    return cli_output_end(&out, 0, err);
 }
 
 /* ---- reading ---- */

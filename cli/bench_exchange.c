@@ -420,7 +420,15 @@ int cli_bench_exchange_run(int argc, char **argv)
         {CLI_FLAG, "json", 0, &options.json, NULL, "a JSON array instead of text", 0, 0, NULL, NULL},
         {CLI_END},
     };
+    static const struct cli_rule rules[] = {
+        {CLI_NEEDS, "delay", "over=delay"},
+        {CLI_NEEDS, "slot-rows", "over=tcp over=rdma"},
+        {CLI_NEEDS, "device", "over=rdma"},
+        {CLI_NEEDS, "peer-device", "over=rdma"},
+        {CLI_RULES_END},
+    };
     const struct cli_usage usage = {
+        .rules = rules,
         .synopsis = "bench exchange [OPTIONS]",
         .intro = "Measures how far the exchange with expert shards hides behind compute with two micro-batches, and\n"
                  "between nodes what it costs with messages and with slots, in turns, step by step.",

@@ -486,14 +486,20 @@ int cli_bench_kv_run(int argc, char **argv)
         {CLI_INT, "rounds", 'r', &options.rounds, "N", "repetitions; the median counts", 1, ROUNDS_MAX},
         {CLI_DOUBLE, "seconds", 's', &options.seconds, "S",
          "how long each measurement of the tier and of fio takes, about", 1, 600},
-        {CLI_TEXT, "trace", 0, &options.trace, "FILE",
+        {CLI_INPUT, "trace", 0, &options.trace, "FILE",
          "measure nothing: replay a server's request trace (log.trace) against tiers of\nseveral sizes and times to "
          "live"},
-        {CLI_TEXT, "plot", 0, &options.plot, "FILE", "with --trace: draw FILE.svg or FILE.png too (needs gnuplot)"},
+        {CLI_PLOT, "plot", 0, &options.plot, "FILE", "with --trace: draw FILE.svg or FILE.png too (needs gnuplot)"},
         {CLI_FLAG, "json", 0, &options.json, NULL, "one JSON object instead of text"},
         {.kind = CLI_END},
     };
-    const struct cli_usage usage = {.synopsis = "bench kv [OPTIONS]",
+    static const struct cli_rule rules[] = {
+        {CLI_NEEDS, "plot", "trace"},
+        {CLI_ALLOWS, "trace", "plot", "it measures nothing"},
+        {CLI_RULES_END},
+    };
+    const struct cli_usage usage = {.synopsis = "bench kv [OPTIONS]\nbench kv --trace FILE [--plot FILE]",
+                                    .rules = rules,
                                     .intro =
                                         "Measures the host, ssd and shared tiers beside memcpy and fio (where it is "
                                         "installed) on the same memory and file,\neach read through a kv node "
@@ -504,8 +510,6 @@ int cli_bench_kv_run(int argc, char **argv)
     struct cfg_error err = {{0}};
     if (r != CLI_GO_ON)
         return r;
-    if (options.plot && !options.trace)
-        return cli_error(CLI_USAGE, "bench kv: --plot draws what --trace replays; give both");
     if (options.trace)
         return cli_kv_trace_replay(options.trace, options.plot);
     real_layout(&b.layout);

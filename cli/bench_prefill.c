@@ -9,7 +9,6 @@
 #include "cli/cli.h"
 #include "cli/conditions.h"
 #include "cli/options.h"
-#include "cli/plot.h"
 #include "cli/progress.h"
 #include "model/prefill.h"
 #include "model/sampler.h"
@@ -29,6 +28,7 @@ struct bench {
     const char *model_dir, *json_file, *csv_file, *plot_file, *from_file;
     const char *lengths, *chunks;
     int threads, replay, repeats, form, seed, clock;
+    bool form_given;
     struct mdl_model *m;
     struct mdl_seq *seq;
     struct mdl_step *step;
@@ -135,10 +135,10 @@ static int list_ways(struct bench *b)
         r = cli_parse_ints(b->chunks, "--chunk", 1, 65536, BP_CHUNKS, b->chunk, &b->n_chunks, &b->err);
     if (r)
         return r;
-    if (b->form == FORM_REPLAY && !replays)
+    if ((b->replay || (b->form_given && b->form != FORM_EXACT)) && !replays)
         return cfg_error_set(&b->err, EINVAL,
                              "this model has no cut between encoder and decoder layers, so there is "
-                             "no bounded replay; use --form exact");
+                             "no bounded replay; use --form exact, without --replay");
     b->replay = b->replay ? b->replay : b->m->cfg->window + 12;
     if (replays && b->replay < b->m->cfg->window)
         return cfg_error_set(&b->err, EINVAL, "--replay %d is less than the model's window of %d", b->replay,
@@ -245,7 +245,7 @@ int cli_bench_prefill_run(int argc, char **argv)
         {CLI_CHOICE, "form", 0, &b.form, "HOW",
          "exact: every token through every layer; replay: the layers behind the cut on the last\n"
          "ones only; both (default)",
-         .choices = form_names},
+         .choices = form_names, .given = &b.form_given},
         {CLI_INT, "replay", 0, &b.replay, "N", "tokens that are replayed (default: the model's window and 12)", 1,
          1 << 20},
         {CLI_INT, "repeats", 0, &b.repeats, "N", "interleaved repeats (default 7)", 1, BP_REPEATS},
@@ -254,13 +254,21 @@ int cli_bench_prefill_run(int argc, char **argv)
          "wall (default); cpu: processor time of one thread, for a machine that does other work too",
          .choices = clock_names},
         {CLI_INT, "seed", 0, &b.seed, "N", "of the made-up tokens and the order (default 1)", 0, 1 << 30},
-        {CLI_TEXT, "json", 0, &b.json_file, "FILE", "write conditions and raw counters"},
-        {CLI_TEXT, "csv", 0, &b.csv_file, "FILE", "write raw counters and figures, one row per prompt"},
-        {CLI_TEXT, "plot", 0, &b.plot_file, "FILE", "draw FILE.svg or FILE.png (needs gnuplot)"},
-        {CLI_TEXT, "from", 0, &b.from_file, "FILE", "measure nothing: report on a --json file of an earlier run"},
+        {CLI_OUTPUT, "json", 0, &b.json_file, "FILE", "write conditions and raw counters"},
+        {CLI_OUTPUT, "csv", 0, &b.csv_file, "FILE", "write raw counters and figures, one row per prompt"},
+        {CLI_PLOT, "plot", 0, &b.plot_file, "FILE", "draw FILE.svg or FILE.png (needs gnuplot)"},
+        {CLI_INPUT, "from", 0, &b.from_file, "FILE", "measure nothing: report on a --json file of an earlier run"},
         {.kind = CLI_END},
     };
+    static const struct cli_rule rules[] = {
+        {CLI_EXCLUDES, "from", "model", "it measures nothing"},
+        {CLI_ALLOWS, "from", "json csv plot", "it measures nothing"},
+        {CLI_EXCLUDES, "form=exact", "replay"},
+        {CLI_EXCLUDES, "clock=cpu", "threads", "processor time is of one thread"},
+        {CLI_RULES_END},
+    };
     const struct cli_usage usage = {
+        .rules = rules,
         .synopsis = "bench prefill -m DIR [options]\nbench prefill --from FILE.json [options]",
         .intro = "Prefill alone: step time of one prompt over lengths and chunk sizes, exact and with bounded replay,\n"
                  "interleaved in one run. No queueing, no protocol, no network: not the time to first token, which\n"
@@ -273,10 +281,9 @@ int cli_bench_prefill_run(int argc, char **argv)
     if (!b.model_dir == !b.from_file)
         return cli_error(CLI_USAGE,
                          "bench prefill needs either -m DIR or --from FILE; see `weft bench prefill --help`");
-    r = b.plot_file ? cli_plot_check(b.plot_file, &b.err) : 0;
-    if (!r && b.from_file)
+    if (b.from_file)
         r = bp_read_json(b.from_file, &b.results, &b.err);
-    else if (!r && !(r = prepare(&b)))
+    else if (!(r = prepare(&b)))
         r = run_all(&b);
     if (!r)
         r = report(&b);

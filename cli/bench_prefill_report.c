@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "cli/conditions.h"
+#include "cli/output.h"
 #include "cli/plot.h"
 #include "cli/spec_figures.h"
 #include "model/json_file.h"
@@ -157,16 +158,16 @@ int bp_write_json(const struct bp_results *r, const char *path, struct cfg_error
     }
     json_t *all = json_pack("{s:i,s:s,s:O,s:o}", "format", FORMAT, "kind", "prefill", "conditions", r->conditions,
                             "points", points);
-    int bad = !all || json_dump_file(all, path, JSON_INDENT(1) | JSON_REAL_PRECISION(9) | JSON_PRESERVE_ORDER);
-    json_decref(all);
-    return bad ? cfg_error_set(err, EIO, "%s cannot be written", path) : 0;
+    return cli_output_json(path, all, JSON_INDENT(1) | JSON_REAL_PRECISION(9) | JSON_PRESERVE_ORDER, err);
 }
 
 int bp_write_csv(const struct bp_results *r, const char *path, struct cfg_error *err)
 {
-    FILE *f = fopen(path, "we");
-    if (!f)
-        return cfg_error_set(err, errno, "%s: %s", path, strerror(errno));
+    struct cli_output out;
+    int bad = cli_output_begin(&out, path, err);
+    if (bad)
+        return bad;
+    FILE *f = out.to;
     fputs("form,prompt_tokens,chunk,repeat,seconds,longest_step_seconds,shortest_step_seconds,steps,layer_rows,prompt_"
           "tokens_per_second\n",
           f);
@@ -176,7 +177,7 @@ int bp_write_csv(const struct bp_results *r, const char *path, struct cfg_error 
                 p->repeat, p->seconds, p->longest, p->shortest, (long long)p->steps, (long long)p->layer_rows,
                 p->tokens / p->seconds);
     }
-    return fclose(f) ? cfg_error_set(err, EIO, "%s cannot be written", path) : 0;
+    return cli_output_end(&out, 0, err);
 }
 
 /* ---- reading ---- */

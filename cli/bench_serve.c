@@ -19,7 +19,6 @@
 #include "cli/cli.h"
 #include "cli/load_client.h"
 #include "cli/options.h"
-#include "cli/plot.h"
 #include "cli/progress.h"
 
 enum { PROMPTS_MAX = 100000 };
@@ -39,6 +38,11 @@ struct bench {
     char **body; /* [n_bodies] */
     int n_bodies;
     uint64_t random;
+    struct {
+        bool open;
+        double load;
+    } load[BS_POINTS_MAX];
+    int n_loads;
     struct bs_results results;
 };
 
@@ -218,23 +222,13 @@ static int run_load(struct bench *b, bool open, double load, int requests, int f
     return r;
 }
 
-/* "1,2,4": every number is one more point. */
-static int run_points(struct bench *b, const char *list, bool open, struct cfg_error *err)
+static int run_points(struct bench *b, struct cfg_error *err)
 {
-    const char *at = list;
     int r = 0;
-    while (*at && !r) {
-        char *end;
-        double v = strtod(at, &end);
-        if (end == at || (*end && *end != ',') || !(v > 0) || v > 1e6 || (!open && v != floor(v)))
-            return cfg_error_set(err, EINVAL, "--%s %s: give %s above 0, separated by commas",
-                                 open ? "rate" : "concurrency", list, open ? "numbers" : "integers");
-        if (b->results.n == BS_POINTS_MAX)
-            return cfg_error_set(err, EINVAL, "more than %d points; give fewer", BS_POINTS_MAX);
-        r = run_load(b, open, v, b->a.requests, b->a.warmup + b->results.n * b->a.requests,
-                     &b->results.point[b->results.n], err);
+    for (int i = 0; i < b->n_loads && !r; i++) {
+        r = run_load(b, b->load[i].open, b->load[i].load, b->a.requests, b->a.warmup + i * b->a.requests,
+                     &b->results.point[i], err);
         b->results.n += !r;
-        at = *end ? end + 1 : end;
     }
     return r;
 }
@@ -281,12 +275,25 @@ static json_t *gather_conditions(struct bench *b, struct cfg_error *err)
 
 /* ---- the command ---- */
 
-static int count_points(const char *list)
+/* "1,2,4": every number is one more point. */
+static int read_loads(struct bench *b, const char *list, bool open, struct cfg_error *err)
 {
-    int n = list && *list;
-    for (; list && *list; list++)
-        n += *list == ',';
-    return n;
+    for (const char *at = list; at;) {
+        char *end;
+        double v = strtod(at, &end);
+        if (end == at || (*end && *end != ',') || !(v > 0) || v > BS_LOAD_MAX || (!open && v != floor(v)))
+            return cfg_error_set(err, EINVAL, "--%s \"%s\": give %s above 0 and up to %g, separated by commas",
+                                 open ? "rate" : "concurrency", list, open ? "numbers" : "integers", BS_LOAD_MAX);
+        if (!open && v > b->a.requests)
+            return cfg_error_set(err, EINVAL, "--concurrency %g is never reached with --requests %d", v, b->a.requests);
+        if (b->n_loads == BS_POINTS_MAX)
+            return cfg_error_set(err, EINVAL, "--concurrency and --rate are more than %d points; give fewer",
+                                 BS_POINTS_MAX);
+        b->load[b->n_loads].open = open;
+        b->load[b->n_loads++].load = v;
+        at = *end ? end + 1 : NULL;
+    }
+    return 0;
 }
 
 static int none_whole(const struct bench *b, const char *which, struct cfg_error *err)
@@ -300,8 +307,11 @@ static int none_whole(const struct bench *b, const char *which, struct cfg_error
 static int work(struct bench *b, struct cfg_error *err)
 {
     struct bs_point warm;
-    int points = count_points(b->a.concurrency) + count_points(b->a.rate);
-    int r = b->a.url ? 0 : start_server(b, err);
+    int r = read_loads(b, b->a.concurrency, false, err);
+    if (!r)
+        r = read_loads(b, b->a.rate, true, err);
+    if (!r && !b->a.url)
+        r = start_server(b, err);
     if (b->a.url)
         snprintf(b->url, sizeof b->url, "%s", b->a.url);
     if (!r)
@@ -309,18 +319,14 @@ static int work(struct bench *b, struct cfg_error *err)
     b->target.key = getenv("WEFT_API_KEY");
     b->target.trace = b->a.gateway;
     if (!r)
-        r = b->a.prompts ? read_prompts(b, err) : make_prompts(b, b->a.warmup + points * b->a.requests, err);
+        r = b->a.prompts ? read_prompts(b, err) : make_prompts(b, b->a.warmup + b->n_loads * b->a.requests, err);
     if (!r && !(b->results.conditions = gather_conditions(b, err)))
         r = -EPROTO;
     if (!r && b->a.warmup)
         r = run_load(b, false, 1, b->a.warmup, 0, &warm, err);
     if (!r && b->a.warmup && !warm.whole)
         r = none_whole(b, "of the warm-up ", err);
-    if (!r && b->a.concurrency)
-        r = run_points(b, b->a.concurrency, false, err);
-    if (!r && b->a.rate)
-        r = run_points(b, b->a.rate, true, err);
-    return r;
+    return r ? r : run_points(b, err);
 }
 
 static int report(const struct bench *b, struct cfg_error *err)
@@ -353,14 +359,14 @@ int cli_bench_serve_run(int argc, char **argv)
     const struct cli_option options[] = {
         {CLI_TEXT, "url", 0, &a->url, "URL", "a running server; without it one is started on a free port"},
         {CLI_TEXT, "model", 'm', &a->model, "DIR", "model of the server that is started (default: samples/tiny)"},
-        {CLI_TEXT, "config", 0, &a->config, "FILE", "configuration of the server that is started"},
+        {CLI_INPUT, "config", 0, &a->config, "FILE", "configuration of the server that is started"},
         {CLI_TEXT, "concurrency", 'c', &a->concurrency, "N,N,...",
          "closed loop: so many requests at a time (default: 1,2,4,8)"},
         {CLI_TEXT, "rate", 'r', &a->rate, "R,R,...", "open loop: so many requests per second, arriving at random"},
-        {CLI_INT, "requests", 'n', &a->requests, "N", "requests of each point (default: 64)", 1, 100000},
+        {CLI_INT, "requests", 'n', &a->requests, "N", "requests of each point (default: 64)", 1, BS_REQUESTS_MAX},
         {CLI_INT, "warmup", 0, &a->warmup, "N", "requests before, one at a time, that do not count (default: 4)", 0,
          1000},
-        {CLI_TEXT, "prompts", 0, &a->prompts, "FILE", "prompts, one per line, over and over; else they are made up"},
+        {CLI_INPUT, "prompts", 0, &a->prompts, "FILE", "prompts, one per line, over and over; else they are made up"},
         {CLI_INT, "prompt-tokens", 0, &a->prompt_tokens, "N", "length of the made up ones (default: 128)", 1, 1 << 20},
         {CLI_INT, "max-tokens", 0, &a->max_tokens, "N", "tokens of each answer (default: 64)", 1, 1 << 20},
         {CLI_INT, "seed", 0, &a->seed, "N", "of prompts and arrivals (default: 1)", 0, 1 << 30},
@@ -368,15 +374,22 @@ int cli_bench_serve_run(int argc, char **argv)
         {CLI_FLAG, "gateway", 0, &a->gateway, NULL,
          "also measure from the making of a token to its arrival; a server that\n"
          "runs already needs security.debug = true and the same machine"},
-        {CLI_TEXT, "json", 0, &a->json, "FILE", "write conditions and figures"},
-        {CLI_TEXT, "csv", 0, &a->csv, "FILE", "write the figures, one row per point"},
-        {CLI_TEXT, "plot", 0, &a->plot, "FILE",
+        {CLI_OUTPUT, "json", 0, &a->json, "FILE", "write conditions and figures"},
+        {CLI_OUTPUT, "csv", 0, &a->csv, "FILE", "write the figures, one row per point"},
+        {CLI_PLOT, "plot", 0, &a->plot, "FILE",
          "draw FILE.svg or FILE.png: first token, time between pieces, speed per user against\n"
          "throughput (needs gnuplot)"},
-        {CLI_TEXT, "from", 0, &a->from, "FILE", "measure nothing: report on a --json file of an earlier run"},
+        {CLI_INPUT, "from", 0, &a->from, "FILE", "measure nothing: report on a --json file of an earlier run"},
         {.kind = CLI_END},
     };
+    static const struct cli_rule rules[] = {
+        {CLI_ALLOWS, "from", "gateway json csv plot", "it measures nothing"},
+        {CLI_EXCLUDES, "url", "model config", "that server runs already"},
+        {CLI_EXCLUDES, "prompts", "prompt-tokens", "that is the length of made up ones"},
+        {CLI_RULES_END},
+    };
     const struct cli_usage usage = {
+        .rules = rules,
         .synopsis = "bench serve [options]\nbench serve --from FILE.json [options]",
         .intro = "Puts load on a server and reports what its clients see: time to the first token, between pieces of "
                  "text, to\n"
@@ -389,9 +402,7 @@ int cli_bench_serve_run(int argc, char **argv)
     if (!a->concurrency && !a->rate)
         a->concurrency = "1,2,4,8";
     b.random = (uint64_t)a->seed;
-    int r = a->plot ? cli_plot_check(a->plot, &err) : 0;
-    if (!r)
-        r = a->from ? bs_read_json(a->from, &b.results, &err) : work(&b, &err);
+    int r = a->from ? bs_read_json(a->from, &b.results, &err) : work(&b, &err);
     if (!r)
         r = report(&b, &err);
     stop_server(&b);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cli/conditions.h"
+#include "cli/output.h"
 #include "cli/plot.h"
 #include "model/json_file.h"
 
@@ -202,16 +203,16 @@ int bs_write_json(const struct bs_results *r, const char *path, struct cfg_error
     for (int i = 0; i < r->n; i++)
         json_array_append_new(points, point_json(&r->point[i]));
     all = json_pack("{s:O,s:o}", "conditions", r->conditions, "points", points);
-    int bad = !all || json_dump_file(all, path, JSON_INDENT(1) | JSON_REAL_PRECISION(9));
-    json_decref(all);
-    return bad ? cfg_error_set(err, EIO, "%s cannot be written", path) : 0;
+    return cli_output_json(path, all, JSON_INDENT(1) | JSON_REAL_PRECISION(9), err);
 }
 
 int bs_write_csv(const struct bs_results *r, const char *path, struct cfg_error *err)
 {
-    FILE *f = fopen(path, "we");
-    if (!f)
-        return cfg_error_set(err, errno, "%s: %s", path, strerror(errno));
+    struct cli_output out;
+    int bad = cli_output_begin(&out, path, err);
+    if (bad)
+        return bad;
+    FILE *f = out.to;
     fputs("loop,load,requests,whole,refused,failed,seconds,prompt_tokens,output_tokens,output_tokens_per_second", f);
     for (int c = 0; c < BS_COLUMNS; c++)
         fprintf(f, ",%s_p50,%s_p90,%s_p99,%s_mean", column_name[c], column_name[c], column_name[c], column_name[c]);
@@ -229,7 +230,7 @@ int bs_write_csv(const struct bs_results *r, const char *path, struct cfg_error 
         }
         fputc('\n', f);
     }
-    return fclose(f) ? cfg_error_set(err, EIO, "%s cannot be written", path) : 0;
+    return cli_output_end(&out, 0, err);
 }
 
 /* ---- reading ---- */

@@ -9,7 +9,8 @@
 
 #include "cli/load_client.h"
 
-enum { BS_POINTS_MAX = 32, BS_QUANTILES = 3 };
+enum { BS_POINTS_MAX = 32, BS_QUANTILES = 3, BS_REQUESTS_MAX = 100000 };
+#define BS_LOAD_MAX 1e6
 extern const double bs_quantile[BS_QUANTILES]; /* 0.5, 0.9, 0.99 */
 
 enum bs_column {

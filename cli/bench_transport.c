@@ -544,6 +544,7 @@ static int run_rdma(bool *first, bool wanted)
 
 int cli_bench_transport_run(int argc, char **argv)
 {
+    bool spin_given = false; /* what is said of rdma alone asks for it */
     const struct cli_option table[] = {
         {CLI_CHOICE, "provider", 'p', &options.provider, "NAME", "all (those that are here), inproc, tcp or rdma", 0, 0,
          providers, NULL},
@@ -555,13 +556,20 @@ int cli_bench_transport_run(int argc, char **argv)
          NULL},
         {CLI_TEXT, "device", 0, &options.device, "NAME", "RDMA device of one end, or several, separated by commas"},
         {CLI_TEXT, "peer-device", 0, &options.peer_device, "NAME", "of the other end; without it the same"},
-        {CLI_INT, "spin", 0, &options.spin_us, "US", "of the adaptive form: transport.rdma.spin", 0, 1000000, NULL,
-         NULL},
+        {CLI_INT, "spin", 0, &options.spin_us, "US", "of the adaptive form: transport.rdma.spin", 0, 1000000,
+         .given = &spin_given},
         {CLI_FLAG, "no-anchor", 0, &options.no_anchor, NULL, "without the figures beside", 0, 0, NULL, NULL},
         {CLI_FLAG, "json", 0, &options.json, NULL, "a JSON array instead of text", 0, 0, NULL, NULL},
         {.kind = CLI_END},
     };
+    static const struct cli_rule rules[] = {
+        {CLI_NEEDS, "device", "provider=rdma provider=all"},
+        {CLI_NEEDS, "peer-device", "provider=rdma provider=all"},
+        {CLI_NEEDS, "spin", "provider=rdma provider=all"},
+        {CLI_RULES_END},
+    };
     const struct cli_usage usage = {
+        .rules = rules,
         .synopsis = "bench transport [OPTIONS]",
         .intro =
             "Measures the transport between two processes of this machine: half a round trip of a frame, and puts\n"
@@ -582,7 +590,7 @@ int cli_bench_transport_run(int argc, char **argv)
     if (status == CLI_OK && (options.provider == ALL || options.provider == TCP))
         status = run_tcp(&first);
     if (status == CLI_OK && (options.provider == ALL || options.provider == RDMA))
-        status = run_rdma(&first, options.provider == RDMA);
+        status = run_rdma(&first, options.provider == RDMA || *options.device || *options.peer_device || spin_given);
     if (options.json)
         puts("]");
     return status;

@@ -11,6 +11,7 @@
 #include "cli/conditions.h"
 #include "cli/files.h"
 #include "cli/options.h"
+#include "cli/output.h"
 #include "cli/plot.h"
 #include "cli/progress.h"
 #include "model/calibration.h"
@@ -33,6 +34,8 @@ struct probes {
 
 struct calibrate {
     const char *model_dir, *text_file, *log_file, *out_file, *probes_file, *plot_file, *choices;
+    char beside[4096];   /* the model, where out_file is when none is given */
+    bool draws_given[2]; /* --temperature, --seed */
     int prompts, length, tokens, threads, seed;
     double temperature;
     bool dry_run;
@@ -345,9 +348,11 @@ static int fit(struct calibrate *c, enum mdl_choice choice)
 
 static int write_probes(struct calibrate *c)
 {
-    FILE *f = fopen(c->probes_file, "we");
-    if (!f)
-        return cfg_error_set(&c->err, errno, "%s: %s", c->probes_file, strerror(errno));
+    struct cli_output out;
+    int bad = cli_output_begin(&out, c->probes_file, &c->err);
+    if (bad)
+        return bad;
+    FILE *f = out.to;
     for (int m = 0; m < MDL_CHOICES; m++)
         for (int i = 0; i < c->probes[m].n; i++) {
             fprintf(f, "{\"event\":\"probe\",\"number\":%d,\"choice\":\"%s\",\"kept\":%d,\"logits\":\"",
@@ -356,7 +361,7 @@ static int write_probes(struct calibrate *c)
                 fprintf(f, "%s%.6g", k ? "," : "", (double)c->probes[m].logit[i * c->block + k]);
             fputs("\"}\n", f);
         }
-    return fclose(f) ? cfg_error_set(&c->err, EIO, "%s cannot be written", c->probes_file) : 0;
+    return cli_output_end(&out, 0, &c->err);
 }
 
 static void plot_series(struct cli_plot *p, const struct mdl_probes *held, const struct mdl_calibration_place *at,
@@ -510,7 +515,28 @@ static int read_choices(struct calibrate *c)
             return cfg_error_set(&c->err, EINVAL, "--choices: \"%s\" is not greedy, match or reject", at);
         c->wanted[m] = true;
     }
+    if (!c->wanted[MDL_CHOICE_GREEDY] && !c->wanted[MDL_CHOICE_MATCH] && !c->wanted[MDL_CHOICE_REJECT])
+        return cfg_error_set(&c->err, EINVAL, "--choices names none of greedy, match, reject");
+    if ((c->draws_given[0] || c->draws_given[1]) && !c->wanted[MDL_CHOICE_MATCH] && !c->wanted[MDL_CHOICE_REJECT])
+        return cfg_error_set(&c->err, EINVAL, "--%s has no effect with --choices %s: only match and reject draw",
+                             c->draws_given[0] ? "temperature" : "seed", c->choices);
     return 0;
+}
+
+/* Where the calibration goes, which the options do not check when it is not named. */
+static int choose_out(struct calibrate *c)
+{
+    const char *const others[] = {c->probes_file, c->plot_file, c->log_file, c->text_file};
+    static const char *const names[] = {"probes", "plot", "log", "text"};
+    if (c->out_file || c->dry_run)
+        return 0;
+    if ((size_t)snprintf(c->beside, sizeof c->beside, "%s/" MDL_CALIBRATION_FILE, c->model_dir) >= sizeof c->beside)
+        return cfg_error_set(&c->err, EINVAL, "-m: the name is too long");
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (others[i] && cli_output_same(others[i], c->beside))
+            return cfg_error_set(&c->err, EINVAL, "--%s is the file of the calibration, %s", names[i], c->beside);
+    c->out_file = c->beside;
+    return cli_output_check(c->out_file, &c->err);
 }
 
 /* Every choice that has blocks. One with too few keeps what it has, with a word about it: little traffic of one kind
@@ -539,15 +565,15 @@ static int fit_all(struct calibrate *c)
 
 static int work(struct calibrate *c)
 {
-    char path[4096];
     int bad = read_choices(c);
     if (!bad)
         bad = load(c);
+    if (!bad)
+        bad = choose_out(c);
     if (bad)
         return bad;
-    snprintf(path, sizeof path, "%s/" MDL_CALIBRATION_FILE, c->model_dir);
-    /* Vectors of other choices stay. */
-    mdl_calibration_read(c->out_file ? c->out_file : path, c->m->ck->revision, c->block, &c->result, &c->err);
+    if (c->out_file) /* vectors of other choices stay */
+        mdl_calibration_read(c->out_file, c->m->ck->revision, c->block, &c->result, &c->err);
     if (c->log_file)
         bad = read_log(c);
     for (int m = 0; m < MDL_CHOICES && !bad; m++)
@@ -560,9 +586,9 @@ static int work(struct calibrate *c)
     if (!bad && c->plot_file)
         bad = plot(c);
     if (!bad && !c->dry_run) {
-        bad = mdl_calibration_write(c->out_file ? c->out_file : path, c->m->ck->revision, &c->result, &c->err);
+        bad = mdl_calibration_write(c->out_file, c->m->ck->revision, &c->result, &c->err);
         if (!bad)
-            printf("\nwritten to %s\n", c->out_file ? c->out_file : path);
+            printf("\nwritten to %s\n", c->out_file);
     }
     return bad;
 }
@@ -573,23 +599,32 @@ int cli_calibrate_run(int argc, char **argv)
         .choices = "greedy,match,reject", .prompts = 128, .length = 64, .tokens = 96, .temperature = 1, .seed = 1};
     const struct cli_option options[] = {
         {CLI_TEXT, "model", 'm', &c.model_dir, "DIR", "folder of the checkpoint (required)"},
-        {CLI_TEXT, "text", 0, &c.text_file, "FILE", "text that prompts are cut from"},
-        {CLI_TEXT, "log", 0, &c.log_file, "FILE", "instead: probes that a server logged at level debug, or --probes"},
+        {CLI_INPUT, "text", 0, &c.text_file, "FILE", "text that prompts are cut from"},
+        {CLI_INPUT, "log", 0, &c.log_file, "FILE", "instead: probes that a server logged at level debug, or --probes"},
         {CLI_TEXT, "choices", 0, &c.choices, "LIST", "of greedy, match, reject; with --log too (default: all)"},
-        {CLI_DOUBLE, "temperature", 't', &c.temperature, "T", "of match and reject (default 1)", 0.01, 100},
+        {CLI_DOUBLE, "temperature", 't', &c.temperature, "T", "of match and reject (default 1)", 0.01, 100,
+         .given = &c.draws_given[0]},
         {CLI_INT, "prompts", 0, &c.prompts, "N", "prompts, spread evenly over the text (default 128)", 2, 1 << 20},
         {CLI_INT, "length", 0, &c.length, "N", "tokens of a prompt (default 64)", 4, 1 << 20},
         {CLI_INT, "tokens", 'n', &c.tokens, "N", "tokens generated behind each (default 96)", 1, 1 << 20},
-        {CLI_INT, "seed", 0, &c.seed, "N", "of the draws (default 1)", 0, 1 << 30},
+        {CLI_INT, "seed", 0, &c.seed, "N", "of the draws (default 1)", 0, 1 << 30, .given = &c.draws_given[1]},
         {CLI_INT, "threads", 0, &c.threads, "N", "compute threads (default: one per usable CPU)", 1, 1024},
-        {CLI_TEXT, "out", 'o', &c.out_file, "FILE", "write here (default: " MDL_CALIBRATION_FILE " beside the model)"},
+        {CLI_OUTPUT, "out", 'o', &c.out_file, "FILE",
+         "write here (default: " MDL_CALIBRATION_FILE " beside the model)"},
         {CLI_FLAG, "dry-run", 0, &c.dry_run, NULL, "write no calibration"},
-        {CLI_TEXT, "probes", 0, &c.probes_file, "FILE", "also write the blocks, one JSON object a line"},
-        {CLI_TEXT, "plot", 0, &c.plot_file, "FILE",
+        {CLI_OUTPUT, "probes", 0, &c.probes_file, "FILE", "also write the blocks, one JSON object a line"},
+        {CLI_PLOT, "plot", 0, &c.plot_file, "FILE",
          "draw reliability before and after, a row for each choice (.svg or .png, needs gnuplot)"},
         {.kind = CLI_END},
     };
+    static const struct cli_rule rules[] = {
+        {CLI_EXCLUDES, "log", "text", "blocks come from one of them"},
+        {CLI_ALLOWS, "log", "model choices out dry-run probes plot", "nothing is generated"},
+        {CLI_EXCLUDES, "dry-run", "out"},
+        {CLI_RULES_END},
+    };
     const struct cli_usage usage = {
+        .rules = rules,
         .synopsis = "calibrate -m DIR --text FILE [options]\ncalibrate -m DIR --log FILE [options]",
         .intro =
             "Fits the drafter's confidences to what is really kept, per way of choosing tokens, from blocks that are\n"

@@ -9,6 +9,8 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "cli/output.h"
+#include "cli/plot.h"
 #include "config/suggest.h"
 
 enum { OPTIONS_MAX = 64, LONG_BASE = 256 }; /* getopt values of long options start at LONG_BASE */
@@ -18,7 +20,7 @@ int cli_parse_int64(const char *text, const char *what, int64_t min, int64_t max
     char *end;
     errno = 0;
     long long v = strtoll(text, &end, 10);
-    if (end == text || *end)
+    if (end == text || *end || !strchr("-0123456789", *text))
         return cfg_error_set(err, EINVAL, "%s: \"%s\" is not a whole number", what, text);
     if (errno == ERANGE || v < min || v > max)
         return cfg_error_set(err, EINVAL, "%s: %s is outside of %lld to %lld", what, text, (long long)min,
@@ -41,7 +43,7 @@ int cli_parse_uint64(const char *text, const char *what, uint64_t *out, struct c
     char *end;
     errno = 0;
     unsigned long long v = strtoull(text, &end, 10);
-    if (end == text || *end || strchr(text, '-'))
+    if (end == text || *end || strspn(text, "0123456789") != strlen(text))
         return cfg_error_set(err, EINVAL, "%s: \"%s\" is not a whole number of at least 0", what, text);
     if (errno == ERANGE)
         return cfg_error_set(err, EINVAL, "%s: %s does not fit into 64 bits", what, text);
@@ -53,7 +55,7 @@ int cli_parse_double(const char *text, const char *what, double min, double max,
 {
     char *end;
     double v = strtod(text, &end);
-    if (end == text || *end || !isfinite(v))
+    if (end == text || *end || !isfinite(v) || strspn(text, "-.0123456789eE+") != strlen(text))
         return cfg_error_set(err, EINVAL, "%s: \"%s\" is not a number", what, text);
     if (v < min || v > max)
         return cfg_error_set(err, EINVAL, "%s: %s is outside of %g to %g", what, text, min, max);
@@ -72,6 +74,9 @@ int cli_parse_ints(const char *text, const char *what, int min, int max, int mos
             return cfg_error_set(err, EINVAL, "%s takes at most %d numbers", what, most);
         snprintf(one, sizeof one, "%.*s", (int)(len < sizeof one ? len : sizeof one), at);
         int r = cli_parse_int(one, what, min, max, &out[*n], err);
+        for (int i = 0; i < *n && !r; i++)
+            if (out[i] == out[*n])
+                r = cfg_error_set(err, EINVAL, "%s names %d twice", what, out[i]);
         if (r)
             return r;
         ++*n;
@@ -146,6 +151,10 @@ static int set_value(const struct cli_option *o, const char *text, struct cfg_er
     case CLI_DOUBLE:
         return cli_parse_double(text, what, o->min, o->max, o->value, err);
     case CLI_TEXT:
+    case CLI_INPUT:
+    case CLI_OUTPUT:
+    case CLI_PLOT:
+    case CLI_KEPT:
         *(const char **)o->value = text;
         return 0;
     case CLI_CHOICE:
@@ -209,12 +218,163 @@ static const struct cli_option *option_of(const struct cli_usage *u, int n, int 
     return NULL;
 }
 
+/* ---- rules ---- */
+
+/* What was given, beside the table that it was given for. */
+struct given {
+    const struct cli_usage *u;
+    bool is[OPTIONS_MAX];
+};
+
+/* The option of a term's first part of n bytes, and its choice if it has one. */
+static int part_option(const struct given *g, const char *part, size_t n, const char **choice, size_t *choice_n)
+{
+    size_t name = strcspn(part, "=+ ");
+    *choice = name < n && part[name] == '=' ? part + name + 1 : NULL;
+    *choice_n = *choice ? n - name - 1 : 0;
+    for (int i = 0; g->u->options[i].kind != CLI_END; i++)
+        if (strlen(g->u->options[i].name) == name && !memcmp(g->u->options[i].name, part, name))
+            return i;
+    return -1; /* a mistake in the table: it holds never, which the command's test shows */
+}
+
+static bool part_holds(const struct given *g, const char *part, size_t n)
+{
+    const char *choice;
+    size_t len;
+    int i = part_option(g, part, n, &choice, &len);
+    if (i < 0)
+        return false;
+    const struct cli_option *o = &g->u->options[i];
+    const char *has = choice ? o->choices[*(const int *)o->value] : NULL;
+    return choice ? strlen(has) == len && !memcmp(has, choice, len) : g->is[i];
+}
+
+static bool term_holds(const struct given *g, const char *term)
+{
+    for (size_t n = 0;; term += n + 1) {
+        n = strcspn(term, "+ ");
+        if (!part_holds(g, term, n))
+            return false;
+        if (term[n] != '+')
+            return true;
+    }
+}
+
+/* "a+b=c" as "--a with --b c". */
+static void term_text(const char *term, char *out, size_t size)
+{
+    size_t at = (size_t)snprintf(out, size, "--");
+    for (; *term && *term != ' ' && at + 8 < size; term++)
+        if (*term == '+')
+            at += (size_t)snprintf(out + at, size - at, " with --");
+        else
+            out[at++] = *term == '=' ? ' ' : *term;
+    out[at] = 0;
+}
+
+static const char *next_term(const char *term)
+{
+    term += strcspn(term, " ");
+    return term + strspn(term, " ");
+}
+
+static bool named(const char *list, const char *name)
+{
+    size_t n = strlen(name);
+    for (const char *at = list; *at; at = next_term(at))
+        if (strcspn(at, "=+ ") == n && !memcmp(at, name, n))
+            return true;
+    return false;
+}
+
+static int check_rule(const struct given *g, const struct cli_rule *rule, const char *command)
+{
+    char term[128], other[128], all[256] = "";
+    const char *colon = rule->why ? ": " : "", *why = rule->why ? rule->why : "";
+    bool any = false;
+    size_t at = 0;
+    if (!term_holds(g, rule->term))
+        return CLI_GO_ON;
+    term_text(rule->term, term, sizeof term);
+    for (int i = 0; rule->kind == CLI_ALLOWS && g->u->options[i].kind != CLI_END; i++) {
+        const char *name = g->u->options[i].name;
+        if (g->is[i] && !named(rule->term, name) && !named(rule->others, name))
+            return cli_error(CLI_USAGE, "%s: --%s has no effect with %s%s%s; `weft %s --help` explains", command, name,
+                             term, colon, why, command);
+    }
+    for (const char *o = rule->others; *o && rule->kind != CLI_ALLOWS; o = next_term(o)) {
+        bool holds = term_holds(g, o);
+        any |= holds;
+        term_text(o, other, sizeof other);
+        at += (size_t)snprintf(all + at, at < sizeof all ? sizeof all - at : 0, "%s%s", at ? " or " : "", other);
+        if (holds && rule->kind == CLI_EXCLUDES)
+            return cli_error(CLI_USAGE, "%s: %s and %s do not go together%s%s; `weft %s --help` explains", command,
+                             term, other, colon, why, command);
+    }
+    if (rule->kind == CLI_NEEDS && !any)
+        return cli_error(CLI_USAGE, "%s: %s has no effect without %s%s%s; `weft %s --help` explains", command, term,
+                         all, colon, why, command);
+    return CLI_GO_ON;
+}
+
+/* ---- files ---- */
+
+static bool is_file(enum cli_kind kind)
+{
+    return kind == CLI_INPUT || kind == CLI_OUTPUT || kind == CLI_PLOT || kind == CLI_KEPT;
+}
+
+static const char *file_of(const struct cli_option *o)
+{
+    return is_file(o->kind) ? *(const char *const *)o->value : NULL;
+}
+
+static int check_files(const struct cli_usage *u, const char *command)
+{
+    struct cfg_error err;
+    for (const struct cli_option *a = u->options; a && a->kind != CLI_END; a++)
+        for (const struct cli_option *b = u->options; file_of(a) && b != a; b++)
+            if (file_of(b) && (a->kind != CLI_INPUT || b->kind != CLI_INPUT) && cli_output_same(file_of(a), file_of(b)))
+                return cli_error(CLI_USAGE, "%s: --%s and --%s are one file, %s", command, b->name, a->name,
+                                 file_of(a));
+    for (const struct cli_option *o = u->options; o && o->kind != CLI_END; o++) {
+        if (!file_of(o) || o->kind == CLI_INPUT)
+            continue;
+        int r = o->kind == CLI_PLOT ? cli_plot_check(file_of(o), &err) : 0;
+        if (!r)
+            r = cli_output_check(file_of(o), &err);
+        if (r)
+            return cli_error(r == -EINVAL ? CLI_USAGE : CLI_FAILED, "%s: --%s: %s", command, o->name, err.msg);
+    }
+    return CLI_GO_ON;
+}
+
+/* The words of small letters that the synopsis begins with: the command as it is called, not as a table of nested ones
+ * calls it. */
+static void command_of(const struct cli_usage *u, char *out, size_t size)
+{
+    static const char small[] = "abcdefghijklmnopqrstuvwxyz0123456789-";
+    size_t at = 0;
+    for (const char *p = u->synopsis; *p >= 'a' && *p <= 'z';) {
+        size_t n = strspn(p, small);
+        if (p[n] && p[n] != ' ' && p[n] != '\n')
+            break;
+        at += (size_t)snprintf(out + at, size - at, "%s%.*s", at ? " " : "", (int)n, p);
+        if (p[n] != ' ')
+            break;
+        p += n + 1;
+    }
+    out[at] = 0;
+}
+
 int cli_options_parse(const struct cli_usage *u, int argc, char **argv, int *first)
 {
     struct option longs[OPTIONS_MAX + 2];
-    char letters[2 * OPTIONS_MAX + 4];
+    char letters[2 * OPTIONS_MAX + 4], command[64];
     int n = build_tables(u, longs, letters);
-    const char *command = argv[0];
+    struct given given = {.u = u};
+    command_of(u, command, sizeof command);
     struct cfg_error err;
     opterr = 0;
     optind = 0; /* glibc: start afresh */
@@ -237,6 +397,11 @@ int cli_options_parse(const struct cli_usage *u, int argc, char **argv, int *fir
             char letter[] = {'-', (char)optopt, 0};
             return unknown_option(u, command, optopt ? letter : argv[optind - 1]);
         }
+        bool *is = &given.is[o - u->options];
+        if (u->rules && *is && o->kind != CLI_FLAG && o->kind != CLI_LIST)
+            return cli_error(CLI_USAGE, "%s: --%s is given twice; `weft %s --help` explains", command, o->name,
+                             command);
+        *is = true;
         if (set_value(o, optarg, &err) != 0)
             return cli_error(CLI_USAGE, "%s: %s; `weft %s --help` explains", command, err.msg, command);
     }
@@ -246,7 +411,12 @@ int cli_options_parse(const struct cli_usage *u, int argc, char **argv, int *fir
     if (u->max_args >= 0 && count > u->max_args)
         return cli_error(CLI_USAGE, "%s: unexpected argument \"%s\"; `weft %s --help` explains", command,
                          argv[optind + u->max_args], command);
+    int status = CLI_GO_ON;
+    for (const struct cli_rule *rule = u->rules; rule && rule->kind != CLI_RULES_END && status == CLI_GO_ON; rule++)
+        status = check_rule(&given, rule, command);
+    if (status == CLI_GO_ON)
+        status = check_files(u, command);
     if (first)
         *first = optind;
-    return CLI_GO_ON;
+    return status;
 }

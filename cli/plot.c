@@ -9,11 +9,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "cli/output.h"
+
 enum { WIDTH = 1100, HEIGHT = 700, CONDITION_PIXELS = 15 };
 static const double CHARACTER_PIXELS = 6.1; /* of the conditions' font, wide ones included */
 
 struct cli_plot {
     const char *file;
+    struct cli_output out; /* gnuplot opens it by its name */
     FILE *to;
     int width, height;
 };
@@ -49,14 +52,20 @@ int cli_plot_begin_sized(const char *file, int width, int height, struct cli_plo
     struct cli_plot *p = malloc(sizeof *p);
     if (!p)
         return cfg_error_set(err, ENOMEM, "plot: out of memory");
-    *p = (struct cli_plot){file, popen("gnuplot", "w"), width, height};
-    if (!p->to) {
+    *p = (struct cli_plot){.file = file, .width = width, .height = height};
+    bad = cli_output_begin(&p->out, file, err);
+    if (!bad && !(p->to = popen("gnuplot", "w")))
+        bad = cli_output_end(&p->out, cfg_error_set(err, errno, "gnuplot does not start: %s", strerror(errno)), err);
+    if (bad) {
         free(p);
-        return cfg_error_set(err, errno, "gnuplot does not start: %s", strerror(errno));
+        return bad;
     }
     const char *rest = strcmp(dot, ".svg") ? "font 'sans,11'" : "dynamic background rgb 'white' font 'sans,13'";
-    fprintf(p->to, "set terminal %s size %d,%d %s\nset output '%s'\n", strcmp(dot, ".svg") ? "pngcairo" : "svg", width,
-            height, rest, file);
+    fprintf(p->to, "set terminal %s size %d,%d %s\nset output '", strcmp(dot, ".svg") ? "pngcairo" : "svg", width,
+            height, rest);
+    for (const char *at = p->out.fresh ? p->out.fresh : p->out.path; *at; at++)
+        fprintf(p->to, *at == '\'' ? "''" : "%c", *at); /* of the folders that a link leads to */
+    fprintf(p->to, "'\n");
     *out = p;
     return 0;
 }
@@ -126,11 +135,12 @@ const char *cli_plot_colour(int i)
 
 int cli_plot_end(struct cli_plot *p, struct cfg_error *err)
 {
-    int status = pclose(p->to);
-    const char *file = p->file;
-    free(p);
+    int status = pclose(p->to), bad = 0;
     struct stat st;
-    if (status == -1 || !WIFEXITED(status) || WEXITSTATUS(status) || stat(file, &st) || !st.st_size)
-        return cfg_error_set(err, EIO, "gnuplot could not draw %s; its own message is above", file);
-    return 0;
+    if (status == -1 || !WIFEXITED(status) || WEXITSTATUS(status) || fstat(fileno(p->out.to), &st) ||
+        (S_ISREG(st.st_mode) && !st.st_size))
+        bad = cfg_error_set(err, EIO, "gnuplot could not draw %s; its own message is above", p->file);
+    bad = cli_output_end(&p->out, bad, err);
+    free(p);
+    return bad;
 }

@@ -11,7 +11,8 @@ struct cli_plot;
 
 /* Whether a plot could be drawn into this file: to be asked before what is to be drawn is measured. Errors as begin. */
 int cli_plot_check(const char *file, struct cfg_error *err);
-/* -EINVAL: unknown suffix; -ENOENT: no gnuplot, with the package to install. */
+/* -EINVAL: unknown suffix; -ENOENT: no gnuplot, with the package to install; or the file cannot be written. The file
+ * is there when it is whole (cli/output.h). */
 int cli_plot_begin(const char *file, struct cli_plot **out, struct cfg_error *err);
 /* The same, of another size in pixels (begin: 1100 x 700). */
 int cli_plot_begin_sized(const char *file, int width, int height, struct cli_plot **out, struct cfg_error *err);

@@ -7,6 +7,7 @@
 
 #include "cli/cli.h"
 #include "cli/options.h"
+#include "cli/output.h"
 #include "cli/simulate.h"
 #include "cli/simulate_measure.h"
 #include "cli/simulate_report.h"
@@ -18,7 +19,7 @@ struct arguments {
     const char *load, *rate, *modes, *decode, *prefill, *trace, *json, *csv, *plot, *against, *measure;
     int threads, drafts, prompt_tokens, output_tokens, requests, seed, groups, shared, routing;
     double seconds, warm, speed;
-    bool fixed_lengths, group_sync;
+    bool fixed_lengths, group_sync, modes_given;
 };
 
 struct simulation {
@@ -86,7 +87,7 @@ static struct act_plan_options mode_options(const struct sim_profile *p, const c
     return o;
 }
 
-/* The next name of a list with commas; "fixed3" means a length. */
+/* The next name of a list with commas; "fixed3" means a length. *at: NULL behind the last one. */
 static int next_mode(const struct simulation *s, const char **at, char *name, size_t size, struct act_plan_options *out,
                      struct cfg_error *err)
 {
@@ -96,7 +97,9 @@ static int next_mode(const struct simulation *s, const char **at, char *name, si
     snprintf(name, size, "%.*s", (int)n, *at);
     snprintf(word, sizeof word, "%s", name);
     if (!strncmp(word, "fixed", 5) && word[5]) {
-        length = atoi(word + 5);
+        char *end;
+        length = word[5] >= '1' && word[5] <= '9' ? (int)strtol(word + 5, &end, 10) : 0;
+        length = length && !*end ? length : 0;
         word[5] = 0;
     }
     while (mode_names[i] && strcmp(mode_names[i], word))
@@ -107,7 +110,7 @@ static int next_mode(const struct simulation *s, const char **at, char *name, si
                              "without-hysteresis, early-stop, off",
                              name, s->profile.block);
     *out = mode_options(&s->profile, word, length);
-    *at += n + ((*at)[n] == ',');
+    *at = (*at)[n] ? *at + n + 1 : NULL;
     return 0;
 }
 
@@ -157,7 +160,7 @@ static int run_modes(struct simulation *s, const struct size *decode, const stru
     char name[32];
     struct act_plan_options plan;
     int r = 0;
-    for (const char *at = s->a.modes; !r && *at;) {
+    for (const char *at = s->a.modes; !r && at;) {
         r = next_mode(s, &at, name, sizeof name, &plan, err);
         if (!r)
             r = run_one(s, decode, prefill, open, v, name, &plan, err);
@@ -234,17 +237,21 @@ static int compare(struct simulation *s, struct cfg_error *err)
     struct act_plan_options plan;
     const char *at = s->a.modes;
     int r = next_mode(s, &at, name, sizeof name, &plan, err);
+    if (!r && at && s->a.modes_given)
+        r = cfg_error_set(err, EINVAL, "--modes %s: with --against one of them, that of the measured server",
+                          s->a.modes);
     return r ? r : sim_against(&s->profile, name, &plan, s->a.against, (uint64_t)s->a.seed, err);
 }
 
 static int measure(const struct arguments *a, const char *file, struct cfg_error *err)
 {
+    int r = cli_output_check(file, err);
     const struct sim_measure_options o = {.model = a->measure,
                                           .threads = a->threads,
                                           .drafts = a->drafts,
                                           .prompt_tokens = a->prompt_tokens,
                                           .output_tokens = a->output_tokens};
-    return sim_measure(&o, file, err);
+    return r ? r : sim_measure(&o, file, err);
 }
 
 int cli_simulate_run(int argc, char **argv)
@@ -268,16 +275,17 @@ int cli_simulate_run(int argc, char **argv)
         {CLI_INT, "drafts", 0, &a->drafts, "N", "measure with so many drafts per block (3)", 1, MDL_MAX_BLOCK},
         {CLI_INT, "prompt-tokens", 0, &a->prompt_tokens, "N", "measure with prompts of this length (128)", 16, 1 << 20},
         {CLI_INT, "output-tokens", 0, &a->output_tokens, "N", "measure with answers of this length (64)", 1, 1 << 20},
-        {CLI_TEXT, "against", 0, &a->against, "FILE",
+        {CLI_INPUT, "against", 0, &a->against, "FILE",
          "predict what `weft bench serve --json FILE` has measured and\n"
          "print both, with the first of --modes"},
         {CLI_TEXT, "load", 'c', &a->load, "N,N", "closed loop: requests at a time per decode rank (16,60,96)"},
         {CLI_TEXT, "rate", 'r', &a->rate, "R,R", "open loop: requests per second of all ranks, arriving at random"},
-        {CLI_TEXT, "trace", 0, &a->trace, "FILE", "requests as the gateway recorded them (log.trace)"},
+        {CLI_INPUT, "trace", 0, &a->trace, "FILE", "requests as the gateway recorded them (log.trace)"},
         {CLI_DOUBLE, "speed", 0, &a->speed, "X", "the trace's time goes by X times as fast (1)", 1e-3, 1e6},
         {CLI_TEXT, "modes", 'm', &a->modes, "M,M",
          "what is verified: fixed, fixed1.., dynamic, without-hysteresis,\n"
-         "early-stop, off (fixed,dynamic,without-hysteresis,off)"},
+         "early-stop, off (fixed,dynamic,without-hysteresis,off)",
+         .given = &a->modes_given},
         {CLI_TEXT, "decode", 0, &a->decode, "N[/G],..",
          "decode ranks (the profile's), G of them in an expert group (all)"},
         {CLI_TEXT, "prefill", 0, &a->prefill, "N[/G],..", "prefill ranks, in the same way"},
@@ -295,12 +303,34 @@ int cli_simulate_run(int argc, char **argv)
         {CLI_DOUBLE, "warm", 0, &a->warm, "S", "virtual time before it (15)", 0, 1e7},
         {CLI_FLAG, "fixed-lengths", 0, &a->fixed_lengths, NULL, "made-up requests all have the mean lengths"},
         {CLI_INT, "seed", 0, &a->seed, "N", "of arrivals, lengths and luck (1)", 0, 1 << 30},
-        {CLI_TEXT, "json", 0, &a->json, "FILE", "write conditions and figures"},
-        {CLI_TEXT, "csv", 0, &a->csv, "FILE", "write the figures, one row per line of the table"},
-        {CLI_TEXT, "plot", 0, &a->plot, "FILE", "draw per-device throughput over per-user speed (.svg, .png)"},
+        {CLI_OUTPUT, "json", 0, &a->json, "FILE", "write conditions and figures"},
+        {CLI_OUTPUT, "csv", 0, &a->csv, "FILE", "write the figures, one row per line of the table"},
+        {CLI_PLOT, "plot", 0, &a->plot, "FILE", "draw per-device throughput over per-user speed (.svg, .png)"},
         {.kind = CLI_END},
     };
+    static const struct cli_rule rules[] = {
+        {CLI_NEEDS, "threads", "measure"},
+        {CLI_NEEDS, "drafts", "measure"},
+        {CLI_NEEDS, "prompt-tokens", "measure"},
+        {CLI_NEEDS, "output-tokens", "measure"},
+        {CLI_ALLOWS, "measure", "threads drafts prompt-tokens output-tokens against modes seed",
+         "it writes a profile and simulates nothing else"},
+        {CLI_NEEDS, "measure+modes", "against"},
+        {CLI_NEEDS, "measure+seed", "against"},
+        {CLI_ALLOWS, "against", "measure threads drafts prompt-tokens output-tokens modes seed",
+         "the load is that of the file"},
+        {CLI_NEEDS, "speed", "trace"},
+        {CLI_EXCLUDES, "speed", "load", "a closed loop takes requests, not times, from the trace"},
+        {CLI_EXCLUDES, "trace", "rate groups shared-tokens fixed-lengths", "the trace says that of its requests"},
+        {CLI_NEEDS, "trace+seconds", "load", "it ends with the trace"},
+        {CLI_NEEDS, "trace+warm", "load", "it ends with the trace"},
+        {CLI_NEEDS, "groups", "shared-tokens"},
+        {CLI_NEEDS, "shared-tokens", "groups"},
+        {CLI_EXCLUDES, "requests", "seconds warm", "it ends after so many requests, all of which count"},
+        {CLI_RULES_END},
+    };
     const struct cli_usage usage = {
+        .rules = rules,
         .synopsis = "simulate [options] PROFILE.json",
         .intro =
             "Predicts what a described deployment serves: the engine's own Router, Prefill, Decode and planner in\n"
@@ -319,7 +349,8 @@ int cli_simulate_run(int argc, char **argv)
     if (r || (a->measure && !a->against))
         return r ? cli_error(CLI_FAILED, "%s", err.msg) : CLI_OK;
     if (a->against)
-        return (r = compare(&s, &err)) ? cli_error(CLI_FAILED, "simulate: %s", err.msg) : CLI_OK;
+        return (r = compare(&s, &err)) ? cli_error(r == -EINVAL ? CLI_USAGE : CLI_FAILED, "simulate: %s", err.msg)
+                                       : CLI_OK;
     if (a->trace && (r = sim_trace_read(a->trace, &s.trace, &err)))
         return cli_error(CLI_FAILED, "%s", err.msg);
     r = run_all(&s, &err);

@@ -12,6 +12,7 @@
 #include "actors/steptime_file.h"
 #include "cli/bench_serve.h"
 #include "cli/engine.h"
+#include "cli/output.h"
 #include "cli/simulate_measure.h"
 #include "config/config.h"
 #include "model/decode.h"
@@ -350,10 +351,12 @@ static int write_profile(struct measure *m, const char *file, struct cfg_error *
                   "expert_parts", (cfg->n_experts + shards - 1) / shards);
     if (p && more)
         json_object_update(p, more);
-    int bad = !p || !more || json_dump_file(p, file, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
-    json_decref(p);
+    if (!more) {
+        json_decref(p);
+        p = NULL;
+    }
     json_decref(more);
-    return bad ? cfg_error_set(err, EIO, "%s cannot be written", file) : 0;
+    return cli_output_json(file, p, JSON_INDENT(1) | JSON_REAL_PRECISION(6), err);
 }
 
 static int prepare(struct measure *m, struct cfg_error *err)

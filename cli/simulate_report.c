@@ -1,3 +1,4 @@
+#include "cli/output.h"
 #include "cli/simulate_report.h"
 
 #include <errno.h>
@@ -186,16 +187,16 @@ int sim_report_json(const struct sim_report *r, const struct sim_profile *p, con
     for (int i = 0; i < r->n; i++)
         json_array_append_new(points, point_json(r, i, p));
     json_t *all = json_pack("{s:i,s:s,s:o}", "format", 1, "profile", p->name, "points", points);
-    int bad = !all || json_dump_file(all, file, JSON_INDENT(1) | JSON_REAL_PRECISION(9));
-    json_decref(all);
-    return bad ? cfg_error_set(err, EIO, "%s cannot be written", file) : 0;
+    return cli_output_json(file, all, JSON_INDENT(1) | JSON_REAL_PRECISION(9), err);
 }
 
 int sim_report_csv(const struct sim_report *r, const struct sim_profile *p, const char *file, struct cfg_error *err)
 {
-    FILE *f = fopen(file, "we");
-    if (!f)
-        return cfg_error_set(err, errno, "%s: %s", file, strerror(errno));
+    struct cli_output out;
+    int bad = cli_output_begin(&out, file, err);
+    if (bad)
+        return bad;
+    FILE *f = out.to;
     fputs("decode_ranks,decode_group,prefill_ranks,prefill_group,loop,load,mode,seconds,requests,refused,failed,parked,"
           "prompt_tokens,cached_tokens,"
           "output_tokens,tokens_per_second,per_rank,per_device,per_user,price_per_million,steps,drafted,offered,"
@@ -226,7 +227,7 @@ int sim_report_csv(const struct sim_report *r, const struct sim_profile *p, cons
         }
         fputc('\n', f);
     }
-    return fclose(f) ? cfg_error_set(err, EIO, "%s cannot be written", file) : 0;
+    return cli_output_end(&out, 0, err);
 }
 
 /* ---- plot ---- */

@@ -192,7 +192,7 @@ Test(bench_decode, refuses)
         {{"-m", "samples/tiny", "--context", "9999999", "--grow", "65536"}, "tokens of the model", 2},
         {{"--from", "tests/fixtures/bench/none.json"}, "none.json", 2},
         {{"--from", "samples/tiny/config.json"}, "no result", 2},
-        {{"-m", "samples/tiny", "--from", "x"}, "either", 2},
+        {{"-m", "samples/tiny", "--from", "x"}, "--from and --model do not go together", 2},
         {{NULL}, "either", 2},
     };
     if (access("samples/tiny/model.safetensors", R_OK))

@@ -102,7 +102,7 @@ Test(bench_prefill, refuses)
         const char *argument[6], *says;
     } bad[] = {
         {{NULL}, "either"},
-        {{"-m", "samples/tiny", "--from", "x"}, "either"},
+        {{"-m", "samples/tiny", "--from", "x"}, "--from and --model do not go together"},
         {{"-m", "samples/tiny", "-p", "0"}, "--prompt-tokens"},
         {{"-m", "samples/tiny", "-p", "64,99999999"}, "--prompt-tokens"},
         {{"-m", "samples/tiny", "-p", "64,,128"}, "--prompt-tokens"},

@@ -69,7 +69,7 @@ Test(calibrate, refuses)
     } bad[] = {
         {{NULL}, "-m DIR", 2},
         {{"-m", "samples/tiny"}, "either", 2},
-        {{"-m", "samples/tiny", "--text", "a", "--log", "b"}, "either", 2},
+        {{"-m", "samples/tiny", "--text", "a", "--log", "b"}, "--log and --text do not go together", 2},
         {{"-m", "samples/tiny", "--text", "samples/tiny/none.txt"}, "none.txt", 1},
         {{"-m", "samples/tiny", "--text", "samples/tiny/heldout.txt", "--choices", "guess"}, "guess", 2},
         {{"-m", "samples/tiny", "--text", "samples/tiny/README.md", "--length", "100000"}, "fewer", 2},

@@ -436,7 +436,7 @@ Test(simulate, this_machine_is_measured_and_its_server_predicted)
     cr_assert_eq(r.status, 0, "%s", r.err);
     ts_result_free(&r);
     r = ts_run(ts_weft(), "simulate", "--against", profile, profile);
-    cr_expect_eq(r.status, 1);
+    cr_expect_eq(r.status, 2);
     cr_expect(strstr(r.err, "bench serve --json"), "%s", r.err);
     ts_result_free(&r);
     end(&f);
