@@ -66,6 +66,7 @@ static int open_ssd(struct tool *k, struct cfg_error *err)
                                     .layout = k->layout,
                                     .bytes = k->size,
                                     .reserve = k->c->kv.ssd.reserve,
+                                    .keep_room = true,
                                     .direct = k->c->kv.ssd.direct,
                                     .clock = kv_clock_system,
                                     .log = on_log};

@@ -432,9 +432,10 @@ static void entry_make(struct ssd *t, int id, const struct kv_tier_block *b, int
 static int place_run(struct ssd *t, struct kv_tier_op *op, int first)
 {
     struct ssd_batch *b = filling(t);
-    int n = 0, room = SSD_BATCH_MAX - b->n, slab;
+    int n = 0, room = SSD_BATCH_MAX - b->n, most = ssd_room_blocks(t), slab;
     if (find_live(t, &op->block[first].key) != SSD_NONE)
         return 1;
+    room = room < most ? room : most;
     if (room == 0 || (slab = slab_with_room(t)) == SSD_NONE)
         return 0;
     int left = t->slab_blocks - t->slab[slab].used;
@@ -442,6 +443,7 @@ static int place_run(struct ssd *t, struct kv_tier_op *op, int first)
     room = room < SSD_RUN_MAX ? room : (int)SSD_RUN_MAX;
     while (n < room && first + n < op->n && find_live(t, &op->block[first + n].key) == SSD_NONE)
         n++;
+    ssd_room_taken(t, n);
     struct ssd_work *w = malloc(sizeof *w + (size_t)n * sizeof *w->entry);
     if (!w)
         return 0;
@@ -545,6 +547,7 @@ static void take_stores(struct ssd *t)
         int refuse = t->read_only ? -EROFS : worn(t) ? -EDQUOT : 0;
         while (!refuse && t->store_block < op->n) {
             int n = place_run(t, op, t->store_block);
+            refuse = !n && !ssd_room_blocks(t) ? -ENOSPC : 0;
             if (!n)
                 break;
             t->store_block += n;
@@ -853,7 +856,7 @@ static void ssd_stat(struct kv_tier *tier, struct kv_tier_stats *out)
     *out = t->stats;
     out->oldest_s = ssd_oldest(t);
     out->capacity = (uint64_t)t->n_slabs * t->slab_bytes;
-    out->read_only = t->read_only;
+    out->read_only = t->read_only || t->room.full;
     out->rebuilding = t->rebuild_at < t->n_slabs;
     out->queue = t->in_flight;
 }
@@ -867,6 +870,7 @@ static void ssd_tick(struct kv_tier *tier)
     }
     ssd_rebuild(t);
     ssd_sweep(t);
+    ssd_room_look(t);
     ssd_pump(t);
 }
 

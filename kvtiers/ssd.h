@@ -7,8 +7,9 @@
  * seeded with key, source and generation, so an index that is older than the data can only miss.
  *
  * A failed write or flush ends everything since the last good flush (nobody was told that it was kept), and the tier
- * takes no blocks for a while; reads go on. The order of tier.h holds. After a restart the index is read while the tier
- * already serves. One thread; a folder has one owner at a time (a lock). */
+ * takes no blocks for a while; reads go on. So it is while the file system has less room than the reserve, where files
+ * cannot be made in full length and grow as they are written. The order of tier.h holds. After a restart the index is
+ * read while the tier already serves. One thread; a folder has one owner at a time (a lock). */
 #ifndef WEFT_KVTIERS_SSD_H
 #define WEFT_KVTIERS_SSD_H
 
@@ -21,8 +22,10 @@ struct kv_ssd_params {
     struct kv_layout layout;
     int64_t bytes;               /* room for blocks; rounded down */
     int64_t reserve;             /* bytes of the file system that stay free for others */
+    size_t file_bytes;           /* of a data file, about; 0: 1 GiB */
     int64_t ttl_s;               /* 0: none */
     int64_t write_bytes_per_day; /* wear limit; 0: none */
+    bool keep_room;              /* a tool opens: no room is given back */
     bool direct;                 /* O_DIRECT; off only for file systems that cannot */
     struct kv_clock clock;
     /* One line for people, when the tier is opened or changes its state; may be NULL. */
@@ -30,7 +33,8 @@ struct kv_ssd_params {
     void *log_ctx;
 };
 
-/* Opens or makes the files; waits for the disk. -EWOULDBLOCK: another process owns the folder. */
+/* Opens or makes the files; waits for the disk. What files are longer than the tier shall be, and files too many, goes
+ * back to the file system, with the blocks there. -EWOULDBLOCK: another process owns the folder. */
 int kv_ssd_new(const struct kv_ssd_params *params, struct kv_tier **out, struct cfg_error *err);
 
 #endif

@@ -92,6 +92,14 @@ struct ssd_work {
     int entry[];       /* by block of the op (read), of the run (store) */
 };
 
+/* Where files grow as they are written, what they may still grow by. */
+struct ssd_room {
+    bool grows, full, asking;
+    int64_t left; /* bytes, as of the last look, less what was placed since */
+    int64_t look_at;
+    struct kv_io io;
+};
+
 struct ssd {
     struct kv_tier base;
     struct kv_ssd_params p;
@@ -127,6 +135,7 @@ struct ssd {
     struct kv_io rebuild_io;
     uint8_t *rebuild_page;
     /* state */
+    struct ssd_room room;
     bool read_only, pumping, pump_again;
     int64_t retry_at, backoff, opened_at;
     int in_flight;              /* requests of any kind */
@@ -146,6 +155,14 @@ void ssd_page_make(const struct ssd *t, int slab, uint8_t *page);
 uint64_t ssd_page_offset(int slab, int copy);
 /* Reads the next part of the index, unless one is being read or all were. */
 void ssd_rebuild(struct ssd *t);
+
+/* ---- ssd_room.c ---- */
+
+/* Looks how much room the file system has, now and then, if that matters. */
+void ssd_room_look(struct ssd *t);
+/* How many blocks may be placed. */
+int ssd_room_blocks(struct ssd *t);
+void ssd_room_taken(struct ssd *t, int blocks);
 
 /* ---- ssd.c ---- */
 

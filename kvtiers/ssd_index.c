@@ -281,20 +281,21 @@ static uint64_t header_read(struct ssd *t, const uint8_t *pages, const char **wh
     return sequence;
 }
 
-static uint64_t index_bytes(const struct ssd *t)
+static uint64_t index_bytes(int slabs)
 {
-    return ssd_page_offset(t->n_slabs, 0);
+    return ssd_page_offset(slabs, 0);
 }
 
-/* Every page of a new index exists and is zero, so that later writes need no room. */
-static int64_t index_fill(struct ssd *t, int file, uint64_t from)
+/* Every page of a new index exists and is zero, so that later writes need no room; pages of slabs that are given up are
+ * made so. */
+static int64_t index_fill(struct ssd *t, int file, uint64_t from, uint64_t end)
 {
     enum { CHUNK = 1 << 20 };
     uint8_t *zero = aligned_alloc(KV_PAGE, CHUNK);
     int64_t r = zero ? 0 : -ENOMEM;
     if (zero)
         memset(zero, 0, CHUNK);
-    for (uint64_t at = from, end = index_bytes(t); r >= 0 && at < end; at += CHUNK)
+    for (uint64_t at = from; r >= 0 && at < end; at += CHUNK)
         r = run_io(t, (struct kv_io){.op = KV_IO_WRITE,
                                      .file = file,
                                      .flags = data_flags(t),
@@ -310,7 +311,7 @@ static int64_t index_create(struct ssd *t, uint8_t *page)
     int64_t f = open_file(t, new_name, data_flags(t) | KV_OPEN_CREATE);
     if (f < 0)
         return f;
-    int64_t r = index_fill(t, (int)f, 0);
+    int64_t r = index_fill(t, (int)f, 0, index_bytes(t->n_slabs));
     if (r >= 0)
         r = header_write(t, (int)f, 1, page);
     run_io(t, (struct kv_io){.op = KV_IO_CLOSE, .file = (int)f});
@@ -362,14 +363,25 @@ static int open_index(struct ssd *t, struct cfg_error *err)
         t->index_file = (int)r;
     } else {
         int64_t size = run_io(t, (struct kv_io){.op = KV_IO_SIZE, .file = t->index_file});
-        r = size >= 0 && (uint64_t)size < index_bytes(t)
-                ? index_fill(t, t->index_file, (uint64_t)size / KV_PAGE * KV_PAGE)
+        r = size >= 0 && (uint64_t)size < index_bytes(t->n_slabs)
+                ? index_fill(t, t->index_file, (uint64_t)size / KV_PAGE * KV_PAGE, index_bytes(t->n_slabs))
                 : size;
         if (r >= 0)
             r = header_write(t, t->index_file, sequence + 1, page);
     }
     free(page);
     return r < 0 ? fail(t, err, r, index_name) : 0;
+}
+
+static void data_name(int file, char name[SSD_NAME])
+{
+    snprintf(name, SSD_NAME, "weft-kv.%03d", file);
+}
+
+static int slabs_of_file(const struct ssd *t, int file, int slabs)
+{
+    int left = slabs - file * t->file_slabs;
+    return left < 0 ? 0 : left < t->file_slabs ? left : t->file_slabs;
 }
 
 /* Data files as far as the file system has room; the tier is smaller when it has not. */
@@ -379,9 +391,9 @@ static int open_data(struct ssd *t, struct cfg_error *err)
     t->n_files = 0;
     while (slabs < t->n_slabs) {
         char name[SSD_NAME];
-        int n = t->n_slabs - slabs < t->file_slabs ? t->n_slabs - slabs : t->file_slabs;
+        int n = slabs_of_file(t, t->n_files, t->n_slabs);
         size_t len = (size_t)n * t->slab_bytes;
-        snprintf(name, sizeof name, "weft-kv.%03d", t->n_files);
+        data_name(t->n_files, name);
         int64_t f = open_file(t, name, data_flags(t) | KV_OPEN_CREATE);
         if (f < 0)
             return fail(t, err, f, name);
@@ -392,8 +404,11 @@ static int open_data(struct ssd *t, struct cfg_error *err)
                 r = -ENOSPC;
             else
                 r = run_io(t, (struct kv_io){.op = KV_IO_ALLOC, .file = (int)f, .offset = 0, .len = len});
-            if (r == -EOPNOTSUPP)
-                r = 0; /* the file grows as it is written */
+            if (r == -EOPNOTSUPP) { /* the file grows as it is written */
+                t->room.grows = true;
+                t->room.left = space - t->p.reserve;
+                r = 0;
+            }
         }
         if (r < 0) {
             run_io(t, (struct kv_io){.op = KV_IO_CLOSE, .file = (int)f});
@@ -410,6 +425,54 @@ static int open_data(struct ssd *t, struct cfg_error *err)
     return 0;
 }
 
+/* ---- a tier that has become smaller ---- */
+
+/* Data files behind the last one; those before it end where they shall. */
+static int64_t cut_data(struct ssd *t, int slabs)
+{
+    struct kv_io list = {.op = KV_IO_LIST, .path = ""};
+    int64_t n = kv_io_run(t->p.storage, &list), r = n;
+    int files = (slabs - 1) / t->file_slabs + 1;
+    for (int i = 0; i < t->n_files && r >= 0; i++) {
+        uint64_t len = (uint64_t)slabs_of_file(t, i, slabs) * t->slab_bytes;
+        r = run_io(t, (struct kv_io){.op = KV_IO_SIZE, .file = t->data_file[i]});
+        if (r >= 0 && (uint64_t)r > len)
+            r = run_io(t, (struct kv_io){.op = KV_IO_CUT, .file = t->data_file[i], .offset = len});
+    }
+    const char *name = list.names;
+    for (int64_t k = 0; k < n && r >= 0; k++, name += strlen(name) + 1)
+        for (int i = files; i < SSD_FILES_MAX; i++) {
+            char ours[SSD_NAME];
+            data_name(i, ours);
+            if (!strcmp(name, ours))
+                r = run_io(t, (struct kv_io){.op = KV_IO_UNLINK, .path = ours});
+        }
+    free(list.names);
+    return r < 0 ? r : sync_folder(t);
+}
+
+/* Room behind the first `slabs`, which is more than the tier shall have, goes back to the file system: first no index
+ * page names a block there, durably, then the bytes go, last the pages. Whatever is cut off in between happens again
+ * with the next opening, or is not wanted any more when the tier has grown again by then. */
+static int64_t give_back(struct ssd *t, int slabs)
+{
+    uint64_t end = index_bytes(slabs);
+    int64_t size = run_io(t, (struct kv_io){.op = KV_IO_SIZE, .file = t->index_file}), r = size;
+    const bool longer = size >= 0 && (uint64_t)size > end;
+    if (longer)
+        r = index_fill(t, t->index_file, end, ((uint64_t)size + KV_PAGE - 1) / KV_PAGE * KV_PAGE);
+    if (longer && r >= 0)
+        r = run_io(t, (struct kv_io){.op = KV_IO_SYNC, .file = t->index_file});
+    if (r >= 0)
+        r = cut_data(t, slabs);
+    if (longer && r >= 0) {
+        r = run_io(t, (struct kv_io){.op = KV_IO_CUT, .file = t->index_file, .offset = end});
+        ssd_say(t, false, "%s: the tier has become smaller, by up to %llu blocks", t->p.folder,
+                (unsigned long long)(((uint64_t)size - end) / (2 * KV_PAGE) * (uint64_t)t->slab_blocks));
+    }
+    return r;
+}
+
 int ssd_open_files(struct ssd *t, struct cfg_error *err)
 {
     const struct kv_layout *l = &t->p.layout;
@@ -423,7 +486,8 @@ int ssd_open_files(struct ssd *t, struct cfg_error *err)
     t->slab_blocks = (int)per;
     t->slab_bytes = (size_t)per * l->block_bytes;
     t->n_slabs = (int)(blocks / per < INT32_MAX / SSD_SLAB_MAX ? blocks / per : INT32_MAX / SSD_SLAB_MAX);
-    t->file_slabs = FILE_BYTES / t->slab_bytes ? (int)(FILE_BYTES / t->slab_bytes) : 1;
+    const size_t file = t->p.file_bytes ? t->p.file_bytes : (size_t)FILE_BYTES;
+    t->file_slabs = file / t->slab_bytes ? (int)(file / t->slab_bytes) : 1;
     if ((t->n_slabs - 1) / t->file_slabs + 1 > SSD_FILES_MAX)
         t->file_slabs = (t->n_slabs - 1) / SSD_FILES_MAX + 1;
     t->layout_id = kv_layout_id(l);
@@ -435,7 +499,15 @@ int ssd_open_files(struct ssd *t, struct cfg_error *err)
     if (r < 0)
         return fail(t, err, r, lock_name);
     t->lock_file = (int)r;
+    const int wanted = t->n_slabs;
     int e = open_data(t, err);
     r = e ? 0 : sync_folder(t);
-    return e ? e : r < 0 ? fail(t, err, r, "folder") : open_index(t, err);
+    if (!e && r < 0)
+        e = fail(t, err, r, "folder");
+    if (!e)
+        e = open_index(t, err);
+    if (!e && !t->p.keep_room && (r = give_back(t, wanted)) < 0)
+        ssd_say(t, true, "%s: room that the tier had cannot be given back: %s; the next start tries again", t->p.folder,
+                strerror((int)-r));
+    return e;
 }

@@ -260,12 +260,13 @@ void gw_trace_free(struct gw_trace *t)
         ;
     t->log = NULL;
     t->left = !t->ended;
-    bool left = t->left;
+    const bool left = t->left;
+    const pthread_t writer = t->writer;
     pthread_mutex_unlock(&t->lock);
     if (left) { /* its file hangs: the writer frees the rest when it ends, or the process does */
-        pthread_detach(t->writer);
+        pthread_detach(writer);
         return;
     }
-    pthread_join(t->writer, NULL);
+    pthread_join(writer, NULL);
     trace_release(t);
 }
