@@ -225,7 +225,9 @@ static void print_row(const struct bd_results *r, const struct cell *c, const st
     struct cli_spec_figures f = cli_spec_figures(&c->sum), whole = cli_spec_figures(&longest->sum);
     double raw = (double)(c->sum.steps + c->sum.offered) / c->seconds;
     bd_mode_name(c->mode, name);
-    printf("%5d %-8s %10.1f %8.1f %9.1f %10.1f", c->load, name, c->mean, c->half, c->mean / c->load, raw);
+    printf("%5d %-8s %10.1f", c->load, name, c->mean);
+    print_number(c->half, 8, 1);
+    printf(" %9.1f %10.1f", c->mean / c->load, raw);
     print_number(f.emitted_per_step, 8, 3);
     print_number(f.offered_per_step, 8, 3);
     print_number(100 * f.accepted_per_offered, 8, 1);
@@ -240,6 +242,14 @@ static void print_row(const struct bd_results *r, const struct cell *c, const st
             print_number(tokens * (double)c->sum.steps / c->seconds, 10, 1);
     }
     putchar('\n');
+}
+
+static void print_signed(double v)
+{
+    if (isfinite(v))
+        printf(" %+6.2f", v);
+    else
+        printf(" %6s", "-");
 }
 
 static void print_dynamic(const struct bd_results *r, const int *loads, int n)
@@ -257,10 +267,15 @@ static void print_dynamic(const struct bd_results *r, const int *loads, int n)
         head = true;
         bd_mode_name(v.best, name);
         bd_mode_name(v.hardest, hardest);
-        printf("%5d  best: %-8s  dynamic %+6.2f %% +- %.2f   low %+6.2f %% (%s)   planning %.2f %%   rounds %lld, of "
-               "these "
-               "without the drafter %lld, probes %lld\n",
-               loads[l], name, v.percent, v.half, v.low, hardest, 100 * v.planning, (long long)v.rounds,
+        printf("%5d  best: %-8s  dynamic", loads[l], name);
+        print_signed(v.percent);
+        printf(" %% +-");
+        print_number(v.half, 0, 2);
+        printf("   low");
+        print_signed(v.low);
+        printf(" %% (%s)   planning", hardest);
+        print_number(100 * v.planning, 0, 2);
+        printf(" %%   rounds %lld, of these without the drafter %lld, probes %lld\n", (long long)v.rounds,
                (long long)v.skipped, (long long)v.probes);
     }
 }
@@ -560,9 +575,9 @@ int bd_plot(const struct bd_results *r, const char *path, struct cfg_error *err)
         return bad;
     plot_data(r, p, modes, n_modes, loads, n_loads);
     int changes = plot_changes(r, p, modes, n_modes, loads, n_loads);
-    bool dynamic = n_modes && modes[n_modes - 1] == BD_DYNAMIC;
-    double bottom = cli_plot_conditions(p, r->conditions), legend = bottom + 0.055;
-    bottom += changes ? 0.145 : 0.09;
+    bool off = n_modes && modes[0] == 0, dynamic = n_modes && modes[n_modes - 1] == BD_DYNAMIC;
+    double bottom = cli_plot_conditions(p, r->conditions), legend = bottom + 0.03;
+    bottom += changes ? 0.14 : 0.115;
     cli_plot_printf(p,
                     "set multiplot\nset grid lt 1 lw 0.7 lc rgb '#e0e0e0'\nset key font ',9' top right\n"
                     "set lmargin at screen 0.08\nset rmargin at screen %g\nset bmargin at screen %g\n"
@@ -571,12 +586,14 @@ int bd_plot(const struct bd_results *r, const char *path, struct cfg_error *err)
     if (isnan(r->convert))
         cli_plot_printf(p,
                         "set title 'Speed per user against throughput per device (tokens %s)'\n"
-                        "set xlabel 'tokens per second and user'\nset ylabel 'tokens per second and device'\n",
+                        "set xlabel \"tokens per second and user\\nnumbers at points: sequences at a time\"\n"
+                        "set ylabel 'tokens per second and device'\n",
                         luck_left_out(r) ? "expected" : "emitted");
     else
         cli_plot_printf(p,
                         "set title 'Speed per user against throughput per device, CONVERTED'\n"
-                        "set xlabel 'tokens per second and user = steps x (1 + drafts x %g), assumed rate'\n"
+                        "set xlabel \"tokens per second and user = steps x (1 + drafts x %g), assumed rate\\n"
+                        "numbers at points: sequences at a time\"\n"
                         "set ylabel 'tokens per second and device, converted'\n",
                         r->convert);
     cli_plot_printf(p, "set xrange [0:*]\nset yrange [0:*]\nset offsets 0, graph 0.04, graph 0.04, 0\nplot ");
@@ -596,19 +613,19 @@ int bd_plot(const struct bd_results *r, const char *path, struct cfg_error *err)
         cli_plot_printf(
             p,
             "unset label\nunset offsets\nset lmargin at screen 0.62\nset rmargin at screen 0.97\n"
-            "set title 'Change of throughput'\nset xlabel 'sequences at a time'\n"
+            "set title 'Change of throughput to %s%s'\nset xlabel 'sequences at a time'\n"
             "set ylabel 'per cent' offset 1,0\nset logscale x 2\nset xrange [%g:%g]\nset yrange [*:*]\n"
             "set xzeroaxis lt -1 lw 1.5\nset key at screen 0.99,%g right top vertical maxrows 3 font ',9' spacing 0.9\n"
             "plot ",
-            0.8 * loads[0], 1.25 * loads[n_loads - 1], legend);
+            off ? "off" : "the best other", isnan(r->convert) ? "" : ", as counted (NOT converted)", 0.8 * loads[0],
+            1.25 * loads[n_loads - 1], legend);
         for (int m = 0; m < n_modes; m++) {
-            char name[16];
-            bd_mode_name(modes[m], name);
+            double aside = pow(1.02, m - 0.5 * n_modes); /* bars of one load beside each other, not on each other */
             if (modes[m])
                 cli_plot_printf(p,
-                                "$c%d using 1:2:3 with yerrorbars pt 7 ps 0.4 lc rgb '%s' notitle, $c%d using 1:2 with "
-                                "lines lc rgb '%s' title '%s to off', ",
-                                m, colour_of(modes[m]), m, colour_of(modes[m]), name);
+                                "$c%d using ($1*%.3f):2:3 with yerrorbars pt 7 ps 0.4 lc rgb '%s' notitle, "
+                                "$c%d using ($1*%.3f):2 with lines lc rgb '%s' notitle, ",
+                                m, aside, colour_of(modes[m]), m, aside, colour_of(modes[m]));
         }
         cli_plot_printf(p, "%s\n",
                         dynamic ? "$best using 1:2:3 with yerrorbars pt 5 ps 0.8 lw 2 lc rgb '#000000' title "

@@ -8,6 +8,7 @@
 #include "cli/conditions.h"
 #include "cli/output.h"
 #include "cli/plot.h"
+#include "cli/text.h"
 #include "model/json_file.h"
 
 const double bs_quantile[BS_QUANTILES] = {0.5, 0.9, 0.99};
@@ -134,9 +135,18 @@ static json_t *condition_texts(const struct bs_results *r)
 
 /* ---- output ---- */
 
+static void quantiles_text(const double q[BS_QUANTILES], double scale, int digits, char *out, size_t size)
+{
+    if (isfinite(q[0]) && isfinite(q[1]) && isfinite(q[2]))
+        snprintf(out, size, "%.*f/%.*f/%.*f", digits, scale * q[0], digits, scale * q[1], digits, scale * q[2]);
+    else
+        snprintf(out, size, "-");
+}
+
 void bs_print(const struct bs_results *r, bool deliveries)
 {
     const json_t *c = r->conditions, *v = json_object_get(c, "server");
+    cli_text_clean_json(r->conditions); /* of a server, or of a file */
     printf("model %s (%s, %d threads), weft %s, %s, %s\n", text_of(v, "model"), text_of(v, "numerics"),
            number_of(v, "threads"), text_of(v, "version"), text_of(c, "cpu"),
            json_is_true(json_object_get(c, "started_here")) ? "server started here, on the same machine"
@@ -152,13 +162,16 @@ void bs_print(const struct bs_results *r, bool deliveries)
         char load[24], whole[24];
         snprintf(load, sizeof load, p->open ? "%g /s" : "%g at once", p->load);
         snprintf(whole, sizeof whole, "%d/%d", p->whole, p->requests);
-        printf("%-12s %9s %7d %9.2f %9.1f %10.1f", load, whole, p->refused, p->whole / p->seconds, throughput(p),
-               1 / p->value[BS_USER_TOKEN][0]);
+        printf("%-12s %9s %7d %9.2f %9.1f", load, whole, p->refused, p->whole / p->seconds, throughput(p));
+        if (isfinite(p->value[BS_USER_TOKEN][0]))
+            printf(" %10.1f", 1 / p->value[BS_USER_TOKEN][0]);
+        else
+            printf(" %10s", "-");
         static const enum bs_column shown[] = {BS_FIRST_TOKEN, BS_INTER_TOKEN, BS_END_TO_END, BS_QUEUE};
         for (size_t k = 0; k < sizeof shown / sizeof *shown; k++) {
             char text[40];
             const double *q = p->value[shown[k]];
-            snprintf(text, sizeof text, "%.1f/%.1f/%.1f", 1e3 * q[0], 1e3 * q[1], 1e3 * q[2]);
+            quantiles_text(q, 1e3, 1, text, sizeof text);
             printf("  %-*s", k == 2 ? 22 : 20, text);
         }
         putchar('\n');
@@ -169,8 +182,10 @@ void bs_print(const struct bs_results *r, bool deliveries)
     for (int i = 0; i < r->n; i++) {
         const struct bs_point *p = &r->point[i];
         const double *f = p->value[BS_FIRST_DELIVERY], *d = p->value[BS_DELIVERY];
-        printf("  %g %s: first token %.0f/%.0f/%.0f, later ones %.0f/%.0f/%.0f\n", p->load, p->open ? "/s" : "at once",
-               1e6 * f[0], 1e6 * f[1], 1e6 * f[2], 1e6 * d[0], 1e6 * d[1], 1e6 * d[2]);
+        char first[40], later[40];
+        quantiles_text(f, 1e6, 0, first, sizeof first);
+        quantiles_text(d, 1e6, 0, later, sizeof later);
+        printf("  %g %s: first token %s, later ones %s\n", p->load, p->open ? "/s" : "at once", first, later);
     }
 }
 
@@ -388,7 +403,7 @@ static void plot_users(const struct bs_results *r, struct cli_plot *p, bool open
         plot_nothing(p);
         return;
     }
-    cli_plot_printf(p, "unset logscale\nset xrange [0:*]\nset yrange [0:*]\nset offsets 0, graph 0.08, graph 0.06, 0\n"
+    cli_plot_printf(p, "unset logscale\nset xrange [0:*]\nset yrange [0:*]\nset offsets 0, graph 0.17, graph 0.06, 0\n"
                        "set key bottom left font ',9'\n");
     cli_plot_printf(
         p,
@@ -409,8 +424,8 @@ static void plot_row(const struct bs_results *r, struct cli_plot *p, bool open, 
     cli_plot_printf(p, "unset label\n"); /* the conditions, which one panel has drawn for all */
     panel(p, 0.39, "Time between pieces of text", load, "between two pieces of one answer, ms");
     plot_quantiles(r, p, open, BS_INTER_TOKEN, 8);
-    panel(p, 0.72, "Speed per user against throughput", "tokens per second and user, behind the first token",
-          "tokens per second, all users");
+    panel(p, 0.72, "Speed per user against throughput (numbers: load)",
+          "tokens per second and user, behind the first token", "tokens per second, all users");
     plot_users(r, p, open);
 }
 

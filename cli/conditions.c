@@ -8,14 +8,16 @@
 #include <string.h>
 
 #include "actors/steptime_file.h"
+#include "cli/text.h"
 
 void cli_condition_set(json_t *to, const char *key, const char *fmt, ...)
 {
-    char text[400];
+    char text[1024];
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
+    cli_text_clean(text);
     json_object_set_new(to, key, json_string(text));
 }
 
@@ -45,12 +47,23 @@ void cli_conditions_print(const json_t *conditions)
         printf("%-11s %s\n", key, json_string_value(value));
 }
 
-int cli_conditions_check(const json_t *conditions, const char *path, struct cfg_error *err)
+static bool printable(const char *text)
+{
+    char copy[64];
+    snprintf(copy, sizeof copy, "%s", text);
+    cli_text_clean(copy);
+    return !strcmp(copy, text);
+}
+
+int cli_conditions_check(json_t *conditions, const char *path, struct cfg_error *err)
 {
     const char *key;
     json_t *value;
-    json_object_foreach ((json_t *)conditions, key, value)
-        if (!json_is_string(value))
+    json_object_foreach (conditions, key, value)
+        if (!printable(key))
+            return cfg_error_set(err, EINVAL, "%s: the name of a condition is no text", path);
+        else if (!json_is_string(value))
             return cfg_error_set(err, EINVAL, "%s: condition \"%.60s\" is no text", path, key);
+    cli_text_clean_json(conditions);
     return 0;
 }

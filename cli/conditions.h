@@ -15,7 +15,7 @@ void cli_condition_set(json_t *to, const char *key, const char *fmt, ...) __attr
 void cli_condition_model(json_t *to, const struct mdl_model *m, const char *dir);
 /* One line each, on standard output. */
 void cli_conditions_print(const json_t *conditions);
-/* Of a file: every value is a text. -EINVAL names the one that is none. */
-int cli_conditions_check(const json_t *conditions, const char *path, struct cfg_error *err);
+/* Of a file: every value is a text. -EINVAL names the one that is none. What a terminal would act on is replaced. */
+int cli_conditions_check(json_t *conditions, const char *path, struct cfg_error *err);
 
 #endif

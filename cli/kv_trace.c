@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "cli/conditions.h"
 #include "cli/plot.h"
 
 enum { NONE = -1, SIZES = 4, PLOT_TTLS = 9 };
@@ -353,6 +354,16 @@ static void plot_lines(const struct trace *t, struct cli_plot *to, int column)
 }
 
 /* Bars from `least` upwards on a logarithmic scale; what saved nothing has none. */
+/* "87 kB s" */
+static void cost_text(double byte_s, char *out, size_t size)
+{
+    static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB"};
+    int u = 0;
+    for (; byte_s >= 1000 && u < 5; u++)
+        byte_s /= 1000;
+    snprintf(out, size, "%.3g %s s", byte_s, units[u]);
+}
+
 static void plot_classes(struct cli_plot *to, const struct outcome *o)
 {
     cli_plot_printf(to, "$classes << EOD\n");
@@ -364,7 +375,7 @@ static void plot_classes(struct cli_plot *to, const struct outcome *o)
         else if (o->class_saved[c] <= 0)
             snprintf(word, sizeof word, "pays nothing");
         else
-            snprintf(word, sizeof word, "%.4g byte s", o->class_byte_s[c] / o->class_saved[c]);
+            cost_text(o->class_byte_s[c] / o->class_saved[c], word, sizeof word);
         cli_plot_printf(to, "%d %.9g \"%s\" \"%s\"\n", c, percent(o->class_saved[c], o->class_prompt[c]), name, word);
     }
     cli_plot_printf(to, "EOD\n");
@@ -382,17 +393,15 @@ static double dearest(struct outcome (*o)[PLOT_TTLS])
     return most;
 }
 
-static void plot_panels(const struct trace *t, struct cli_plot *to, double dearest_token, double most_left)
+static void plot_panels(const struct trace *t, struct cli_plot *to, double bottom, double dearest_token,
+                        double most_left)
 {
-    cli_plot_printf(
-        to,
-        "set label 1 \"%d requests over %.0f s, %d distinct blocks of %d tokens and %.0f bytes; replayed, least "
-        "recently used goes first\" at screen 0.02,0.015 noenhanced font ',9'\n"
-        "set multiplot layout 2,2 margins 0.09,0.93,0.12,0.94 spacing 0.12,0.15\nset grid lc rgb '#dddddd'\n"
-        "set logscale x\nset format x '%%g'\nset xlabel 'kept for so many seconds without use'\n"
-        "set key top center horizontal font ',9' samplen 2\n",
-        t->n, t->request[t->n - 1].t, t->distinct, t->block_tokens, t->block_bytes);
-    cli_plot_printf(to, "set title 'What a saved token costs'\nset ylabel 'bytes times seconds per token'\n"
+    cli_plot_printf(to,
+                    "set multiplot layout 2,2 margins 0.09,0.92,%g,0.95 spacing 0.12,0.14\nset grid lc rgb '#dddddd'\n"
+                    "set logscale x\nset format x '%%g'\nset xlabel 'kept for so many seconds without use'\n"
+                    "set key top center horizontal font ',9' samplen 2\n",
+                    bottom);
+    cli_plot_printf(to, "set title 'What a saved token costs'\nset ylabel 'kept bytes x seconds per saved token'\n"
                         "set logscale y\nset format y '10^{%%T}'\n");
     if (dearest_token > 0) {
         cli_plot_printf(to, "set yrange [*:%.9g]\n", 10 * dearest_token);
@@ -403,10 +412,9 @@ static void plot_panels(const struct trace *t, struct cli_plot *to, double deare
     }
     cli_plot_printf(
         to,
-        "unset label 1\nunset logscale y\nset format y '%%g'\n"
+        "unset label\nunset logscale y\nset format y '%%g'\n"
         "set title 'Longer keeping: more whole hits, none of them gets faster'\n"
-        "set ylabel 'whole hits, %% of requests'\nset yrange [0:125]\nset y2label 'tokens left to compute' offset "
-        "-1.5,0\n"
+        "set ylabel 'whole hits, %% of requests'\nset yrange [0:125]\nset y2label 'tokens left to compute'\n"
         "set y2tics\nset ytics 0,20,100 nomirror\nset y2range [0:%.9g]\n"
         "plot $hits using 1:2 with linespoints pt 7 ps 0.5 lw 2 lc rgb '#4477aa' title 'whole hits', "
         "$hits using 1:3 axes x1y2 with linespoints pt 5 ps 0.5 lw 2 lc rgb '#d62728' title 'tokens left, mean', "
@@ -418,14 +426,28 @@ static void plot_panels(const struct trace *t, struct cli_plot *to, double deare
     plot_lines(t, to, 3);
     cli_plot_printf(to,
                     "unset logscale x\nunset key\nset style fill solid 0.6\nset boxwidth 0.6\nset xrange [-0.6:%g]\n"
-                    "set title 'By length of the prompt, with room for everything'\nset xlabel 'blocks of the prompt'\n"
+                    "set title 'By length of the prompt, with room for everything (above: cost of a saved token)'\nset "
+                    "xlabel 'blocks of the prompt'\n"
                     "set ylabel 'prompt tokens saved, %%'\nset yrange [0:115]\n"
                     "plot $classes using 1:2:xtic(3) with boxes lc rgb '#4477aa', "
                     "$classes using 1:2:4 with labels offset 0,0.7 font ',10'\nunset multiplot\n",
                     CLASSES - 0.4);
 }
 
-static int plot(const struct trace *t, const char *file)
+static json_t *conditions(const struct trace *t, const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    json_t *to = json_object();
+    cli_condition_set(to, "trace", "%s: %d requests over %.0f s, %d distinct blocks of %d tokens and %.0f bytes",
+                      slash ? slash + 1 : path, t->n, t->request[t->n - 1].t, t->distinct, t->block_tokens,
+                      t->block_bytes);
+    cli_condition_set(to, "tier",
+                      "replayed, nothing is measured: one tier of each capacity, whatever was used least recently goes "
+                      "first, and what was not used for the time on the axis");
+    return to;
+}
+
+static int plot(const struct trace *t, const char *path, const char *file)
 {
     static struct outcome o[SIZES][PLOT_TTLS];
     double ttl[PLOT_TTLS], end = t->request[t->n - 1].t;
@@ -438,7 +460,7 @@ static int plot(const struct trace *t, const char *file)
         for (int k = 0; k < PLOT_TTLS; k++)
             if (!replay(t, room_of(t, s), ttl[k], &o[s][k]))
                 return cli_error(CLI_FAILED, "out of memory");
-    if (cli_plot_begin(file, &to, &err))
+    if (cli_plot_begin_sized(file, 1200, 860, &to, &err))
         return cli_error(CLI_FAILED, "%s", err.msg);
     for (int s = 0; s < SIZES; s++)
         plot_line(to, o[s], ttl, s);
@@ -452,7 +474,10 @@ static int plot(const struct trace *t, const char *file)
     }
     cli_plot_printf(to, "EOD\n");
     plot_classes(to, &o[SIZES - 1][PLOT_TTLS - 1]);
-    plot_panels(t, to, dearest(o), most_left);
+    json_t *texts = conditions(t, path);
+    double low = cli_plot_conditions(to, texts);
+    json_decref(texts);
+    plot_panels(t, to, low + 0.085, dearest(o), most_left);
     return cli_plot_end(to, &err) ? cli_error(CLI_FAILED, "%s", err.msg) : CLI_OK;
 }
 
@@ -492,7 +517,7 @@ int cli_kv_trace_replay(const char *path, const char *plot_file)
     if (!status)
         status = print_tables(&t);
     if (!status && plot_file)
-        status = plot(&t, plot_file);
+        status = plot(&t, path, plot_file);
     json_decref(t.numbers);
     free(t.request);
     free(t.block);

@@ -1,6 +1,7 @@
 #include "cli/plot.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,9 +11,10 @@
 #include <unistd.h>
 
 #include "cli/output.h"
+#include "cli/text.h"
 
 enum { WIDTH = 1100, HEIGHT = 700, CONDITION_PIXELS = 15 };
-static const double CHARACTER_PIXELS = 6.1; /* of the conditions' font, wide ones included */
+static const double CHARACTER_PIXELS = 6.4; /* of the conditions' font, wide ones included */
 
 struct cli_plot {
     const char *file;
@@ -61,8 +63,8 @@ int cli_plot_begin_sized(const char *file, int width, int height, struct cli_plo
         return bad;
     }
     const char *rest = strcmp(dot, ".svg") ? "font 'sans,11'" : "dynamic background rgb 'white' font 'sans,13'";
-    fprintf(p->to, "set terminal %s size %d,%d %s\nset output '", strcmp(dot, ".svg") ? "pngcairo" : "svg", width,
-            height, rest);
+    fprintf(p->to, "set encoding utf8\nset terminal %s size %d,%d %s\nset output '",
+            strcmp(dot, ".svg") ? "pngcairo" : "svg", width, height, rest);
     for (const char *at = p->out.fresh ? p->out.fresh : p->out.path; *at; at++)
         fprintf(p->to, *at == '\'' ? "''" : "%c", *at); /* of the folders that a link leads to */
     fprintf(p->to, "'\n");
@@ -80,11 +82,25 @@ void cli_plot_printf(struct cli_plot *p, const char *fmt, ...)
 
 void cli_plot_text(struct cli_plot *p, const char *text)
 {
-    for (; *text; text++)
-        if (strchr("\"\\`", *text)) /* a backtick would run a command, also inside of quotes */
-            fputc('\'', p->to);
-        else if ((unsigned char)*text >= 32)
-            fputc(*text, p->to);
+    char *copy = strdup(text);
+    if (!copy)
+        return;
+    cli_text_clean(copy);
+    for (const char *at = copy; *at; at++) /* a backtick would run a command, also inside of quotes */
+        fputc(strchr("\"\\`", *at) ? '\'' : *at, p->to);
+    free(copy);
+}
+
+bool cli_plot_label_fits(struct cli_plot_labels *l, double x, double y)
+{
+    for (int i = 0; i < l->n; i++)
+        if (fabs(l->x[i] - x) < l->wide && fabs(l->y[i] - y) < l->high)
+            return false;
+    if (!isfinite(x) || !isfinite(y) || l->n == CLI_PLOT_LABELS)
+        return false;
+    l->x[l->n] = x;
+    l->y[l->n++] = y;
+    return true;
 }
 
 /* The longest beginning of a text that fits, up to a blank where there is one. */
@@ -95,14 +111,17 @@ static size_t line_of(const char *text, size_t most)
         return n;
     while (cut > most / 2 && text[cut] != ' ')
         cut--;
-    return text[cut] == ' ' ? cut : most;
+    if (text[cut] != ' ')
+        for (cut = most; cut && ((unsigned char)text[cut] & 0xc0) == 0x80;) /* within a character */
+            cut--;
+    return cut ? cut : most;
 }
 
 double cli_plot_conditions(struct cli_plot *p, const json_t *conditions)
 {
     enum { LINES = 40 };
     char line[LINES][512];
-    size_t most = (size_t)(p->width / CHARACTER_PIXELS);
+    size_t most = (size_t)((p->width - 20) / CHARACTER_PIXELS);
     const char *key;
     json_t *value;
     int n = 0;

@@ -4,6 +4,7 @@
 #define WEFT_CLI_PLOT_H
 
 #include <jansson.h>
+#include <stdbool.h>
 
 #include "config/error.h"
 
@@ -23,9 +24,17 @@ void cli_plot_text(struct cli_plot *p, const char *text);
  * long ones broken, the last one just above the edge. Returns the height that they take, as a share of the picture: to
  * be called first, and the lower margin set above it. `unset label` takes them off again for the next panel. */
 double cli_plot_conditions(struct cli_plot *p, const json_t *conditions);
+/* Numbers beside points, of which only those are written that lie on no other one: x and y as shares of the panel's
+ * axes, wide and high what a number takes of them. Zeroed but for wide and high at the beginning of a panel. */
+enum { CLI_PLOT_LABELS = 512 };
+struct cli_plot_labels {
+    double wide, high, x[CLI_PLOT_LABELS], y[CLI_PLOT_LABELS];
+    int n;
+};
+bool cli_plot_label_fits(struct cli_plot_labels *l, double x, double y);
 /* Line colours that can be told apart; any index. */
 const char *cli_plot_colour(int i);
-/* Waits for gnuplot; p is gone afterwards. */
+/* Waits for gnuplot; p is gone afterwards. On an error there is no new file, and one of that name is as it was. */
 int cli_plot_end(struct cli_plot *p, struct cfg_error *err);
 
 #endif

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "cli/conditions.h"
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/simulate.h"
@@ -98,19 +99,40 @@ static int next_mode(const struct simulation *s, const char **at, char *name, si
     snprintf(word, sizeof word, "%s", name);
     if (!strncmp(word, "fixed", 5) && word[5]) {
         char *end;
-        length = word[5] >= '1' && word[5] <= '9' ? (int)strtol(word + 5, &end, 10) : 0;
-        length = length && !*end ? length : 0;
+        long l = strtol(word + 5, &end, 10);
+        length = word[5] >= '1' && word[5] <= '9' && !*end && l <= s->profile.block ? (int)l : 0;
         word[5] = 0;
     }
     while (mode_names[i] && strcmp(mode_names[i], word))
         i++;
-    if (!mode_names[i] || length < 1 || length > s->profile.block)
+    if (!mode_names[i] || n >= size || length < 1 || length > s->profile.block)
         return cfg_error_set(err, EINVAL,
                              "--modes: \"%s\" is none of fixed, fixed1 to fixed%d, dynamic, "
                              "without-hysteresis, early-stop, off",
                              name, s->profile.block);
     *out = mode_options(&s->profile, word, length);
     *at = (*at)[n] ? *at + n + 1 : NULL;
+    return 0;
+}
+
+/* All of them, before the first one runs. */
+static int check_modes(const struct simulation *s, struct cfg_error *err)
+{
+    const char *text = s->a.modes;
+    bool plans = false;
+    for (const char *at = text; at;) {
+        struct act_plan_options plan;
+        char name[32];
+        int r = next_mode(s, &at, name, sizeof name, &plan, err);
+        if (r)
+            return r;
+        plans |= plan.mode == ACT_PLAN_DYNAMIC;
+    }
+    if (s->a.group_sync && !plans)
+        return cfg_error_set(err, EINVAL,
+                             "--group-sync is ignored with --modes %s: dynamic, without-hysteresis and early-stop plan "
+                             "a budget",
+                             text);
     return 0;
 }
 
@@ -139,11 +161,12 @@ static int run_one(struct simulation *s, const struct size *decode, const struct
                                         .prefix = a->routing == SIM_ROUTING_PREFIX,
                                         .common = a->routing == SIM_ROUTING_COMMON,
                                         .seed = (uint64_t)a->seed};
+    bool traced = a->trace && open; /* has no more requests than it has */
     const struct sim_load load = {.concurrency = open ? 0 : (int)(v * decode->ranks),
                                   .rate = open ? v : 0,
                                   .trace = a->trace ? &s->trace : NULL,
                                   .speed = a->speed,
-                                  .requests = a->requests,
+                                  .requests = traced && a->requests > s->trace.n ? s->trace.n : a->requests,
                                   .warm = a->warm,
                                   .seconds = a->seconds,
                                   .groups = a->groups,
@@ -168,6 +191,26 @@ static int run_modes(struct simulation *s, const struct size *decode, const stru
     return r;
 }
 
+/* What no request of this load could be: longer than the context. */
+static int check_lengths(const struct simulation *s, struct cfg_error *err)
+{
+    const struct sim_profile *p = &s->profile;
+    const struct arguments *a = &s->a;
+    for (int i = 0; i < s->trace.n; i++) {
+        const struct sim_arrival *t = &s->trace.arrival[i];
+        if (t->prompt + t->output > p->context)
+            return cfg_error_set(
+                err, ERANGE,
+                "%s:%d: a prompt of %d and an answer of %d tokens are more than the profile's context of "
+                "%d (decode.context); such a request was served by another machine than the one described",
+                a->trace, t->line, t->prompt, t->output, p->context);
+    }
+    if (a->shared >= p->context)
+        return cfg_error_set(err, EINVAL, "--shared-tokens %d: the profile's context is %d tokens (decode.context)",
+                             a->shared, p->context);
+    return 0;
+}
+
 static int run_all(struct simulation *s, struct cfg_error *err)
 {
     struct arguments *a = &s->a;
@@ -185,8 +228,10 @@ static int run_all(struct simulation *s, struct cfg_error *err)
         if ((decode[i].group ? decode[i].group : decode[i].ranks) > ACT_INSTANCES_MAX)
             r = cfg_error_set(err, EINVAL, "--group-sync: at most %d decode ranks of a group plan together",
                               ACT_INSTANCES_MAX);
-    if (!r && traced && n_rates)
-        r = cfg_error_set(err, EINVAL, "--trace says when requests come; leave --rate out");
+    if (!r)
+        r = check_modes(s, err);
+    if (!r)
+        r = check_lengths(s, err);
     if (!r && !n_loads && !n_rates && !traced) {
         static const double usual[] = {16, 60, 96};
         memcpy(loads, usual, sizeof usual);
@@ -218,13 +263,95 @@ static int read_profile(const char *path, struct sim_profile *out, struct cfg_er
     return r;
 }
 
-static int write_results(struct simulation *s, struct cfg_error *err)
+static const char *const routings[] = {"load", "prefix", "common", NULL};
+
+static void load_condition(const struct simulation *s, json_t *to)
+{
+    static const char *const ways[] = {"by load", "by known prefixes",
+                                       "by load, with a tier that all prefill ranks share"};
+    const struct arguments *a = &s->a;
+    const struct sim_profile *p = &s->profile;
+    char requests[200], how[200], alike[80] = "", from[80] = "";
+    if (a->trace)
+        snprintf(requests, sizeof requests, "%d of %.120s%s", s->trace.n, a->trace,
+                 a->load ? ", lengths alone, one after the other" : "");
+    else
+        snprintf(requests, sizeof requests, "made up, %s %d and answers of %d tokens",
+                 a->fixed_lengths ? "prompts of" : "mean prompt of", p->prompt_tokens, p->output_tokens);
+    if (a->groups)
+        snprintf(alike, sizeof alike, ", in %d groups that share their first %d tokens", a->groups, a->shared);
+    if (a->trace && !a->load && (a->speed < 1 || a->speed > 1))
+        snprintf(how, sizeof how, "when the trace says, its time %g times as fast", a->speed);
+    else if (a->trace && !a->load)
+        snprintf(how, sizeof how, "when the trace says");
+    else
+        snprintf(how, sizeof how, "%s",
+                 a->rate && a->load ? "closed loop (a number at a time per decode rank) and open loop "
+                                      "(N/s: at random, per second of all ranks)"
+                 : a->rate          ? "open loop, at random, per second of all ranks"
+                                    : "closed loop, so many at a time per decode rank");
+    cli_condition_set(to, "requests", "%s%s; %s; prompts go %s", requests, alike, how, ways[a->routing]);
+    bool traced = a->trace && !a->load;
+    if (a->requests || traced)
+        snprintf(from, sizeof from, "all of %d requests of a run are counted",
+                 traced && (!a->requests || a->requests > s->trace.n) ? s->trace.n : a->requests);
+    else
+        snprintf(from, sizeof from, "%g s are counted, behind %g s that are not", a->seconds, a->warm);
+    cli_condition_set(to, "time", "virtual: %s; seed %d; simulated, nothing was measured for this", from, a->seed);
+}
+
+/* What the figures hold for, as texts. */
+static json_t *conditions_of(const struct simulation *s, const char *file)
 {
     const struct arguments *a = &s->a;
+    const struct sim_profile *p = &s->profile;
+    const char *slash = strrchr(file, '/');
+    json_t *to = json_object();
+    cli_condition_set(to, "profile", "%s: %s", slash ? slash + 1 : file, p->name[0] ? p->name : "without a name");
+    char ranks[48], sizes[64] = "";
+    sim_ranks_text(s->report.point[0], p, ranks, sizeof ranks);
+    for (int i = 1; i < s->report.n; i++)
+        if (!sim_same_ranks(s->report.point[0], s->report.point[i]))
+            snprintf(ranks, sizeof ranks, "several sizes of");
+    if (p->decode_group.ranks || p->prefill_group.ranks)
+        snprintf(sizes, sizeof sizes, "; step times are of groups of %d and %d", p->decode_group.ranks,
+                 p->prefill_group.ranks);
+    if (p->one_process)
+        cli_condition_set(to, "ranks", "one process that does everything, on one machine");
+    else
+        cli_condition_set(
+            to, "ranks",
+            "%s decode + prefill ranks; N/G: G of them share their experts, else all of a kind (EP = DP)%s%s%s", ranks,
+            sizes, p->lockstep ? "; ranks of a group end steps together" : "",
+            a->group_sync ? " and plan one budget" : "");
+    cli_condition_set(
+        to, "acceptance",
+        "modelled, blocks of %d drafts: draft k is kept with 1 / (1 + exp(-(%g %+g k + %g x))), x normal, %g "
+        "of its variance a sequence's own",
+        p->block, p->base, p->slope, p->spread, p->persist);
+    cli_condition_set(
+        to, "machine",
+        "context of %d tokens, %lld tokens of KV and %d sequences per decode rank; step times vary by %g %%, "
+        "the planner's table is off by %g %%, planning takes %g us",
+        p->context, (long long)p->kv_tokens, p->streams, 100 * p->noise, 100 * p->table_error, p->plan_us);
+    load_condition(s, to);
+    if (p->price > 0)
+        cli_condition_set(to, "price", "%g for a device and hour; %s", p->price,
+                          p->one_process || p->encoder.n ? "prefill ranks are devices too"
+                                                         : "prompts take no time and no devices");
+    return to;
+}
+
+static int write_results(struct simulation *s, const char *file, struct cfg_error *err)
+{
+    const struct arguments *a = &s->a;
+    s->report.conditions = conditions_of(s, file);
     sim_report_print(&s->report, &s->profile);
     int r = a->json ? sim_report_json(&s->report, &s->profile, a->json, err) : 0;
     if (!r && a->csv)
         r = sim_report_csv(&s->report, &s->profile, a->csv, err);
+    if (!r)
+        r = sim_report_ended(&s->report, err);
     if (!r && a->plot)
         r = sim_report_plot(&s->report, &s->profile, a->plot, err);
     return r;
@@ -254,9 +381,20 @@ static int measure(const struct arguments *a, const char *file, struct cfg_error
     return r ? r : sim_measure(&o, file, err);
 }
 
+/* The profile is an argument and no option, so the options' own checks do not see it. */
+static int check_profile_name(const struct arguments *a, const char *profile, struct cfg_error *err)
+{
+    const struct {
+        const char *option, *file;
+    } other[] = {{"json", a->json}, {"csv", a->csv}, {"plot", a->plot}, {"against", a->measure ? a->against : NULL}};
+    for (size_t i = 0; i < sizeof other / sizeof *other; i++)
+        if (other[i].file && cli_output_same(other[i].file, profile))
+            return cfg_error_set(err, EINVAL, "--%s and the profile name the same file, %s", other[i].option, profile);
+    return 0;
+}
+
 int cli_simulate_run(int argc, char **argv)
 {
-    static const char *const routings[] = {"load", "prefix", "common", NULL};
     struct simulation s = {.a = {.modes = "fixed,dynamic,without-hysteresis,off",
                                  .seed = 1,
                                  .seconds = 60,
@@ -331,7 +469,7 @@ int cli_simulate_run(int argc, char **argv)
     };
     const struct cli_usage usage = {
         .rules = rules,
-        .synopsis = "simulate [options] PROFILE.json",
+        .synopsis = "simulate [options] PROFILE.json\nsimulate --measure DIR [options] PROFILE.json",
         .intro =
             "Predicts what a described deployment serves: the engine's own Router, Prefill, Decode and planner in\n"
             "virtual time, over step times and an acceptance model.",
@@ -343,19 +481,23 @@ int cli_simulate_run(int argc, char **argv)
     int r = cli_options_parse(&usage, argc, argv, &first);
     if (r != CLI_GO_ON)
         return r;
-    r = a->measure ? measure(a, argv[first], &err) : 0;
+    r = check_profile_name(a, argv[first], &err);
+    if (!r && a->measure)
+        r = measure(a, argv[first], &err);
+    if (r == -EINVAL)
+        return cli_error(CLI_USAGE, "simulate: %s", err.msg);
     if (!r)
         r = read_profile(argv[first], &s.profile, &err);
     if (r || (a->measure && !a->against))
-        return r ? cli_error(CLI_FAILED, "%s", err.msg) : CLI_OK;
+        return r ? cli_error(CLI_FAILED, "simulate: %s", err.msg) : CLI_OK;
     if (a->against)
         return (r = compare(&s, &err)) ? cli_error(r == -EINVAL ? CLI_USAGE : CLI_FAILED, "simulate: %s", err.msg)
                                        : CLI_OK;
     if (a->trace && (r = sim_trace_read(a->trace, &s.trace, &err)))
-        return cli_error(CLI_FAILED, "%s", err.msg);
+        return cli_error(CLI_FAILED, "simulate: %s", err.msg);
     r = run_all(&s, &err);
     if (!r)
-        r = write_results(&s, &err);
+        r = write_results(&s, argv[first], &err);
     sim_trace_free(&s.trace);
     sim_report_free(&s.report);
     return r ? cli_error(r == -EINVAL ? CLI_USAGE : CLI_FAILED, "simulate: %s", err.msg) : CLI_OK;

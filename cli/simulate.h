@@ -5,7 +5,8 @@
  *   simulate_world.c     the actors: Router, Prefill, Decode, Landing, device tiers, as many ranks as wanted
  *   simulate_common.c    a tier of blocks that Prefill ranks share
  *   simulate_load.c      the actor that stands for the gateway: asks, sends prompts, takes tokens
- *   simulate_report.c    tables, JSON, CSV, plots
+ *   simulate_report.c    tables, JSON, CSV
+ *   simulate_plot.c      the picture of them
  *   simulate.c           the command
  *
  * One thread. */
@@ -28,7 +29,7 @@ struct sim_group {
 };
 
 struct sim_profile {
-    char name[160];
+    char name[400];
     int block;
     struct act_steptime table;          /* of decoding rounds, as they are; what the planner is given has table_error */
     struct act_steptime_curve exchange; /* by rows, on top of a verification */
@@ -126,7 +127,7 @@ double sim_histogram_quantile(const struct sim_histogram *h, double q); /* NAN: 
 
 struct sim_arrival {
     double at; /* s; closed loop: not used */
-    int prompt, output;
+    int prompt, output, line; /* line: of the file, from 1 */
     const struct act_key *chain; /* [n_chain], root first; NULL: shares nothing */
     int n_chain;
 };
@@ -158,6 +159,7 @@ struct sim_outcome {
     uint64_t requests, refused, failed, tokens, prompt_tokens, cached_tokens;
     uint64_t steps, drafted, offered, accepted, stepped; /* stepped: tokens that came out of steps */
     uint64_t parked;
+    uint64_t cut; /* made-up requests that were longer than the context */
     uint64_t messages, trace; /* of the run: actor calls, and a number that depends on every one of them */
     struct sim_histogram queue, first_token, gap, whole, user; /* user: tokens/s of a request, as seconds per token */
     uint64_t rank_bytes;

@@ -16,7 +16,12 @@ static double member(const json_t *j, const char *a, const char *b)
 
 static void print_row(const char *name, double scale, double measured, double predicted)
 {
-    printf("  %-26s %12.4g %12.4g", name, scale * measured, scale * predicted);
+    char text[2][24] = {"-", "-"};
+    if (isfinite(measured))
+        snprintf(text[0], sizeof text[0], "%.4g", scale * measured);
+    if (isfinite(predicted))
+        snprintf(text[1], sizeof text[1], "%.4g", scale * predicted);
+    printf("  %-26s %12s %12s", name, text[0], text[1]);
     if (measured > 0 && isfinite(predicted))
         printf(" %+8.1f %%", 100 * (predicted / measured - 1));
     printf("\n");
@@ -85,6 +90,10 @@ int sim_against(struct sim_profile *p, const char *mode, const struct act_plan_o
     double prompt = member(conditions, "prompt_tokens", NULL), output = member(conditions, "max_tokens", NULL);
     if (!json_array_size(points) || !(prompt >= 1 && prompt <= 1 << 22) || !(output >= 1 && output <= 1 << 22))
         r = cfg_error_set(err, EINVAL, "%s is not what `weft bench serve --json` writes for made up prompts", file);
+    if (!r && prompt + output > p->context)
+        r = cfg_error_set(err, EINVAL,
+                          "%s: prompts of %g and answers of %g tokens are more than the profile's context of %d", file,
+                          prompt, output, p->context);
     p->prompt_tokens = r ? 1 : (int)prompt;
     p->output_tokens = r ? 1 : (int)output;
     if (!r)

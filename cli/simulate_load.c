@@ -13,6 +13,8 @@
 
 enum { TAG_NEXT = 1, TAG_AGAIN = 2, TAG_END = 3, SLOT_BITS = 24, RETRY_NS = 20000000, MIN_STEP_NS = 1000000 };
 
+static const int64_t IDLE_NS = 5000000000;
+
 /* Members have reported by then. */
 static const int64_t BEGIN_NS = 250000000;
 
@@ -38,6 +40,7 @@ struct load {
     uint64_t made, ended, random;
     int64_t from, until; /* ns: what happens between them is counted */
     int64_t next_at;     /* ns, open loop: of the next request */
+    int64_t skipped;     /* ns in which nobody was served and which were left out; these times count it */
     struct sim_arrival next;
     int begun; /* closed loop: of the first requests */
     int again; /* closed loop: requests that were refused and are to be made once more */
@@ -68,15 +71,21 @@ double sim_histogram_quantile(const struct sim_histogram *h, double q)
 
 /* ---- requests ---- */
 
+/* With what was left out. */
+static int64_t load_now(const struct load *l)
+{
+    return act_now(l->self) + l->skipped;
+}
+
 static bool counted(const struct load *l)
 {
-    int64_t now = act_now(l->self);
+    int64_t now = load_now(l);
     return now >= l->from && now < l->until;
 }
 
 static bool enough(const struct load *l)
 {
-    return (l->l->requests && l->made >= (uint64_t)l->l->requests) || act_now(l->self) >= l->until;
+    return (l->l->requests && l->made >= (uint64_t)l->l->requests) || load_now(l) >= l->until;
 }
 
 static struct request *take_slot(struct load *l)
@@ -166,6 +175,7 @@ static void begin(struct load *l, const struct sim_arrival *a)
                           .n_chain = a->n_chain,
                           .start = act_now(l->self)};
     int context = l->arg->profile->context, most = context - SIM_TAIL - 2;
+    l->out->cut += r->prompt > most || r->output > context - r->prompt;
     r->prompt = r->prompt < most ? r->prompt : most;
     r->output = r->output < context - r->prompt ? r->output : context - r->prompt;
     if (l->l->groups && !l->l->trace)
@@ -194,6 +204,19 @@ static struct sim_arrival make_up(struct load *l)
     return (struct sim_arrival){.prompt = prompt, .output = around(l, l->arg->profile->output_tokens)};
 }
 
+/* Open loop: when nobody is served and the next request is far away, the time between is left out, up to a while before
+ * it; else every actor's timers would be run through all of it. */
+static void wait_for_next(struct load *l)
+{
+    int64_t idle = (l->next_at < l->until ? l->next_at : l->until) - load_now(l) - IDLE_NS;
+    if (l->made == l->ended && idle > 0) {
+        l->skipped += idle;
+        if (l->until != INT64_MAX)
+            act_timer_at(l->self, &l->end, l->until - l->skipped, TAG_END);
+    }
+    act_timer_at(l->self, &l->timer, l->next_at - l->skipped, TAG_NEXT);
+}
+
 static void set_next(struct load *l)
 {
     const struct sim_trace *t = l->l->trace;
@@ -206,7 +229,7 @@ static void set_next(struct load *l)
         l->next = make_up(l);
         l->next_at += (int64_t)(-1e9 * log(sim_uniform(&l->random)) / l->l->rate);
     }
-    act_timer_at(l->self, &l->timer, l->next_at, TAG_NEXT);
+    wait_for_next(l);
 }
 
 static void begin_made_up(struct load *l)
@@ -223,7 +246,7 @@ static void finish_if_over(struct load *l)
                : l->l->requests  ? l->ended >= (uint64_t)l->l->requests
                                  : l->l->trace && l->ended >= (uint64_t)l->l->trace->n;
     if (all && l->until == INT64_MAX) {
-        l->until = act_now(l->self);
+        l->until = load_now(l);
         l->arg->done = true;
     }
 }
@@ -240,6 +263,8 @@ static void end(struct load *l, struct request *r)
     finish_if_over(l);
     if (l->l->concurrency && !enough(l))
         begin_made_up(l);
+    else if (!l->l->concurrency && act_timer_pending(&l->timer))
+        wait_for_next(l);
 }
 
 static void refused(struct load *l, struct request *r)
@@ -446,7 +471,7 @@ static void load_stop(struct act_self *self, void *state, int reason)
     struct load *l = state;
     (void)self;
     (void)reason;
-    int64_t until = l->until < act_now(l->self) ? l->until : act_now(l->self);
+    int64_t until = l->until < load_now(l) ? l->until : load_now(l);
     l->out->seconds = since(l->from, until);
     for (int i = 0; i < l->n; i++) {
         act_timer_cancel(l->self, &l->request[i]->place.wait); /* the runtime goes over what runs behind this */

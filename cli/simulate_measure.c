@@ -123,14 +123,16 @@ static int median_prompts(struct measure *m, struct mdl_step *step, int n, int t
 static int measure_prompts(struct measure *m, struct cfg_error *err)
 {
     struct mdl_step *step;
-    int chunk = m->config.compute.prefill_chunk, r = mdl_step_new(m->e.m, TAILS * chunk, chunk + 1, &step, err);
+    int chunk = m->config.compute.prefill_chunk, context = m->e.m->cfg->max_position,
+        r = mdl_step_new(m->e.m, TAILS * chunk, chunk + 1, &step, err);
     if (r)
         return r;
-    for (int n = 8; n <= chunk && !r; n *= 2)
+    for (int n = 8; n <= chunk && n < context && !r; n *= 2)
         r = median_prompts(m, step, 1, n, err);
     /* A whole chunk of tails, and no curve goes on by the difference of two points that are nearly the same. */
     for (int n = 2; n <= TAILS && !r; n *= 2)
-        r = median_prompts(m, step, n, chunk / n, err);
+        if (chunk / n < context)
+            r = median_prompts(m, step, n, chunk / n, err);
     mdl_step_free(step);
     return r;
 }
@@ -325,14 +327,22 @@ static json_t *curve(const struct act_steptime_curve *c, double more_per_row)
     return list;
 }
 
+static const char *last_part(const char *dir)
+{
+    const char *at = dir;
+    for (const char *c = dir; *c; c++)
+        at = *c == '/' && c[1] && c[1] != '/' ? c + 1 : at;
+    return at;
+}
+
 static int write_profile(struct measure *m, const char *file, struct cfg_error *err)
 {
     const struct mdl_config *cfg = m->e.m->cfg;
     int shards = m->config.engine.expert_shards; /* each computes one expert in its turn */
     struct act_steptime_identity id;
-    char name[160];
+    char name[400];
     act_steptime_identity(m->e.m, 0, 0, &id);
-    snprintf(name, sizeof name, "%.60s on %.60s, %.24s", m->o->model, id.machine, id.build);
+    snprintf(name, sizeof name, "%.100s on %.160s, %.100s", last_part(m->o->model), id.machine, id.build);
     json_t *p = json_pack(
         "{s:s,s:i,s:o,s:o,s:o,s:o,s:f,s:f,s:f,s:f,s:f,s:f,s:{s:f,s:f,s:f,s:f},s:i,s:i,s:f,s:b,s:f,s:f,s:f}", "name",
         name, "block", m->o->drafts, "plain_us", curve(&m->table.plain, 0), "between_us", between(&m->table), "full_us",
@@ -342,13 +352,21 @@ static int write_profile(struct measure *m, const char *file, struct cfg_error *
         m->spread, "persist", 0.0, "prompt_tokens", m->o->prompt_tokens, "output_tokens", m->o->output_tokens,
         "share_us", (double)m->config.engine.prefill_share_us, "one_process", 1, "token_us", 0.0, "request_us",
         1e-3 * m->request_ns, "network_us", 1e-3 * m->wake_ns);
+    struct mdl_kv_layout layout;
+    int per = m->config.kv.block_tokens, bad = mdl_kv_layout_init(cfg, per, &layout, err);
+    if (bad) {
+        json_decref(p);
+        return bad;
+    }
+    /* As the server has them by its defaults. */
+    int64_t kv_tokens = m->config.kv.memory / (int64_t)layout.block_bytes * per;
     json_t *more =
-        json_pack("{s:{s:i,s:i,s:i},s:{s:o,s:o,s:i,s:i,s:i,s:i,s:i,s:f,s:i}}", "decode", "streams",
-                  m->config.engine.decode_streams, "context", m->e.m->cfg->max_position, "kv_tokens", 1 << 20,
-                  "prefill", "encoder_us", curve(&m->encoder, 0), "tail_us", curve(&m->tail, 0), "replay", m->replay,
-                  "chunk", m->config.compute.prefill_chunk, "prompts", m->config.engine.prefill_streams, "layers_below",
-                  cfg->cut, "layers_behind", cfg->n_layers - cfg->cut, "expert_share", m->experts_s / m->prompts_s,
-                  "expert_parts", (cfg->n_experts + shards - 1) / shards);
+        json_pack("{s:{s:i,s:i,s:i,s:I},s:{s:o,s:o,s:i,s:i,s:i,s:i,s:i,s:f,s:i}}", "decode", "streams",
+                  m->config.engine.decode_streams, "context", cfg->max_position, "block_tokens", per, "kv_tokens",
+                  (json_int_t)kv_tokens, "prefill", "encoder_us", curve(&m->encoder, 0), "tail_us", curve(&m->tail, 0),
+                  "replay", m->replay, "chunk", m->config.compute.prefill_chunk, "prompts",
+                  m->config.engine.prefill_streams, "layers_below", cfg->cut, "layers_behind", cfg->n_layers - cfg->cut,
+                  "expert_share", m->experts_s / m->prompts_s, "expert_parts", (cfg->n_experts + shards - 1) / shards);
     if (p && more)
         json_object_update(p, more);
     if (!more) {
@@ -373,6 +391,14 @@ static int prepare(struct measure *m, struct cfg_error *err)
     if (m->e.m->cfg->cut < 0 || !m->e.m->cfg->n_draft || m->o->drafts > m->e.m->cfg->draft_block)
         return cfg_error_set(err, EINVAL, "%s: a profile needs a model with a bridge and a drafter of %d drafts",
                              m->o->model, m->o->drafts);
+    int context = m->e.m->cfg->max_position,
+        most = o.max_tokens + m->o->drafts + 1; /* a block may reach behind the end */
+    if (most > context)
+        return cfg_error_set(
+            err, EINVAL,
+            "prompts of %d and answers of %d tokens (--prompt-tokens, --output-tokens), with a block of "
+            "%d drafts, need a context of %d tokens; %s has one of %d",
+            m->o->prompt_tokens, m->o->output_tokens, m->o->drafts, most, m->o->model, context);
     m->replay = m->e.m->cfg->window + m->config.replay.rollback;
     r = cli_engine_prepare(&m->e, o.max_tokens, m->o->prompt_tokens, err);
     if (!r)

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "cli/simulate.h"
+#include "cli/text.h"
 
 enum { SEQUENCES_MAX = 4096 };
 
@@ -135,6 +136,7 @@ static int read_member(const json_t *v, const char *name, const struct member *m
         if (!json_is_string(v))
             return cfg_error_set(err, EINVAL, "%s must be a text", name);
         snprintf(m->to, (size_t)m->most, "%s", json_string_value(v));
+        cli_text_clean(m->to);
         return 0;
     case CURVE:
         return read_curve(v, name, m->to, err);
@@ -238,6 +240,11 @@ static int finish(struct sim_profile *p, struct cfg_error *err)
         return cfg_error_set(err, EINVAL, "decode.kv_tokens must be 2 to %d blocks of decode.block_tokens", 1 << 24);
     if ((int64_t)p->context > p->kv_tokens)
         p->context = (int)p->kv_tokens;
+    if (p->prompt_tokens >= p->context || p->output_tokens > p->context - p->prompt_tokens)
+        return cfg_error_set(err, EINVAL,
+                             "prompt_tokens %d and output_tokens %d, the mean lengths, are more than the context of %d "
+                             "tokens (decode.context, and not more than decode.kv_tokens)",
+                             p->prompt_tokens, p->output_tokens, p->context);
     return 0;
 }
 

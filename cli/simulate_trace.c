@@ -69,8 +69,11 @@ static int take_line(struct reader *r, const json_t *j, struct cfg_error *err)
     if (grow(r, names + 1))
         return cfg_error_set(err, ENOMEM, "%s: out of memory", r->path);
     struct sim_arrival *a = &r->out->arrival[r->out->n];
-    *a = (struct sim_arrival){
-        .at = json_number_value(t), .prompt = (int)n, .output = (int)m, .n_chain = names ? (int)names + 1 : 0};
+    *a = (struct sim_arrival){.at = json_number_value(t),
+                              .prompt = (int)n,
+                              .output = (int)m,
+                              .line = r->line,
+                              .n_chain = names ? (int)names + 1 : 0};
     r->first_key[r->out->n] = r->keys;
     put_name(&r->out->key[r->keys++], 0);
     for (size_t i = 0; i < names; i++) {

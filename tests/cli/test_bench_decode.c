@@ -279,6 +279,28 @@ Test(bench_decode, plots_of_recorded_counters)
     free(dir);
 }
 
+/* One repeat has no interval, and says so. */
+Test(bench_decode, a_single_repeat_has_no_interval)
+{
+    char *dir = ts_temp_dir(), path[4200];
+    json_t *all = json_load_file("tests/fixtures/bench/decode-recorded.json", 0, NULL),
+           *points = json_object_get(all, "points");
+    cr_assert_not_null(points);
+    for (size_t i = json_array_size(points); i--;)
+        if (json_integer_value(json_object_get(json_array_get(points, i), "repeat")))
+            json_array_remove(points, i);
+    snprintf(path, sizeof path, "%s/one.json", dir);
+    cr_assert_eq(json_dump_file(all, path, 0), 0);
+    json_decref(all);
+    struct ts_result r = ts_run(ts_weft(), "bench", "decode", "--from", path);
+    cr_assert_eq(r.status, 0, "%s", r.err);
+    cr_expect_not_null(strstr(r.out, "dynamic"), "%s", r.out);
+    cr_expect(!strstr(r.out, "nan") && !strstr(r.out, "inf "), "%s", r.out);
+    ts_result_free(&r);
+    ts_remove_dir(dir);
+    free(dir);
+}
+
 /* A preset's curve needs all of its setup; what is missing is named, each by itself, and nothing else. */
 Test(bench_decode, a_preset_lists_what_is_missing)
 {
@@ -459,11 +481,11 @@ Test(bench_decode, losses_are_drawn_like_gains)
         cr_expect_float_eq(at[l][1], v.percent, 1e-3 * fabs(v.percent));
     }
     cr_expect_lt(at[1][1], -5, "dynamic lost at 4 sequences");
-    const char *changes = strstr(told, "set title 'Change of throughput'");
+    const char *changes = strstr(told, "set title 'Change of throughput to off'");
     cr_assert_not_null(changes);
     cr_expect(strstr(changes, "set yrange [*:*]") && strstr(changes, "set xzeroaxis"), "%s", changes);
     for (int m = 1; m < 3; m++) {
-        snprintf(name, sizeof name, "$c%d using 1:2", m);
+        snprintf(name, sizeof name, "$c%d using ($1*", m);
         cr_expect_not_null(strstr(changes, name), "%s", changes);
     }
     cr_expect_not_null(strstr(changes, "$best using 1:2:3 with yerrorbars"));
