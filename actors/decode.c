@@ -48,6 +48,18 @@ void dec_stream_fail(struct decode *d, struct dec_stream *s, int status, const c
                   s->attempt, s->n_ids, status, why);
 }
 
+/* Its experts are nowhere: it may go on at another Decode, which its requester sees to. */
+static void send_away(struct decode *d, struct dec_stream *s, int status)
+{
+    struct act_msg m = act_msg_make(ACT_FAILED, s->requester);
+    m.request = s->request;
+    m.attempt = s->attempt;
+    act_p_failed(&m)->status = status;
+    if (act_send(d->self, &m))
+        act_msg_drop(&m); /* it asks (PLACE_CHECK) */
+    dec_stream_end(d, s);
+}
+
 void dec_stream_end(struct decode *d, struct dec_stream *s)
 {
     dec_move_drop(d, s, 0);
@@ -409,6 +421,10 @@ static void end_round(struct decode *d, int status)
             dec_stream_fail(d, s, status ? status : s->run.status,
                             status ? act_exchange_reason(&d->exchange, status, d->err.msg)
                                    : "no token could be chosen");
+        if (status == -ENOLINK || status == -EHOSTDOWN) {
+            send_away(d, s, status);
+            continue;
+        }
         dec_tokens_send(d, s);
         if (s->finish != ACT_FINISH_NONE || s->cancelled)
             dec_stream_end(d, s);

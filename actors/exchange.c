@@ -261,8 +261,8 @@ static int peer_of(const struct act_exchange *e, struct act_addr src)
 
 static void lose(struct act_exchange *e)
 {
-    if (!e->lost)
-        e->losses++;
+    e->losses += !e->lost;
+    e->counters.lost += !e->lost;
     e->lost = true;
 }
 
@@ -647,7 +647,7 @@ static bool take_timer(struct act_exchange *e)
         for (int s = 0; s < e->experts->n; s++)
             if (e->peer[s].answered < e->peer[s].sent)
                 out_of_service(e, s, act_exchange_deadline(e), "has not answered in time");
-        e->losses++;
+        lose(e);
     }
     e->lost = true;
     return true;

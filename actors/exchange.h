@@ -82,6 +82,7 @@ struct act_exchange_counters {
     uint64_t returned;          /* dispatches that came back */
     uint64_t refused;           /* dispatches that a living shard did not compute */
     uint64_t expired;           /* deadlines that passed */
+    uint64_t lost;              /* exchanges that were given up with a shard: the step began again */
     uint64_t stalled;           /* times that experts had to be waited for */
     uint64_t pairs, taken_over; /* (row, expert); of these, computed by a shard that does not own the expert */
     uint64_t switches;          /* maps taken */

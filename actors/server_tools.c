@@ -49,6 +49,11 @@ static json_t *transport_json(struct act_server *s)
                                       "put_bytes_out", (json_int_t)t.put_bytes_out, "put_bytes_in",
                                       (json_int_t)t.put_bytes_in));
     }
+    struct tp_held h;
+    act_link_held(s->link->self, &h);
+    json_object_set_new(j, "held",
+                        json_pack("{s:i, s:i, s:i, s:I}", "channels", h.channels, "queue_pairs", h.queue_pairs,
+                                  "regions", h.regions, "region_bytes", (json_int_t)h.region_bytes));
     return j;
 }
 

@@ -8,7 +8,7 @@
 #include "cli/nodes.h"
 #include "cli/options.h"
 
-enum { COLUMNS = 9, CELL = 320, DEFAULT_TIMEOUT_S = 3 };
+enum { COLUMNS = 10, CELL = 320, DEFAULT_TIMEOUT_S = 3 };
 
 struct table {
     char (*row)[COLUMNS][CELL];
@@ -69,6 +69,15 @@ static void load_cell(const json_t *load, const json_t *tiers, char cell[CELL])
         snprintf(cell, CELL, "-");
 }
 
+/* What the node's connections take of the adapter: these do not grow with requests. */
+static void held_cell(const json_t *held, char cell[CELL])
+{
+    if (held)
+        snprintf(cell, CELL, "%lld ch, %lld qp, %lld mr, %.1f MiB", number_of(held, "channels"),
+                 number_of(held, "queue_pairs"), number_of(held, "regions"),
+                 (double)number_of(held, "region_bytes") / (1 << 20));
+}
+
 /* "45s", "12m", "7h", "3d". */
 static void time_text(long long s, char cell[CELL])
 {
@@ -107,13 +116,14 @@ static void fill_row(const struct cfg_node *n, const struct cli_answer *a, char 
         snprintf(row[6], CELL, "%lld", number_of(a->json, "epoch"));
         snprintf(row[7], CELL, "%d/%zu", up, json_array_size(peers));
     }
-    load_cell(json_object_get(a->json, "load"), json_object_get(a->json, "tiers"), row[8]);
+    held_cell(json_object_get(json_object_get(a->json, "transport"), "held"), row[8]);
+    load_cell(json_object_get(a->json, "load"), json_object_get(a->json, "tiers"), row[9]);
 }
 
 static void print_table(const struct table *t)
 {
     static const char *const head[COLUMNS] = {"NODE", "ADDRESS", "ROLES", "HEALTH", "PROGRESS",
-                                              "UP",   "EPOCH",   "PEERS", "LOAD"};
+                                              "UP",   "EPOCH",   "PEERS", "HOLDS",  "LOAD"};
     int width[COLUMNS];
     for (int k = 0; k < COLUMNS; k++) {
         width[k] = (int)strlen(head[k]);

@@ -218,6 +218,7 @@ static void exchange(const struct gw_context *g, struct gw_bytes *b)
         {"returned_dispatches_total", "Dispatches that came back: their shard is gone.", FIELD(returned)},
         {"refused_dispatches_total", "Dispatches that a shard which is alive did not compute.", FIELD(refused)},
         {"deadlines_passed_total", "Exchanges in which a shard did not answer in time.", FIELD(expired)},
+        {"lost_exchanges_total", "Exchanges that were given up with a shard; their step began again.", FIELD(lost)},
         {"stalls_total", "Times that experts without an owner had to be waited for.", FIELD(stalled)},
         {"pairs_total", "Rows times their experts.", FIELD(pairs)},
         {"taken_over_pairs_total", "Of these, computed by a shard that does not own the expert.", FIELD(taken_over)},

@@ -29,6 +29,7 @@ struct server {
 };
 
 static _Atomic int replies_back; /* that nobody wanted any more */
+static int questions_back;       /* of the server's, that ended without what they carried */
 
 static int server_receive(struct act_self *self, void *state, struct act_msg *m, int count)
 {
@@ -51,6 +52,21 @@ static int server_receive(struct act_self *self, void *state, struct act_msg *m,
         }
         if (m[i].type == ACT_UNDELIVERABLE && act_msg_returned_type(&m[i]) == ACT_PONG) {
             atomic_fetch_add_explicit(&replies_back, 1, memory_order_relaxed); /* a count; read in the same thread */
+            continue;
+        }
+        if (m[i].type == ACT_UNDELIVERABLE && act_msg_returned_type(&m[i]) == ACT_RESERVE) {
+            questions_back += (m[i].flags & ACT_MSG_ABANDONED) != 0;
+            continue;
+        }
+        if (m[i].type == ACT_PARKED) { /* from the test: ask the client in the name of a life of node 9 that is over */
+            struct act_msg q;
+            uint16_t number;
+            cr_assert_eq(act_peer_number(act_self_runtime(self), 9, 5, &number), 0);
+            cr_assert_eq(act_msg_new(ACT_RESERVE, s->promise[0].to, 0, &q), 0);
+            q.request = m[i].request;
+            act_p_reserve(&q)->requester =
+                (struct act_addr){.generation = 1, .index = 1, .peer = number & (ACT_PEERS_MAX - 1)};
+            cr_assert_eq(act_request(self, &q), 0);
             continue;
         }
         if (m[i].type == ACT_RESUMED) { /* from the test: a message and a reply in the name of somebody of node 9 */
@@ -564,6 +580,30 @@ Test(link, a_node_that_speaks_in_the_name_of_another_is_cut_off)
     }
 }
 
+/* A question in which somebody is named who is no more is not asked here, and has its end there. */
+Test(link, a_question_that_names_a_life_that_is_over_is_given_back)
+{
+    struct pair *p = pair_new(false, 9);
+    struct client *c = &p->client;
+    uint16_t newer;
+    int messages, requests;
+    tell(p, ACT_RELOAD, 0, 0, 0);
+    run(p, 500);
+    tell(p, ACT_PING, A_REQUEST_KEEPS, 1, 100); /* so that the server knows the client */
+    run(p, 100);
+    cr_assert_eq(act_peer_number(p->rt[0], 9, 6, &newer), 0);
+    questions_back = 0;
+    struct act_msg speak = act_msg_make(ACT_PARKED, p->server);
+    speak.request = 42;
+    act_runtime_post(p->rt[1], &speak);
+    run(p, 100);
+    cr_expect_eq(questions_back, 1, "the question has no end");
+    cr_expect_eq(c->node_downs, 0, "the node was cut off for what it cannot know");
+    cr_assert_eq(act_stats_lane(p->rt[1], 1, 0, &messages, &requests), 0);
+    cr_expect_eq(requests, 0, "the room of its answer has leaked");
+    pair_free(p);
+}
+
 /* One that cannot leave ends alone: its equal, which is under way, keeps its own end. */
 Test(link, a_request_that_cannot_leave_does_not_end_its_equal)
 {
@@ -692,6 +732,33 @@ static int forge(struct pair *p, enum link_kind kind, unsigned type, unsigned fl
     run(p, 10);
     cr_assert_not(forged.due);
     return forged.rc;
+}
+
+/* A node is heard by this one's actors, and not passed on to a third one's. */
+Test(link, a_node_does_not_pass_on_what_is_for_another)
+{
+    struct pair *p = pair_new(false, 7);
+    struct client *c = &p->client;
+    uint16_t third;
+    tell(p, ACT_RELOAD, 0, 0, 0);
+    run(p, 500);
+    cr_assert_eq(act_peer_number(p->rt[0], 9, 5, &third), 0);
+    cr_assert_eq(act_peer_route(p->rt[0], third, p->client_addr), 0); /* what is sent there is seen here */
+    for (int k = 0; k < 2; k++) {
+        struct act_msg poke = act_msg_make(ACT_RELOAD, p->link[0]);
+        struct act_addr to =
+            k ? (struct act_addr){.generation = 1, .index = 1, .peer = third & (ACT_PEERS_MAX - 1)} : p->client_addr;
+        forged.kind = LINK_MESSAGE;
+        forged.type = ACT_CANCELLED;
+        forged.message = act_msg_make(ACT_CANCELLED, to);
+        forged.message.src = c->server;
+        forged.due = true;
+        cr_assert_eq(act_runtime_post(p->rt[0], &poke), 0);
+        run(p, 10);
+        cr_expect_eq(forged.rc, 0);
+        cr_expect_eq(c->cancelled, 1, "%d: %d were delivered", k, c->cancelled);
+    }
+    pair_free(p);
 }
 
 /* What a node says it gives back has to be what it was given. */

@@ -747,6 +747,77 @@ Test(router, members_of_other_nodes_come_and_go_with_the_directory)
     act_sim_free(sim);
 }
 
+/* ---- a move to a Decode that has ended in the meantime ---- */
+
+struct mover {
+    struct rig rig;
+    int lost;
+    uint64_t request;
+    uint16_t attempt;
+    struct act_addr who, to;
+    struct act_timer timer;
+};
+
+static int mover_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    struct mover *v = *(struct mover **)state;
+    for (int i = 0; i < count; i++) {
+        if (m[i].type == ACT_TIMER) {
+            ask_router(self, &v->rig);
+        } else if (m[i].type == ACT_ROUTED) {
+            struct act_msg moved = act_msg_make(ACT_ROUTE_MOVED, v->rig.e.router);
+            cr_assert_eq(act_p_routed(&m[i])->status, 0);
+            moved.request = m[i].request;
+            moved.attempt = 7;
+            act_p_route_moved(&moved)->decode = v->to;
+            cr_assert_eq(act_send(self, &moved), 0);
+        } else if (m[i].type == ACT_ROUTE_LOST) {
+            v->lost++;
+            v->request = m[i].request;
+            v->attempt = m[i].attempt;
+            v->who = act_p_route_lost(&m[i])->who;
+        }
+    }
+    return 0;
+}
+
+static int mover_start(struct act_self *self, void *state, const void *arg)
+{
+    struct mover *v = *(struct mover **)state = (struct mover *)arg;
+    act_timer_after(self, &v->timer, 1000000, 0);
+    return 0;
+}
+
+static const struct act_behaviour mover_behaviour = {
+    .name = "mover", .state_size = sizeof(struct mover *), .start = mover_start, .receive = mover_receive};
+
+/* The request hears of it under the attempt that it has there: any other it would take for an older one's. */
+Test(router, a_request_that_moved_to_a_member_that_is_gone_has_lost_its_place)
+{
+    static struct mover v;
+    struct act_sim *sim;
+    struct cfg_error err;
+    struct rig *g = &v.rig;
+    struct act_addr mover;
+    cr_assert_eq(act_sim_new(&(struct act_sim_config){.seed = 1}, &sim, &err), 0);
+    struct act_config c = {.epoch = 1, .workers = 1};
+    c.worker[0] = (struct act_worker_config){.name = "io", .kind = ACT_WORKER_ENGINE, .cpu = -1};
+    cr_assert_eq(act_sim_add(sim, &c, &g->rt, &err), 0);
+    spawn(g, &idle_behaviour, NULL, &g->e.prefill[g->e.n_prefill++]);
+    spawn(g, &idle_behaviour, NULL, &g->e.decode[g->e.n_decode++]);
+    g->arg.engine = &g->e;
+    g->arg.block_tokens = TS_WORLD_BLOCK;
+    spawn(g, &act_router_behaviour, &g->arg, &g->e.router);
+    v.to = (struct act_addr){.generation = 1, .index = 99};
+    spawn(g, &mover_behaviour, &v, &mover);
+    act_sim_run(sim, INT64_C(1000000000), 100000);
+    cr_expect_eq(v.lost, 1);
+    cr_expect_eq(v.request, 1);
+    cr_expect_eq(v.attempt, 7, "of attempt %d", v.attempt);
+    cr_expect(act_addr_equal(v.who, v.to));
+    act_sim_free(sim);
+}
+
 /* ---- members that fall silent ---- */
 
 enum { SILENT_MS = 100, EACH = 8 };

@@ -69,6 +69,34 @@ static void expect_series(int node, const char *text, bool there)
     free(all);
 }
 
+/* weft status says of a node what its metrics say; the connection of the tool itself is one more. */
+static void expect_held(int node)
+{
+    char conf[4300], start[64], holds[128];
+    snprintf(conf, sizeof conf, "%s/weft.conf", ts_cluster.dir);
+    struct ts_result r = ts_run(ts_weft(), "status", "--json", conf, ts_cluster.node[node].name);
+    json_t *j = json_loads(r.out, 0, NULL), *n = json_array_get(json_object_get(j, "nodes"), 0),
+           *held = json_object_get(json_object_get(n, "transport"), "held");
+    long long regions = json_integer_value(json_object_get(held, "regions")),
+              bytes = json_integer_value(json_object_get(held, "region_bytes"));
+    cr_expect_geq(json_integer_value(json_object_get(held, "channels")), 3 * (NODES - 1), "%s", r.out);
+    cr_expect(json_is_integer(json_object_get(held, "queue_pairs")) &&
+                  !json_integer_value(json_object_get(held, "queue_pairs")),
+              "%s", r.out);
+    cr_expect_eq(regions, (long long)ts_metric(at(node), "weft_transport_regions"), "%s", r.out);
+    cr_expect_eq(bytes, (long long)ts_metric(at(node), "weft_transport_region_bytes"), "%s", r.out);
+    json_decref(j);
+    ts_result_free(&r);
+    r = ts_run(ts_weft(), "status", conf);
+    snprintf(start, sizeof start, "\n%s ", ts_cluster.node[node].name);
+    snprintf(holds, sizeof holds, " ch, 0 qp, %lld mr, %.1f MiB  ", regions, (double)bytes / (1 << 20));
+    char *line = strstr(r.out, start), *end = line ? strchr(line + 1, '\n') : NULL;
+    cr_assert(end, "%s", r.out);
+    *end = 0;
+    cr_expect(strstr(line, holds), "\"%s\" is not in %s", holds, line);
+    ts_result_free(&r);
+}
+
 Test(metrics, each_node_tells_its_own_figures)
 {
     char *before[NODES], prompt[1600] = "";
@@ -93,6 +121,8 @@ Test(metrics, each_node_tells_its_own_figures)
     until(KV, "weft_transport_regions", 1);
     until(D0, "weft_transport_region_bytes", 4 << 20);
     cr_expect_float_eq(ts_metric(at(KV), "weft_transport_queue_pairs"), 0, 0);
+    expect_held(KV);
+    expect_held(D0);
     for (int i = P0; i < NODES; i++) {
         char *after = series(i);
         cr_expect_str_eq(before[i], after, "series of %s came or went with the first request", ts_cluster.node[i].name);

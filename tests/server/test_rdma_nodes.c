@@ -139,6 +139,9 @@ Test(rdma_nodes, a_deployment_over_rdma_says_what_one_process_says_and_uses_no_t
             cr_expect_gt(puts, 20 * carried(t, "expert", "message_bytes_out"), "%s", text);
             cr_expect_ge(carried(t, "expert", "puts_out"), 20, "%s", text);
         }
+        /* A queue pair per node and class: this is what must not grow when nodes come and go. */
+        cr_expect_ge(carried(t, "held", "queue_pairs"), 3 * (NODES - 1), "%s", text);
+        cr_expect_ge(carried(t, "held", "regions"), i == GATEWAY ? 0 : 1, "%s", text);
         /* The gateway serves HTTP; nobody else has anything that could carry a byte over tcp. */
         cr_expect_eq(tcp_sockets(ts_cluster.node[i].pid, 0) > 0, i == GATEWAY, "%s", nodes[i].name);
         cr_expect_eq(tcp_sockets(ts_cluster.node[i].pid, ts_cluster.node[i].http.port), 0, "%s", nodes[i].name);

@@ -227,13 +227,18 @@ char *ts_cluster_complete_to(const struct ts_server *s, const char *prompt, int 
     return text;
 }
 
+void ts_cluster_prompt(int which, char out[TS_CLUSTER_LONG])
+{
+    int at = snprintf(out, TS_CLUSTER_LONG, "%d. ", which);
+    while (at < 1300)
+        at += snprintf(out + at, TS_CLUSTER_LONG - (size_t)at,
+                       "In the beginning God created the heaven and the earth. ");
+}
+
 struct ts_answer ts_cluster_ask(const struct ts_node *n, int which, int tokens)
 {
-    char prompt[2048];
-    int at = snprintf(prompt, sizeof prompt, "%d. ", which);
-    while (at < 1300)
-        at += snprintf(prompt + at, sizeof prompt - (size_t)at,
-                       "In the beginning God created the heaven and the earth. ");
+    char prompt[TS_CLUSTER_LONG];
+    ts_cluster_prompt(which, prompt);
     return completion(&n->http, prompt, tokens, "");
 }
 

@@ -10,7 +10,7 @@
 #include "tests/support/answer.h"
 #include "tests/support/server.h"
 
-enum { TS_CLUSTER_NODES = 8, TS_CLUSTER_TOKENS = 60, TS_CLUSTER_PROMPTS = 4 };
+enum { TS_CLUSTER_NODES = 8, TS_CLUSTER_TOKENS = 60, TS_CLUSTER_PROMPTS = 4, TS_CLUSTER_LONG = 2048 };
 
 struct ts_node {
     const char *name, *roles, *group; /* roles as in the file, each in quotes; group NULL: the unnamed one */
@@ -59,6 +59,8 @@ char *ts_node_ask(const struct ts_node *n, const char *question);
 char *ts_cluster_complete(const struct ts_server *s, const char *prompt);
 /* The same of so many tokens. */
 char *ts_cluster_complete_to(const struct ts_server *s, const char *prompt, int tokens);
+/* Prompt number `which` of ts_cluster_ask. */
+void ts_cluster_prompt(int which, char out[TS_CLUSTER_LONG]);
 /* What a node answers to prompt number `which`: some hundred tokens, long enough for a hit (a short one brings nothing,
  * what it saves is replayed anyway). Prompts differ from their beginning on. Fails on any other status than 200. */
 struct ts_answer ts_cluster_ask(const struct ts_node *n, int which, int tokens);
