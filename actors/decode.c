@@ -150,7 +150,7 @@ static int take_sequence(struct decode *d, struct dec_stream *s, struct act_msg 
     uint32_t *last = act_msg_tail(m, &bytes);
     s->seq = act_handoff_take(m);
     s->n_pages = (int)p->pages;
-    s->taint = b->taint;
+    s->replayed = b->replayed;
     s->hit = b->hit;
     s->pages = calloc((size_t)s->seq->n_blocks, sizeof *s->pages);
     s->ids = malloc((size_t)(s->recipe.n_ids + s->max_new) * sizeof *s->ids);

@@ -56,7 +56,7 @@ struct dec_stream {
     uint32_t sent; /* output tokens reported */
     enum act_finish finish;
     bool in_round, cancelled, waits_for_page;
-    uint32_t taint;
+    uint32_t replayed; /* of its rows, as in HANDOFF */
     int32_t hit;
     struct dec_move *move; /* NULL: it stays */
     int64_t wait_until;    /* ns; DEC_ARRIVED, DEC_LEAVING */

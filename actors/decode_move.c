@@ -263,7 +263,7 @@ static int finish(struct dec_stream *s)
         return -ENOMEM;
     memcpy(last, s->ids + s->move->told, ids);
     size_t memory = act_plan_memory_save(&s->spec.memory, last + ids);
-    const struct act_b_kv_ready known = {.hit = s->hit, .taint = s->taint, .memory = (uint32_t)memory};
+    const struct act_b_kv_ready known = {.hit = s->hit, .replayed = s->replayed, .memory = (uint32_t)memory};
     int r = act_sending_finish(&s->move->sending, s->seq, s->pages, last, ids + memory, &known);
     free(last);
     return r;

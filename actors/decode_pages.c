@@ -151,9 +151,8 @@ bool dec_pages_ensure(struct decode *d, struct dec_stream *s)
 void dec_pages_end(struct decode *d, struct dec_stream *s)
 {
     if (s->state == DEC_RUNNING && s->finish != ACT_FINISH_ERROR && s->seq) {
-        act_history_publish(d->self, d->e, &s->recipe, s->ids, s->seq, s->pages, s->n_pages, (enum kv_taint)s->taint,
-                            s->hit);
-        if (s->taint == KV_CLEAN)
+        act_history_publish(d->self, d->e, &s->recipe, s->ids, s->seq, s->pages, s->n_pages, s->replayed, s->hit);
+        if (!s->replayed)
             act_history_snapshot(d->self, d->e, &s->recipe, s->ids, s->seq, s->seq->encoded);
     }
     if (!s->aside)

@@ -13,13 +13,15 @@ void act_history_chain(const struct act_engine *e, const struct act_recipe *r, c
 
 void act_history_publish(struct act_self *self, const struct act_engine *e, const struct act_recipe *r,
                          const int32_t *ids, const struct mdl_seq *seq, const uint32_t *pages, int n_pages,
-                         enum kv_taint taint, int32_t hit)
+                         uint32_t replayed, int32_t hit)
 {
     int per = e->layout.block_tokens, full = seq->encoded / per;
-    int first = taint == KV_TAINTED ? hit / per : 0; /* what the hit brought is not the sequence's to name */
+    int first = replayed ? hit / per : 0; /* what the hit brought is not the sequence's to name */
     struct act_msg m;
     size_t bytes;
     full = full < n_pages ? full : n_pages;
+    if (replayed && (hit < 0 || hit % per)) /* lookups end with a block, so nobody could ask for these */
+        return;
     if (full <= first || r->n_chain < 1 ||
         act_msg_new(ACT_KV_STORE, e->tier, (size_t)(full - first) * sizeof(struct act_tier_block), &m))
         return;
@@ -31,7 +33,7 @@ void act_history_publish(struct act_self *self, const struct act_engine *e, cons
         else
             kv_key_extend((struct kv_key *)&chain, ids + i * per, per, (struct kv_key *)&chain);
         if (i >= first)
-            *b++ = (struct act_tier_block){.chain = chain, .page = pages[i], .taint = (uint32_t)taint, .hit = hit};
+            *b++ = (struct act_tier_block){.chain = chain, .page = pages[i], .replayed = replayed, .hit = hit};
     }
     act_p_kv_store(&m)->blocks = (uint32_t)(full - first);
     if (act_send(self, &m))

@@ -617,7 +617,7 @@ static int hand_down(struct node *k, const struct act_msg *in, uint32_t n, uint6
         return -ENOMEM;
     struct act_tier_place *p = act_msg_tail(&m, &bytes);
     for (uint32_t i = 0; i < n; i++, rows += l->block_bytes, sum += l->n_sources) {
-        if (block[i].taint != KV_CLEAN || !whole(l, &block[i], sum, rows))
+        if (block[i].taint > KV_TAINTED || !whole(l, &block[i], sum, rows))
             continue;
         p[good] =
             (struct act_tier_place){.address = (uint64_t)(uintptr_t)rows, .taint = block[i].taint, .hit = block[i].hit};

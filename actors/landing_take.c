@@ -23,7 +23,7 @@ static int hand_to_decode(struct landing *l, struct land_slot *s, const struct a
     act_p_handoff(&m)->pages = (uint32_t)s->n_pages;
     *act_b_handoff(&m) = (struct act_b_handoff){.cached = b->cached,
                                                 .hit = b->hit,
-                                                .taint = b->taint,
+                                                .replayed = b->replayed,
                                                 .decoder_start = b->decoder_start,
                                                 .moved = land_is_moved(s) ? (uint32_t)(n / sizeof(int32_t)) + 1 : 0,
                                                 .memory = (uint32_t)memory};

@@ -164,14 +164,17 @@ static void look_up(struct prefill *p, struct job *j)
     m.request = j->request;
     m.attempt = j->attempt;
     bool exact = runs_exact(p, j);
-    /* A hit without window rows is replayed; rows behind a second replay are not allowed to come about. */
+    /* A hit without window rows is replayed. Behind rows that came about so their run goes on: nothing is replayed
+     * twice. */
     *act_p_kv_lookup(&m) =
         (struct act_p_kv_lookup){.blocks = (uint32_t)blocks,
-                                 .flags = ACT_LOOKUP_CLEAN_ONLY,
+                                 .flags = exact ? ACT_LOOKUP_CLEAN_ONLY : 0,
                                  .number = ++j->lookups,
                                  .ids = p->e->snapshots && !exact ? (uint32_t)n : 0,
                                  .least = exact ? (uint32_t)mdl_prefill_exact_reach(p->e->m->cfg) : 0};
-    act_b_kv_lookup(&m)->token_ns = p->token_ns;
+    *act_b_kv_lookup(&m) = (struct act_b_kv_lookup){.token_ns = p->token_ns,
+                                                    .replay = (uint32_t)p->e->limits.replay,
+                                                    .run_least = (uint32_t)mdl_prefill_run_least(p->e->m->cfg)};
     if (act_request(p->self, &m))
         act_msg_drop(&m);
     else
@@ -210,6 +213,7 @@ static int begin_plan(struct prefill *p, struct job *j)
         mdl_seq_adopt(j->seq, j->recipe.ids, j->hit);
     }
     plan.hit = j->hit;
+    plan.hit_clean = j->clean < j->hit ? j->clean : 0;
     act_buf_free(j->snapshot);
     j->snapshot = NULL;
     return mdl_prefill_begin(&j->plan, j->seq, j->recipe.ids, j->recipe.n_ids, &plan, &p->err);
@@ -297,15 +301,20 @@ static void take_found(struct prefill *p, struct job *j, struct act_msg *m)
     size_t bytes;
     const struct act_tier_block *b = act_msg_tail(m, &bytes);
     uint32_t n = act_p_kv_found(m)->blocks;
-    for (uint32_t i = 0; i < n && (i + 1) * sizeof *b <= bytes && j->n_pages < j->n_blocks; i++)
+    j->clean = 0;
+    for (uint32_t i = 0; i < n && (i + 1) * sizeof *b <= bytes && j->n_pages < j->n_blocks; i++) {
         j->pages[j->n_pages++] = b[i].page;
+        j->clean += b[i].replayed ? 0 : p->e->layout.block_tokens;
+    }
     j->hit = j->n_pages * p->e->layout.block_tokens;
     if (act_p_kv_found(m)->snapshot && n == (uint32_t)j->n_pages) {
-        j->hit = (int)act_p_kv_found(m)->snapshot;
+        j->hit = j->clean = (int)act_p_kv_found(m)->snapshot;
         j->snapshot = act_msg_take(m);
         j->snapshot_at = (size_t)((const uint8_t *)(b + n) - j->snapshot->data);
     }
     int replayed = j->snapshot ? 0 : p->e->limits.replay;
+    if (j->clean < j->hit && !j->snapshot)
+        replayed += mdl_prefill_run_least(p->e->m->cfg);
     act_engram_ahead(&p->exchange.engram, j->recipe.ids, j->recipe.n_ids, j->hit > replayed ? j->hit - replayed : 0,
                      p->step->capacity);
     uint32_t loading = act_p_kv_found(m)->loading;
@@ -425,12 +434,16 @@ static void leave_step(struct prefill *p)
     p->running = p->waiting = p->lacks_rows = false;
 }
 
+uint32_t pre_replayed(const struct prefill *p, const struct job *j)
+{
+    return j->plan.behind ? (uint32_t)p->e->limits.replay : 0;
+}
+
 void pre_keep_finished(struct prefill *p, const struct job *j)
 {
-    bool replayed = j->plan.hit && !j->plan.continued;
     if ((j->state == JOB_RUNNING || j->state == JOB_SENDING) && j->seq && act_load_whole(&j->load))
-        act_history_publish(p->self, p->e, &j->recipe, j->recipe.ids, j->seq, j->pages, j->n_pages,
-                            replayed ? KV_TAINTED : KV_CLEAN, replayed ? j->plan.hit : 0);
+        act_history_publish(p->self, p->e, &j->recipe, j->recipe.ids, j->seq, j->pages, j->n_pages, pre_replayed(p, j),
+                            j->plan.behind);
 }
 
 void pre_job_cancel(struct prefill *p, struct job *j)
@@ -638,8 +651,7 @@ static int rows_ready(void *ctx, struct mdl_step *step, const struct mdl_seq *se
 static void keep_point(struct prefill *p, const struct job *j, const struct mdl_segment *seg)
 {
     int every = p->e->snapshots ? p->e->snapshot_blocks * p->e->layout.block_tokens : 0, end = seg->start + seg->n;
-    if (every && seg->layer_begin == 0 && end % every == 0 && end > j->plan.hit && end < j->plan.n &&
-        (j->plan.continued || !j->plan.hit))
+    if (every && seg->layer_begin == 0 && end % every == 0 && end > j->plan.hit && end < j->plan.n && !j->plan.behind)
         act_history_snapshot(p->self, p->e, &j->recipe, j->recipe.ids, j->seq, end);
 }
 

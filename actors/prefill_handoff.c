@@ -54,14 +54,13 @@ void pre_take_ticket_message(struct prefill *p, struct act_msg *m)
 }
 
 /* Clean rows are the same wherever they were computed. Those that are computed behind a replayed hit are not, so the
- * decoder's own, clean ones can stand for the hit only. */
+ * decoder's own, clean ones can stand for that hit only. */
 void pre_check_history(struct prefill *p, struct job *j)
 {
     int per = p->e->layout.block_tokens;
-    bool replayed = j->plan.hit && !j->plan.continued;
-    if (!act_sending_writing(&j->sending) || !replayed || j->sending.held * per <= j->plan.hit)
+    if (!act_sending_writing(&j->sending) || !j->plan.behind || j->sending.held * per <= j->plan.behind)
         return;
-    j->history = (uint32_t)(j->plan.hit / per) + 1;
+    j->history = (uint32_t)(j->plan.behind / per) + 1;
     j->again = true;
 }
 
@@ -78,7 +77,7 @@ static void begin_again(struct prefill *p, struct job *j)
     j->snapshot = NULL;
     j->pages = NULL;
     j->logits = NULL;
-    j->n_pages = j->hit = 0;
+    j->n_pages = j->hit = j->clean = 0;
     j->load = (struct act_load){0};
     j->plan = (struct mdl_prefill){0};
     j->again = j->asked = j->later = false;
@@ -151,7 +150,7 @@ static void report_prefilled(struct prefill *p, const struct job *j)
     *act_p_prefilled(&m) = (struct act_p_prefilled){.ids = (uint32_t)j->recipe.n_ids,
                                                     .cached = hit,
                                                     .below = below < hit ? below : hit,
-                                                    .provenance = j->plan.continued ? 0 : hit};
+                                                    .provenance = (uint32_t)j->plan.behind};
     if (act_send(p->self, &m))
         act_msg_drop(&m);
 }
@@ -165,24 +164,23 @@ void pre_hand_off(struct prefill *p, struct job *j, const float *logits)
         pre_job_fail(p, j, -ENOMEM, "out of memory");
         return;
     }
-    bool replayed = j->plan.hit && !j->plan.continued;
     m.request = j->request;
     m.attempt = j->attempt;
     act_p_handoff(&m)->ticket = j->ticket;
     act_p_handoff(&m)->pages = (uint32_t)j->n_pages;
     *act_b_handoff(&m) = (struct act_b_handoff){.cached = (uint32_t)j->plan.hit,
-                                                .hit = replayed ? j->plan.hit : 0,
-                                                .taint = replayed ? KV_TAINTED : KV_CLEAN,
+                                                .hit = j->plan.behind,
+                                                .replayed = pre_replayed(p, j),
                                                 .decoder_start = (uint32_t)j->plan.decoder_start};
     uint8_t *tail = act_msg_tail(&m, &bytes);
     memcpy(tail, logits, vocab);
     memcpy(tail + vocab, j->pages, (size_t)j->n_pages * sizeof *j->pages);
     if (!j->replay)
         report_prefilled(p, j);
-    if (!replayed && !j->replay)
+    if (!j->plan.behind && !j->replay)
         act_history_snapshot(p->self, p->e, &j->recipe, j->recipe.ids, j->seq, j->recipe.n_ids - 1);
-    act_history_publish(p->self, p->e, &j->recipe, j->recipe.ids, j->seq, j->pages, j->n_pages,
-                        replayed ? KV_TAINTED : KV_CLEAN, replayed ? j->plan.hit : 0);
+    act_history_publish(p->self, p->e, &j->recipe, j->recipe.ids, j->seq, j->pages, j->n_pages, pre_replayed(p, j),
+                        j->plan.behind);
     j->seq = NULL;
     if (act_send(p->self, &m)) {
         act_msg_drop(&m);
@@ -196,10 +194,9 @@ void pre_hand_off(struct prefill *p, struct job *j, const float *logits)
 /* The rest of the sequence goes to another process; this one keeps its finished blocks as cache. */
 void pre_send_rest(struct prefill *p, struct job *j, const float *logits)
 {
-    bool replayed = j->plan.hit && !j->plan.continued;
     const struct act_b_kv_ready known = {.cached = (uint32_t)j->plan.hit,
-                                         .hit = replayed ? j->plan.hit : 0,
-                                         .taint = replayed ? KV_TAINTED : KV_CLEAN,
+                                         .hit = j->plan.behind,
+                                         .replayed = pre_replayed(p, j),
                                          .decoder_start = (uint32_t)j->plan.decoder_start};
     size_t vocab = (size_t)p->e->m->cfg->vocab_size * sizeof *logits;
     int r = act_sending_finish(&j->sending, j->seq, j->pages, logits, j->sending.form == MDL_HANDOFF_FULL ? vocab : 0,
@@ -214,8 +211,9 @@ void pre_send_rest(struct prefill *p, struct job *j, const float *logits)
         return;
     }
     report_prefilled(p, j);
-    act_history_publish(p->self, p->e, &j->recipe, j->recipe.ids, j->seq, j->pages, j->n_pages, known.taint, known.hit);
-    if (!replayed)
+    act_history_publish(p->self, p->e, &j->recipe, j->recipe.ids, j->seq, j->pages, j->n_pages, known.replayed,
+                        known.hit);
+    if (!j->plan.behind)
         act_history_snapshot(p->self, p->e, &j->recipe, j->recipe.ids, j->seq, j->recipe.n_ids - 1);
     pre_pages_return(p, j);
     mdl_seq_free(j->seq);
@@ -303,6 +301,8 @@ void pre_take_replay(struct prefill *p, struct act_msg *m)
     }
     if (b->form == MDL_HANDOFF_ENCODER) { /* what the first pass had found, as its process knew it */
         j->plan.hit = (int)b->cached;
-        j->plan.continued = !b->hit;
+        j->plan.behind = b->hit;
+    } else if (b->hit && j->plan.behind) {
+        j->plan.behind = ACT_HIT_MIXED;
     }
 }

@@ -49,7 +49,7 @@ struct job {
     struct act_recipe recipe;
     int max_tokens; /* of the sequence */
     uint32_t ticket;
-    int hit;                  /* tokens whose rows came from the tier */
+    int hit, clean;           /* tokens whose rows came from the tier; of these, those of clean blocks */
     struct act_buf *snapshot; /* of KV_FOUND; the bytes are at snapshot_at */
     size_t snapshot_at;
     struct act_load load; /* of the hit, what is still being read */
@@ -105,6 +105,8 @@ void pre_pages_return(struct prefill *p, struct job *j);
 void pre_job_remove(struct prefill *p, struct job *j);
 /* Tells the requester why, gives the place at Decode up, and forgets the job. */
 void pre_job_fail(struct prefill *p, struct job *j, int status, const char *text);
+/* HANDOFF.replayed of a job whose plan is made. */
+uint32_t pre_replayed(const struct prefill *p, const struct job *j);
 /* What was computed of a prompt that is given up serves the next one that begins like it. */
 void pre_keep_finished(struct prefill *p, const struct job *j);
 struct job *pre_job_find(struct prefill *p, uint64_t request, uint16_t attempt);

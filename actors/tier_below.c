@@ -125,14 +125,14 @@ int below_join(struct below *b, struct below_load *l, const struct below_waiter 
     return 0;
 }
 
-int below_read(struct below *b, const struct act_key *key, const uint32_t *page, uint32_t n,
-               const struct below_waiter *asker)
+int below_read(struct below *b, const struct act_key *key, const uint32_t *page, uint32_t n, uint32_t clean,
+               int32_t hit, const struct below_waiter *asker)
 {
     struct below_load *l = calloc(1, sizeof *l);
     struct act_msg m;
     size_t bytes;
     if (l) {
-        *l = (struct below_load){.id = ++b->next_load, .n = n, .began = act_now(b->self)};
+        *l = (struct below_load){.id = ++b->next_load, .n = n, .clean = clean, .hit = hit, .began = act_now(b->self)};
         l->key = malloc((size_t)n * sizeof *l->key);
         l->page = malloc((size_t)n * sizeof *l->page);
     }
@@ -195,9 +195,10 @@ static void load_end(struct below *b, struct below_load *l, uint32_t whole)
         at = &(*at)->next;
     *at = l->next;
     for (uint32_t i = 0; i < l->n; i++) {
+        struct kv_block_info info = {i < l->clean ? KV_CLEAN : KV_TAINTED, i < l->clean ? 0 : l->hit};
         struct kv_key key;
         memcpy(&key, &l->key[i], sizeof key);
-        if (i < whole && kv_device_publish(b->e->device, (int)l->page[i], &key, &(struct kv_block_info){KV_CLEAN, 0}))
+        if (i < whole && kv_device_publish(b->e->device, (int)l->page[i], &key, &info))
             below_keep(b, &key); /* the tiers above the one it came from */
     }
     for (uint32_t i = l->n; i--;) /* the beginning of a prefix stays the longest */

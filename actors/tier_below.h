@@ -26,7 +26,9 @@ struct below_load {
     uint32_t ok[KV_SOURCES_MAX];
     struct below_waiter *waiters;
     struct act_key *key; /* [n] of the blocks */
-    uint32_t *page;      /* [n], each held once by the load: nobody else gets them while bytes may arrive */
+    uint32_t clean;      /* so many of them, from the first on; the others came about behind a hit of `hit` tokens */
+    int32_t hit;
+    uint32_t *page; /* [n], each held once by the load: nobody else gets them while bytes may arrive */
 };
 
 struct below {
@@ -45,9 +47,10 @@ struct below {
 int below_start(struct below *b, struct act_self *self, const struct act_engine *e);
 void below_stop(struct below *b);
 
-/* Reads n blocks into pages [n], which the caller has taken for the asker. -ENOMEM, -EAGAIN: nothing was begun. */
-int below_read(struct below *b, const struct act_key *key, const uint32_t *page, uint32_t n,
-               const struct below_waiter *asker);
+/* Reads n blocks into pages [n], which the caller has taken for the asker. Those from `clean` on came about behind a
+ * replayed hit of `hit` tokens. -ENOMEM, -EAGAIN: nothing was begun. */
+int below_read(struct below *b, const struct act_key *key, const uint32_t *page, uint32_t n, uint32_t clean,
+               int32_t hit, const struct below_waiter *asker);
 /* The load that is bringing this block in time, and which of its blocks it is; NULL: none. */
 struct below_load *below_loading(struct below *b, const struct act_key *key, uint32_t *at);
 /* Whether n more pages may be read into. A tier that hangs keeps what it was given to read into, so that reads may have
@@ -57,7 +60,7 @@ bool below_may_read(const struct below *b, uint32_t n);
 int below_join(struct below *b, struct below_load *l, const struct below_waiter *asker);
 /* A pass of the asker waits for so many sources of what this lookup of its request brings. */
 void below_want(struct below *b, struct act_msg *m);
-/* A clean block was published: it shall be kept below too. */
+/* A block was published: it shall be kept below too. */
 void below_keep(struct below *b, const struct kv_key *key);
 /* Offers what is queued, as far as the limit allows. */
 void below_pump(struct below *b);

@@ -33,7 +33,11 @@ struct question {
     uint64_t token_ns;
     int64_t since; /* ns, when it came: for the tiers below, and for pages, it waits until read_timeout_ns later */
     int want;      /* pages that it waits for */
+    uint32_t replay, run_least;
     uint32_t found;
+    uint32_t clean; /* blocks of the hit that are clean: all, until it is known how many there are */
+    uint32_t
+        below; /* of these the ones that come from below, behind `found`, while blocks behind them are looked for */
     struct act_tier_block block[]; /* [in.blocks + 1] */
 };
 
@@ -141,21 +145,44 @@ static void take_fenced(struct act_self *self, struct tier *t, struct act_msg *m
         end_fence(t, f->id);
 }
 
-/* Clean rows first; tainted ones only for those who accept them, and never behind one another's taint. */
-static int find_block(struct tier *t, const struct act_key *chain, bool clean_only, struct act_tier_block *out)
+/* Length of the clean part of a hit. */
+static uint32_t clean_tokens(const struct tier *t, const struct question *q)
 {
-    struct kv_key key;
+    return q->clean * (uint32_t)t->e->layout.block_tokens;
+}
+
+/* The name under which a block would be part of the hit: clean, or behind exactly the clean ones. */
+static struct act_key block_key(const struct tier *t, const struct question *q, uint32_t block)
+{
+    const struct kv_key *chain = (const struct kv_key *)&q->chain[block + 1];
+    struct act_key key;
+    if (block < q->clean)
+        kv_key_block(chain, (struct kv_key *)&key);
+    else
+        kv_key_behind(chain, clean_tokens(t, q), q->replay, (struct kv_key *)&key);
+    return key;
+}
+
+static struct act_tier_block block_at(const struct tier *t, const struct question *q, uint32_t block, uint32_t page)
+{
+    bool clean = block < q->clean;
+    return (struct act_tier_block){.chain = q->chain[block + 1],
+                                   .page = page,
+                                   .replayed = clean ? 0 : q->replay,
+                                   .hit = clean ? 0 : (int32_t)clean_tokens(t, q)};
+}
+
+/* Takes the next block into the hit if it is here. */
+static bool find_next(struct tier *t, struct question *q)
+{
+    struct act_key key = block_key(t, q, q->found);
     struct kv_block_info info;
-    int page = -1;
-    for (int taint = KV_CLEAN; page < 0 && taint <= (clean_only ? KV_CLEAN : KV_TAINTED); taint++) {
-        kv_key_block((const struct kv_key *)chain, (enum kv_taint)taint, &key);
-        page = kv_device_find(t->device, &key, &info);
-    }
+    int page = kv_device_find(t->device, (const struct kv_key *)&key, &info);
     if (page < 0)
-        return -1;
-    *out = (struct act_tier_block){
-        .chain = *chain, .page = (uint32_t)page, .taint = (uint32_t)info.taint, .hit = info.hit};
-    return 0;
+        return false;
+    q->block[q->found] = block_at(t, q, q->found, (uint32_t)page);
+    q->found++;
+    return true;
 }
 
 /* The longest kept snapshot of this prompt whose full blocks are all among the first `found`. */
@@ -190,13 +217,6 @@ static void release_blocks(struct tier *t, const struct act_tier_block *block, u
         kv_device_release(t->device, (int)block[--n].page);
 }
 
-static struct act_key block_key(const struct act_key *chain)
-{
-    struct act_key key;
-    kv_key_block((const struct kv_key *)chain, KV_CLEAN, (struct kv_key *)&key);
-    return key;
-}
-
 /* What is asked of the tiers below: which blocks, and why not. */
 struct plan {
     uint32_t n;              /* blocks behind question.found that come from below */
@@ -210,8 +230,9 @@ struct plan {
 /* A snapshot restarts exactly, blocks alone are replayed; so a somewhat shorter snapshot is better than more blocks. */
 static void plan_snapshot(struct tier *t, struct question *q, struct plan *p)
 {
-    uint32_t per = (uint32_t)t->e->layout.block_tokens, total = q->found + p->n;
-    p->snapshot = find_snapshot(t, q->chain, total, q->ids, q->in.ids, &p->snapshot_bytes, &p->snapshot_len);
+    uint32_t per = (uint32_t)t->e->layout.block_tokens, total = q->found + p->n,
+             clean = total < q->clean ? total : q->clean;
+    p->snapshot = find_snapshot(t, q->chain, clean, q->ids, q->in.ids, &p->snapshot_bytes, &p->snapshot_len);
     if (!p->snapshot || 2 * (p->snapshot->blocks * per + p->snapshot->ids) < total * per) {
         p->snapshot = NULL;
         p->snapshot_len = 0;
@@ -229,16 +250,16 @@ static void plan_pages(struct tier *t, struct question *q, struct plan *p)
 {
     int pages[256];
     for (uint32_t i = 0; i < p->n; i++) {
-        struct act_tier_block *b = &q->block[q->found + i];
-        *b = (struct act_tier_block){.chain = q->chain[q->found + i + 1]};
+        uint32_t page, at = q->found + i;
         if (p->load) {
-            b->page = p->load->page[p->at + i];
-            kv_device_hold(t->device, (int)b->page);
-            continue;
+            page = p->load->page[p->at + i];
+            kv_device_hold(t->device, (int)page);
+        } else {
+            if (i % 256 == 0)
+                kv_device_take(t->device, p->n - i < 256 ? (int)(p->n - i) : 256, pages);
+            page = (uint32_t)pages[i % 256];
         }
-        if (i % 256 == 0)
-            kv_device_take(t->device, p->n - i < 256 ? (int)(p->n - i) : 256, pages);
-        b->page = (uint32_t)pages[i % 256];
+        q->block[at] = block_at(t, q, at, page);
     }
 }
 
@@ -254,10 +275,11 @@ static int begin_read(struct tier *t, const struct question *q, const struct pla
     int r = -ENOMEM;
     if (key && page) {
         for (uint32_t i = 0; i < p->n; i++) {
-            key[i] = block_key(&q->chain[q->found + i + 1]);
+            key[i] = block_key(t, q, q->found + i);
             page[i] = q->block[q->found + i].page;
         }
-        r = below_read(&t->below, key, page, p->n, &asker);
+        uint32_t clean = q->clean > q->found ? q->clean - q->found : 0;
+        r = below_read(&t->below, key, page, p->n, clean, (int32_t)clean_tokens(t, q), &asker);
     }
     free(key);
     free(page);
@@ -339,18 +361,19 @@ static void answer(struct act_self *self, struct tier *t, struct question *q, st
 /* Blocks that are being brought for somebody else. */
 static void plan_join(struct tier *t, const struct question *q, struct plan *p)
 {
-    struct act_key key = block_key(&q->chain[q->found + 1]);
+    struct act_key key = block_key(t, q, q->found);
     p->load = below_loading(&t->below, &key, &p->at);
     for (p->n = 0; p->load && q->found + p->n < q->in.blocks && p->at + p->n < p->load->n; p->n++) {
-        key = block_key(&q->chain[q->found + p->n + 1]);
+        key = block_key(t, q, q->found + p->n);
         if (memcmp(&key, &p->load->key[p->at + p->n], sizeof key))
             break;
     }
 }
 
-static int ask_below(struct act_self *self, struct tier *t, struct question *q)
+/* For the blocks from `first` on; its answer finds the question (take_below). */
+static int ask_below(struct act_self *self, struct tier *t, struct question *q, uint32_t first)
 {
-    uint32_t n = q->in.blocks - q->found;
+    uint32_t n = q->in.blocks - first;
     struct act_msg m;
     size_t bytes;
     int r = act_msg_new(ACT_TIER_FIND, t->e->store, (size_t)n * sizeof(struct act_key), &m);
@@ -358,23 +381,89 @@ static int ask_below(struct act_self *self, struct tier *t, struct question *q)
         return r;
     struct act_key *key = act_msg_tail(&m, &bytes);
     for (uint32_t i = 0; i < n; i++)
-        key[i] = block_key(&q->chain[q->found + i + 1]);
+        key[i] = block_key(t, q, first + i);
     *act_p_tier_find(&m) =
         (struct act_p_tier_find){.blocks = n, .block_ns = q->token_ns * (uint64_t)t->e->layout.block_tokens};
     m.request = q->id = ++t->next_question;
     r = act_request(self, &m);
-    if (r)
+    if (r) {
         act_msg_drop(&m);
-    return r;
+        return r;
+    }
+    q->next = t->questions;
+    t->questions = q;
+    return 0;
 }
 
-/* A hit that is too short to be of use brings nothing. */
+/* The hit ends before this block. */
+static void cut(struct tier *t, struct question *q, struct plan *p, uint32_t end)
+{
+    if (q->found > end) {
+        release_blocks(t, q->block, end, q->found);
+        q->found = end;
+    }
+    p->n = p->n < end - q->found ? p->n : end - q->found;
+}
+
+/* A hit that is too short to be of use brings nothing, nor does what came about behind its clean blocks. */
 static void drop_useless(struct tier *t, struct question *q, struct plan *p)
 {
-    if ((q->found + p->n) * (uint32_t)t->e->layout.block_tokens >= q->in.least)
-        return;
-    release_blocks(t, q->block, 0, q->found);
-    q->found = p->n = 0;
+    uint32_t per = (uint32_t)t->e->layout.block_tokens;
+    if (q->found + p->n > q->clean && (q->found + p->n - q->clean) * per <= q->run_least)
+        cut(t, q, p, q->clean);
+    if ((q->found + p->n) * per < q->in.least)
+        cut(t, q, p, 0);
+}
+
+static bool may_ask_below(const struct tier *t, const struct question *q)
+{
+    return !act_addr_is_nobody(t->e->store) && !(q->in.flags & ACT_LOOKUP_HERE_ONLY);
+}
+
+/* A snapshot that is preferred to whatever hit this prompt can have (plan_snapshot). */
+static bool has_snapshot(const struct tier *t, const struct question *q)
+{
+    uint32_t per = (uint32_t)t->e->layout.block_tokens;
+    for (int i = 0; i < t->n_places; i++) {
+        const struct place *p = &t->place[i];
+        uint32_t pos = p->blocks * per + p->ids;
+        struct kv_key key;
+        if (p->blocks > q->clean || pos >= q->in.ids || 2 * pos < q->in.blocks * per ||
+            memcmp(&p->base, &q->chain[p->blocks], sizeof p->base))
+            continue;
+        kv_key_extend((const struct kv_key *)&p->base, q->ids + p->blocks * per, (int)p->ids, &key);
+        if (!memcmp(&key, &p->key, sizeof key) && kv_device_snapshot_has(t->device, &key))
+            return true;
+    }
+    return false;
+}
+
+/* Whether blocks behind the clean ones are worth looking for. Behind a hit that is replayed from its beginning all are
+ * clean. */
+static bool may_have_run(const struct tier *t, const struct question *q)
+{
+    return !(q->in.flags & ACT_LOOKUP_CLEAN_ONLY) && clean_tokens(t, q) > q->replay &&
+           (q->in.blocks - q->clean) * (uint32_t)t->e->layout.block_tokens > q->run_least && !has_snapshot(t, q);
+}
+
+/* It is known how many clean blocks there are: q->found here and p->n below. What came about behind them? */
+static void find_run(struct act_self *self, struct tier *t, struct question *q, struct plan *p)
+{
+    q->clean = q->found + p->n;
+    if (may_have_run(t, q)) {
+        if (p->load) /* whoever reads may have found more */
+            plan_join(t, q, p);
+        while (!p->n && q->found < q->in.blocks && find_next(t, q))
+            ;
+        if (!p->n && q->found < q->in.blocks && may_ask_below(t, q))
+            plan_join(t, q, p);
+        q->below = p->n;
+        if (!p->load && q->found + p->n < q->in.blocks && may_ask_below(t, q) &&
+            !ask_below(self, t, q, q->found + p->n))
+            return;
+    }
+    drop_useless(t, q, p);
+    answer(self, t, q, p);
 }
 
 static void take_below(struct act_self *self, struct tier *t, struct act_msg *m)
@@ -387,21 +476,25 @@ static void take_below(struct act_self *self, struct tier *t, struct act_msg *m)
     if (!q)
         return;
     *at = q->next;
+    bool run = q->clean < q->in.blocks; /* that was the second question */
+    p.n = q->below;
     if (m->type == ACT_TIER_FOUND) {
-        p.n = act_p_tier_found(m)->blocks;
-        p.n = p.n < q->in.blocks - q->found ? p.n : q->in.blocks - q->found;
+        p.n += act_p_tier_found(m)->blocks;
         t->below.recomputed += act_p_tier_found(m)->dear;
     }
+    p.n = p.n < q->in.blocks - q->found ? p.n : q->in.blocks - q->found;
     /* Others may have published or begun to read the same blocks meanwhile. */
-    while (p.n && !find_block(t, &q->chain[q->found + 1], true, &q->block[q->found])) {
-        q->found++;
+    while (p.n && find_next(t, q))
         p.n--;
-    }
     if (p.n) {
         uint32_t n = p.n;
         plan_join(t, q, &p);
         if (!p.load)
             p.n = n;
+    }
+    if (!run) {
+        find_run(self, t, q, &p);
+        return;
     }
     drop_useless(t, q, &p);
     answer(self, t, q, &p);
@@ -410,20 +503,16 @@ static void take_below(struct act_self *self, struct tier *t, struct act_msg *m)
 static void begin_question(struct act_self *self, struct tier *t, struct question *q)
 {
     struct plan p = {0};
-    bool clean_only = q->in.flags & ACT_LOOKUP_CLEAN_ONLY;
-    while (q->found < q->in.blocks && !find_block(t, &q->chain[q->found + 1], clean_only, &q->block[q->found]))
-        q->found++;
-    bool below = !act_addr_is_nobody(t->e->store) && !(q->in.flags & ACT_LOOKUP_HERE_ONLY);
-    if (below && q->found < q->in.blocks) {
+    q->clean = q->in.blocks;
+    q->found = q->below = 0;
+    while (q->found < q->in.blocks && find_next(t, q))
+        ;
+    if (may_ask_below(t, q) && q->found < q->in.blocks) {
         plan_join(t, q, &p);
-        if (!p.load && !ask_below(self, t, q)) {
-            q->next = t->questions;
-            t->questions = q;
+        if (!p.load && !ask_below(self, t, q, q->found))
             return;
-        }
     }
-    drop_useless(t, q, &p);
-    answer(self, t, q, &p);
+    find_run(self, t, q, &p);
 }
 
 static void look_up(struct act_self *self, struct tier *t, struct act_msg *m)
@@ -446,7 +535,9 @@ static void look_up(struct act_self *self, struct tier *t, struct act_msg *m)
                            .ids = (const int32_t *)(const void *)(chain + in->blocks + 1),
                            .in = *in,
                            .since = act_now(self),
-                           .token_ns = act_b_kv_lookup(m)->token_ns};
+                           .token_ns = act_b_kv_lookup(m)->token_ns,
+                           .replay = act_b_kv_lookup(m)->replay,
+                           .run_least = act_b_kv_lookup(m)->run_least};
     q->buf = act_msg_take(m);
     begin_question(self, t, q);
 }
@@ -537,12 +628,14 @@ static void publish(struct tier *t, struct act_msg *m)
     size_t bytes;
     const struct act_tier_block *b = act_msg_tail(m, &bytes);
     for (uint32_t i = 0; i < act_p_kv_store(m)->blocks && (i + 1) * sizeof *b <= bytes; i++) {
+        const struct kv_key *chain = (const struct kv_key *)&b[i].chain;
+        struct kv_block_info info = {b[i].replayed ? KV_TAINTED : KV_CLEAN, b[i].hit};
         struct kv_key key;
-        kv_key_block((const struct kv_key *)&b[i].chain, (enum kv_taint)b[i].taint, &key);
-        /* Tainted rows serve nobody but their sequence: they are not worth keeping below. */
-        if (kv_device_publish(t->device, (int)b[i].page, &key,
-                              &(struct kv_block_info){(enum kv_taint)b[i].taint, b[i].hit}) &&
-            b[i].taint == KV_CLEAN)
+        if (b[i].replayed)
+            kv_key_behind(chain, (uint32_t)b[i].hit, b[i].replayed, &key);
+        else
+            kv_key_block(chain, &key);
+        if (kv_device_publish(t->device, (int)b[i].page, &key, &info))
             below_keep(&t->below, &key);
     }
 }

@@ -154,8 +154,6 @@ static void lookup_part(struct remote_tier *t, struct remote_lookup *l, int coun
     struct kv_tier_op *op = l->op;
     int n = l->count;
     free(l);
-    for (int i = 0; i < n; i++)
-        op->block[i].info = (struct kv_block_info){KV_CLEAN, 0};
     kv_op_finish(op, n, 0);
 }
 

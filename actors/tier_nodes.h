@@ -11,8 +11,7 @@
  * to the node with the read. In either case they are copied from there into the pages of the read, and verified in
  * these by checksums that are seeded with key and source; so what comes late finds no read any more and touches
  * nothing. A slot is lent until the request that lent it has ended: the node has no write under way then, or is lost
- * with its connection. Only when a node says that a write failed, the connection is fenced first. Only clean blocks are
- * kept. */
+ * with its connection. Only when a node says that a write failed, the connection is fenced first. */
 #ifndef WEFT_ACTORS_TIER_NODES_H
 #define WEFT_ACTORS_TIER_NODES_H
 

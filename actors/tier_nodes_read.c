@@ -16,7 +16,6 @@ static void settle(struct remote_tier *t, struct kv_tier_op *op, int block, int 
     if (!status) {
         t->stats.read_bytes += t->arg.layout.bytes[source];
         t->stats.read += source == t->arg.layout.n_sources - 1;
-        op->block[block].info = (struct kv_block_info){KV_CLEAN, 0};
     }
     if (--op->pending == 0) {
         t->stats.read_ns += (uint64_t)(act_now(t->self) - op->began);

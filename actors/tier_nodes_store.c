@@ -138,7 +138,7 @@ void remote_store(struct kv_tier *tier, struct kv_tier_op *op)
     remote_there(t, there);
     for (int i = 0; i < op->n; i++) {
         const struct kv_tier_block *b = &op->block[i];
-        int node = b->info.taint == KV_CLEAN ? remote_owner(t, there, &b->key) : -1;
+        int node = remote_owner(t, there, &b->key);
         bool room = node >= 0 && t->store_bytes + each <= t->arg.store_bytes;
         struct remote_item *x = room ? calloc(1, sizeof *x) : NULL;
         if (!x) {

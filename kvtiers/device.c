@@ -461,6 +461,12 @@ const void *kv_device_snapshot_get(struct kv_device *d, const struct kv_key *tai
     return s->bytes;
 }
 
+bool kv_device_snapshot_has(const struct kv_device *d, const struct kv_key *tail)
+{
+    const struct snapshot *s = snapshot_find(d, tail);
+    return s && !snapshot_expired(d, s);
+}
+
 void kv_device_stat(const struct kv_device *d, struct kv_device_stats *out)
 {
     *out = d->stats;

@@ -88,6 +88,9 @@ int kv_device_snapshot_put(struct kv_device *d, const struct kv_key *tail, const
 const void *kv_device_snapshot_get(struct kv_device *d, const struct kv_key *tail, struct kv_block_info *info,
                                    size_t *len);
 
+/* Whether there is one, without any other effect. */
+bool kv_device_snapshot_has(const struct kv_device *d, const struct kv_key *tail);
+
 void kv_device_stat(const struct kv_device *d, struct kv_device_stats *out);
 /* The owner's clock for what follows, in nanoseconds, for figures and times to live. Called at least now and then. */
 void kv_device_clock(struct kv_device *d, int64_t now);

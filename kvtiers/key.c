@@ -45,8 +45,19 @@ void kv_key_extend(const struct kv_key *parent, const int32_t *ids, int n, struc
     crypto_generichash_final(&h, out->b, KV_KEY_BYTES);
 }
 
-void kv_key_block(const struct kv_key *chain, enum kv_taint taint, struct kv_key *out)
+void kv_key_block(const struct kv_key *chain, struct kv_key *out)
 {
-    uint8_t t = (uint8_t)taint;
-    crypto_generichash(out->b, KV_KEY_BYTES, &t, 1, chain->b, KV_KEY_BYTES);
+    static const uint8_t clean = KV_CLEAN;
+    crypto_generichash(out->b, KV_KEY_BYTES, &clean, sizeof clean, chain->b, KV_KEY_BYTES);
+}
+
+void kv_key_behind(const struct kv_key *chain, uint32_t hit, uint32_t replay, struct kv_key *out)
+{
+    static const uint8_t tainted = KV_TAINTED;
+    crypto_generichash_state h;
+    crypto_generichash_init(&h, chain->b, KV_KEY_BYTES, KV_KEY_BYTES);
+    crypto_generichash_update(&h, &tainted, sizeof tainted);
+    add_u32(&h, hit);
+    add_u32(&h, replay);
+    crypto_generichash_final(&h, out->b, KV_KEY_BYTES);
 }

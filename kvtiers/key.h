@@ -1,8 +1,9 @@
 /* Names of cached blocks: keyed hashes over everything that the bytes depend on.
  *
  * chain(b) = H(chain(b-1), token ids of block b), beginning at a root that holds the model's revision, the row format,
- * the numerics id and the tenant's salt. The key of a block is H(chain, taint): the same tokens have one clean key and
- * one for rows that were written after a replayed prefix hit. Pure functions; any thread. */
+ * the numerics id and the tenant's salt. The key of a block is H(chain, how its rows came about): the same tokens have
+ * one clean key, and one for each replayed prefix hit behind which their rows were written. Equal keys mean equal bits.
+ * Pure functions; any thread. */
 #ifndef WEFT_KVTIERS_KEY_H
 #define WEFT_KVTIERS_KEY_H
 
@@ -35,6 +36,9 @@ enum { KV_FORMAT_ROWS = 1 };
 void kv_key_root(const struct kv_identity *id, struct kv_key *out);
 /* Adds n token ids to a chain; parent may be out. */
 void kv_key_extend(const struct kv_key *parent, const int32_t *ids, int n, struct kv_key *out);
-void kv_key_block(const struct kv_key *chain, enum kv_taint taint, struct kv_key *out);
+/* Of a clean block. */
+void kv_key_block(const struct kv_key *chain, struct kv_key *out);
+/* Of a block whose rows were written behind a clean hit of `hit` tokens, the last `replay` of which were replayed. */
+void kv_key_behind(const struct kv_key *chain, uint32_t hit, uint32_t replay, struct kv_key *out);
 
 #endif

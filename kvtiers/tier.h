@@ -39,7 +39,7 @@ struct kv_block_info {
 struct kv_tier_block {
     struct kv_key key;
     uint8_t *bytes;            /* [layout.block_bytes], 4 KiB aligned; read: written; store: read; else not used */
-    struct kv_block_info info; /* lookup, read: out; store: in */
+    struct kv_block_info info; /* lookup, read: out, of tiers that know it; store: in */
 };
 
 struct kv_tier_op {

@@ -8,6 +8,18 @@ int mdl_prefill_exact_reach(const struct mdl_config *cfg)
     return cfg->n_layers * (cfg->window - 1) + cfg->window;
 }
 
+/* From here on the encoder's last rows are those of the run, R rows before the hit and the window of the cut layer
+ * before them: each of its layers drops W-1 rows. */
+static int run_reach(const struct mdl_config *cfg, int replay)
+{
+    return (cfg->cut + 1) * (cfg->window - 1) + replay;
+}
+
+int mdl_prefill_run_least(const struct mdl_config *cfg)
+{
+    return run_reach(cfg, 0);
+}
+
 static int max_int(int a, int b)
 {
     return a > b ? a : b;
@@ -33,18 +45,22 @@ static void begin_replay(struct mdl_prefill *p)
     p->two_passes = true;
     p->hit = hit;
     int restart = p->n - hit >= r ? hit : max_int(0, p->n - r);
-    bool go_on = hit && p->params.hit_window && hit - restart <= p->params.hit_extra;
-    p->encoder_start = go_on ? restart : max_int(0, hit - max_int(cfg->window, r));
+    int clean = p->params.hit_clean ? p->params.hit_clean : hit, began = max_int(0, clean - max_int(cfg->window, r));
+    bool go_on = hit && clean == hit && p->params.hit_window && hit - restart <= p->params.hit_extra;
+    p->encoder_start = go_on ? restart : clean < hit ? max_int(began, hit - run_reach(cfg, r)) : began;
     p->decoder_start = max_int(0, p->n - r);
-    p->continued = go_on || !p->encoder_start;
+    p->continued = go_on || !began;
+    p->behind = p->continued ? 0 : clean;
+    /* A layer whose run began earlier drops the rows that saw a short window here and did not there. */
+    int drop = !go_on && p->encoder_start > began ? cfg->window - 1 : 0;
     for (int l = 0; l < cfg->cut; l++)
         if (!go_on)
-            p->seq->window_lo[l] = p->encoder_start;
+            p->seq->window_lo[l] = p->encoder_start + l * drop;
     for (int l = cfg->cut; l < cfg->n_layers; l++)
         p->seq->window_lo[l] = p->decoder_start;
+    p->seq->bridge_lo = p->encoder_start + cfg->cut * drop;
     if (p->params.full_bridge)
-        p->seq->window_lo[cfg->cut] = p->encoder_start;
-    p->seq->bridge_lo = p->encoder_start;
+        p->seq->window_lo[cfg->cut] = p->seq->bridge_lo;
     p->seq->draft_lo = p->decoder_start;
 }
 
@@ -61,6 +77,13 @@ int mdl_prefill_begin(struct mdl_prefill *p, struct mdl_seq *seq, const int32_t 
                              "prefix hit of %d tokens in a prompt of %d: it must be even and shorter than the "
                              "prompt",
                              params->hit, n);
+    if (params->hit_clean < 0 || params->hit_clean % 2 || params->hit_clean > params->hit ||
+        (exact && params->hit_clean && params->hit_clean < params->hit))
+        return cfg_error_set(
+            err, EINVAL,
+            "the first %d tokens of a prefix hit of %d are clean: that must be even and within the hit, "
+            "and in exact mode all of it",
+            params->hit_clean, params->hit);
     if (!exact && (params->replay < cfg->window || params->replay > seq->params.replay))
         return cfg_error_set(err, EINVAL, "replay of %d rows: use %d (the window) to %d (what the sequence keeps)",
                              params->replay, cfg->window, seq->params.replay);

@@ -8,9 +8,12 @@
  * A prefix hit of H tokens (even) brings their global rows along (mdl_seq_copy_prefix):
  *   replay, window rows of the encoder present and N - H >= R: the encoder goes on at H as if nothing had happened;
  * with `extra` more rows also when H - (N - R) <= extra, from N - R on replay otherwise: the encoder is replayed from
- * max(0, H - max(W, R)), sees nothing before, writes no row below H exact: tokens from H - (layers (W-1) + W) run again
- * through all layers; each layer drops its first W-1 rows, which saw a short window, so everything from H on has the
- * bits of a cold run. A shorter prefix counts as a miss.
+ * max(0, H - max(W, R)), sees nothing before, writes no row below H
+ *   replay, rows from C < H on written behind a replayed hit of C tokens: the run that wrote them goes on, with its
+ * bits; it begins where it did, or at H - (cut (W-1) + W-1 + R), from where on each layer drops its first W-1 rows, and
+ * writes no row below H exact: tokens from H - (layers (W-1) + W) run again through all layers; each layer drops its
+ * first W-1 rows, which saw a short window, so everything from H on has the bits of a cold run. A shorter prefix counts
+ * as a miss.
  *
  * A plan belongs to the owner of its sequence. It borrows ids. */
 #ifndef WEFT_MODEL_PREFILL_H
@@ -23,7 +26,8 @@ struct mdl_prefill_params {
     int replay;       /* R >= window; at most the R that the sequence was made for */
     bool full_bridge; /* cut layer's replayed rows also see window rows before the replay start */
     int hit;          /* H, even; rows below must be in the sequence */
-    bool hit_window;  /* encoder window rows before H are there too */
+    int hit_clean;    /* C, even; 0: H. Rows from here to H were written behind a replayed hit of this length */
+    bool hit_window;  /* encoder window rows before H are there too; not with C < H */
     int hit_extra;    /* this many more of them than the window (snapshots): the encoder restarts exactly before H */
     bool all_logits;  /* logits for every row that runs through all layers (exact: from the hit on), else for the last
                          only */
@@ -37,6 +41,7 @@ struct mdl_prefill {
     bool two_passes;            /* encoder, then decoder replay */
     int hit;                    /* what was used: 0 after a miss */
     bool continued;             /* the encoder went on exactly: rows behind the hit are what a cold run would write */
+    int behind;                 /* else they are those that are written behind a replayed hit of this length */
     int encoder_start;          /* first row of the first pass */
     int decoder_start;          /* first row of the layers from the cut on */
     int encoder_at, decoder_at; /* next row of either pass */
@@ -62,5 +67,8 @@ int mdl_prefill_run(struct mdl_prefill *p, struct mdl_step *step, int chunk, mdl
 
 /* Tokens before H that an exact restart reruns: layers (W-1) + W. */
 int mdl_prefill_exact_reach(const struct mdl_config *cfg);
+/* A run of rows [C, H) behind a replayed hit spares tokens only where it has more than so many: with fewer the run
+ * begins where it did. */
+int mdl_prefill_run_least(const struct mdl_config *cfg);
 
 #endif

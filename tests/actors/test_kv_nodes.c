@@ -692,8 +692,8 @@ static void ask_badly(struct act_self *self, struct act_addr node, int which)
         act_b_remote_read(&m)->slot_bytes = 512;
         act_b_remote_read(&m)->generation = GENERATION;
     }
-    if (which == 7) /* whole, and not clean */
-        fill_store(&m, 1, KV_TAINTED);
+    if (which == 7) /* whole, and of a kind that nobody knows */
+        fill_store(&m, 1, (enum kv_taint)(KV_TAINTED + 1));
     cr_assert_eq(act_request(self, &m), 0);
 }
 

@@ -35,7 +35,7 @@ static bool note_published(struct ts_world *w, const struct ts_inner *who, struc
         const struct act_tier_block *b = act_msg_tail(m, &bytes);
         for (uint32_t i = 0; i < act_p_kv_store(m)->blocks && e->n < 512; i++, e->n++) {
             e->block[e->n].page = (int)b[i].page;
-            kv_key_block((const struct kv_key *)&b[i].chain, KV_CLEAN, &e->block[e->n].key);
+            kv_key_block((const struct kv_key *)&b[i].chain, &e->block[e->n].key);
             e->block[e->n].sum = XXH3_64bits(kv_device_bytes(e->device, (int)b[i].page), e->bytes);
             e->during += e->computing > 0;
         }
@@ -312,9 +312,9 @@ Test(tier_faults, row_51_window_rows_of_a_prompt_that_begins_differently)
     ts_tiers_close(&r, false);
 }
 
-/* Rows that an interrupted prompt has computed behind a replayed hit are not what a cold run writes: the next prompt of
- * the same text finds what was clean, and no more. */
-Test(tier_faults, row_51_what_was_computed_behind_a_replayed_hit_is_not_clean)
+/* Rows that an interrupted prompt has computed behind a replayed hit are not what a cold run writes. The next prompt of
+ * the same text goes on from them, with the tokens that it has right behind the clean ones. */
+static struct ts_outcome behind_an_interrupted_prompt(bool interrupted)
 {
     static struct ts_tiers r;
     memset(&r, 0, sizeof r);
@@ -330,9 +330,24 @@ Test(tier_faults, row_51_what_was_computed_behind_a_replayed_hit_is_not_clean)
         for (int k = 0; k < LONG; k++)
             r.w.wanted[i].prompt[k] = (k * 31 + 7) % r.w.m->cfg->vocab_size;
     }
-    r.w.wanted[1].cancel = 3150 * MS;
+    r.w.wanted[2].max_new = 8;
+    r.w.wanted[2].logprobs = true;
+    r.w.wanted[1].cancel = interrupted ? 3150 * MS : 1;
     ts_world_run(&r.w, 51);
     cr_assert_eq(r.w.got[1].n, 0, "it was cancelled before its first token");
-    cr_assert_eq(r.w.got[2].cached, 96, "%d tokens", r.w.got[2].cached);
+    struct ts_outcome got = r.w.got[2];
     ts_tiers_close(&r, false);
+    return got;
+}
+
+Test(tier_faults, row_51_what_was_computed_behind_a_replayed_hit_is_not_clean)
+{
+    struct ts_outcome clean = behind_an_interrupted_prompt(false), more = behind_an_interrupted_prompt(true);
+    cr_assert_eq(clean.cached, 96, "%d tokens", clean.cached);
+    cr_assert_gt(more.cached, 96, "%d tokens", more.cached);
+    cr_assert_eq(more.n, clean.n);
+    for (int i = 0; i < clean.n; i++) {
+        cr_assert_eq(more.ids[i], clean.ids[i], "token %d", i);
+        cr_assert_eq(memcmp(&more.logprob[i], &clean.logprob[i], sizeof(float)), 0, "token %d", i);
+    }
 }

@@ -311,7 +311,7 @@ Test(key, every_ingredient_counts)
     v[5].salt_len = 6;
     v[6].salt = "somebo";
     v[6].salt_len = 6;
-    struct kv_key root[7], a, b, c;
+    struct kv_key root[7], a, b;
     for (int i = 0; i < 7; i++) {
         kv_key_root(&v[i], &root[i]);
         for (int j = 0; j < i; j++)
@@ -322,9 +322,17 @@ Test(key, every_ingredient_counts)
     cr_assert_neq(memcmp(&a, &b, sizeof a), 0);
     kv_key_extend(&root[0], ids, 3, &b);
     cr_assert_eq(memcmp(&a, &b, sizeof a), 0);
-    kv_key_block(&a, KV_CLEAN, &b);
-    kv_key_block(&a, KV_TAINTED, &c);
-    cr_assert_neq(memcmp(&b, &c, sizeof a), 0);
+    struct kv_key name[5];
+    kv_key_block(&a, &name[0]);
+    kv_key_behind(&a, 512, 140, &name[1]);
+    kv_key_behind(&a, 256, 140, &name[2]);
+    kv_key_behind(&a, 512, 128, &name[3]);
+    kv_key_behind(&root[0], 512, 140, &name[4]);
+    for (int i = 0; i < 5; i++)
+        for (int j = 0; j < i; j++)
+            cr_assert_neq(memcmp(&name[i], &name[j], sizeof a), 0, "blocks %d and %d share a name", i, j);
+    kv_key_behind(&a, 512, 140, &b);
+    cr_assert_eq(memcmp(&b, &name[1], sizeof b), 0);
 }
 
 /* Sums of extents are bound to the block's name, the source and the use of the place. */

@@ -423,6 +423,97 @@ Test(prefill, replay_hit_never_writes_below)
     }
 }
 
+/* Rows of tokens from .. n-1 that differ between two sequences. */
+static int rows_that_differ(const struct mdl_seq *a, const struct mdl_seq *b, int from, int n)
+{
+    int differ = 0;
+    for (int k = 0; k < a->cfg->n_kv_sources; k++)
+        for (int j = from / a->cfg->kv_source_ratio[k]; j < n / a->cfg->kv_source_ratio[k]; j++)
+            differ += memcmp(mdl_seq_main_row(a, k, j), mdl_seq_main_row(b, k, j), a->layout.main_row) ||
+                      memcmp(mdl_seq_index_codes(a, k, j), mdl_seq_index_codes(b, k, j), a->layout.index_code_row) ||
+                      memcmp(mdl_seq_index_scales(a, k, j), mdl_seq_index_scales(b, k, j), a->layout.index_scale_row);
+    return differ;
+}
+
+/* A run behind a replayed hit of C tokens whose rows were kept up to H goes on at any H as if it had never stopped: all
+ * bits depend on C alone. A second replay at H would give other ones. */
+Test(prefill, a_run_behind_a_replayed_hit_goes_on_with_its_bits)
+{
+    static const int chunks[] = {7, 30, 0};
+    for (size_t f = 0; f < 2; f++) {
+        struct mdl_model *m = ts_model(folders[f], 2);
+        int w = m->cfg->window, n = 180, r = w + 4, clean = 40, least = mdl_prefill_run_least(m->cfg);
+        const int hits[] = {clean + 2, clean + least / 2 * 2, clean + least / 2 * 2 + 2, 150, n - 2};
+        struct mdl_step *step = ts_step(m, n + 6, n + 6);
+        for (int full = 0; full < 2; full++) {
+            struct mdl_seq_params keep = {.replay = r, .full_bridge = full, .rollback = 5, .block_tokens = 16};
+            struct mdl_prefill_params params = {.replay = r, .full_bridge = full, .all_logits = true};
+            struct ts_run half = ts_run_new(m, keep, 5, n + 6);
+            ts_run_prefill(&half, step, clean, &params, NULL);
+            struct ts_run run = start_from(&half, keep, 5, clean, false);
+            params.hit = clean;
+            ts_run_prefill(&run, step, n, &params, NULL);
+            cr_assert_eq(run.plan.behind, clean);
+            ts_run_decode(&run, step, n + 6, 1);
+            for (size_t i = 0; i < sizeof hits / sizeof *hits; i++) {
+                char what[96];
+                int hit = hits[i], late = hit - least - r, began = clean - r;
+                snprintf(what, sizeof what, "%s, hit %d, %s", folders[f], hit, full ? "full" : "truncate");
+                struct ts_run again = start_from(&run, keep, 5, hit, false);
+                params.hit = hit;
+                params.hit_clean = clean;
+                ts_run_prefill(&again, step, n, &params, i % 2 ? chunks : NULL);
+                cr_assert_eq(again.plan.hit, hit);
+                cr_assert_eq(again.plan.encoder_start, late > began ? late : began, "%s", what);
+                cr_assert_eq(late > began, hit - clean > least, "%s", what);
+                cr_assert(again.plan.behind == clean && !again.plan.continued, "%s", what);
+                ts_run_decode(&again, step, n + 6, 3);
+                ts_same_logits(&run, &again, n - r, n + 6, what);
+                ts_same_state(run.seq, again.seq, (struct ts_scope){.visible = true, .bridge = true}, what);
+                cr_assert_eq(rows_that_differ(run.seq, again.seq, 0, n + 6), 0, "%s", what);
+                struct ts_run twice = start_from(&run, keep, 5, hit, false);
+                params.hit_clean = 0;
+                ts_run_prefill(&twice, step, n, &params, NULL);
+                cr_assert_eq(twice.plan.behind, hit);
+                cr_assert(hit > 150 || rows_that_differ(run.seq, twice.seq, hit, n), "%s: a second replay", what);
+                ts_run_free(&twice);
+                ts_run_free(&again);
+            }
+            ts_run_free(&run);
+            ts_run_free(&half);
+        }
+        mdl_step_free(step);
+        mdl_model_close(m);
+    }
+}
+
+/* Rows below the hit stay as they were stored, those of the run among them. */
+Test(prefill, a_run_that_goes_on_writes_nothing_below)
+{
+    for (size_t f = 0; f < 2; f++) {
+        struct mdl_model *m = ts_model(folders[f], 1);
+        int r = m->cfg->window, n = 160, hit = 150;
+        struct mdl_step *step = ts_step(m, n, n);
+        struct mdl_seq_params keep = {.replay = r};
+        struct ts_run half = ts_run_new(m, keep, 5, n);
+        ts_run_prefill(&half, step, n - 2, &(struct mdl_prefill_params){.replay = r}, NULL);
+        struct ts_run a = start_from(&half, keep, 5, hit, false);
+        poison(a.seq, hit, 0x21);
+        ts_run_prefill(&a, step, n, &(struct mdl_prefill_params){.replay = r, .hit = hit, .hit_clean = 38},
+                       (const int[]){9, 0});
+        for (int k = 0; k < m->cfg->n_kv_sources; k++)
+            for (int j = 0; j < hit / m->cfg->kv_source_ratio[k]; j++) {
+                const uint8_t *row = mdl_seq_main_row(a.seq, k, j);
+                cr_assert(row[0] == 0x21 && !memcmp(row, row + 1, a.seq->layout.main_row - 1), "row %d, source %d", j,
+                          k);
+            }
+        ts_run_free(&a);
+        ts_run_free(&half);
+        mdl_step_free(step);
+        mdl_model_close(m);
+    }
+}
+
 /* ---- what a plan refuses ---- */
 
 static void refused(struct mdl_seq *seq, const int32_t *ids, int n, struct mdl_prefill_params params, const char *part)
@@ -449,6 +540,9 @@ Test(prefill, refuses)
     refused(seq, ids, 30, (struct mdl_prefill_params){.exact = true, .hit = 7}, "even");
     refused(seq, ids, 30, (struct mdl_prefill_params){.replay = w, .hit = -2}, "even");
     refused(seq, ids, 30, (struct mdl_prefill_params){.replay = w, .hit = 30}, "shorter than the prompt");
+    refused(seq, ids, 30, (struct mdl_prefill_params){.replay = w, .hit = 20, .hit_clean = 22}, "within the hit");
+    refused(seq, ids, 30, (struct mdl_prefill_params){.replay = w, .hit = 20, .hit_clean = 7}, "even");
+    refused(seq, ids, 30, (struct mdl_prefill_params){.exact = true, .hit = 20, .hit_clean = 18}, "exact mode");
     refused(seq, ids, 30, (struct mdl_prefill_params){.replay = w - 1}, "replay of 15 rows");
     refused(seq, ids, 30, (struct mdl_prefill_params){0}, "replay of 0 rows");
     refused(seq, ids, 30, (struct mdl_prefill_params){.replay = w + 5}, "what the sequence keeps");

@@ -36,7 +36,7 @@ static const struct ts_node nodes[NODES] = {
 };
 
 /* Blocks of 32 tokens of the sample model take 12 KiB. With files, kv nodes keep little in memory. */
-static void start(const char *device, bool files, const char *limits)
+static void start_in(const char *exact, const char *device, bool files, const char *limits)
 {
     char *more = NULL, *nodes_keys = NULL;
     folder = files ? ts_temp_dir() : NULL;
@@ -44,15 +44,20 @@ static void start(const char *device, bool files, const char *limits)
                        : asprintf(&nodes_keys, "memory = \"8MiB\"; %s", limits),
                  0);
     cr_assert_gt(asprintf(&more,
-                          "replay = { exact = true; };\nsampling = { temperature = 0.0; };\n"
+                          "replay = { exact = %s; };\nsampling = { temperature = 0.0; };\n"
                           "kv = { memory = \"%s\"; snapshots = \"0B\"; block_tokens = 32; read_timeout = \"60s\"; "
                           "write_behind = \"512KiB\"; "
                           "ssd = { reserve = \"1MiB\"; }; nodes = { %s }; };\n",
-                          device, nodes_keys),
+                          exact, device, nodes_keys),
                  0);
     ts_cluster_start(nodes, NODES, "", more);
     free(more);
     free(nodes_keys);
+}
+
+static void start(const char *device, bool files, const char *limits)
+{
+    start_in("true", device, files, limits);
 }
 
 /* Where a node that is late must not be taken for one that has nothing. */
@@ -143,6 +148,33 @@ Test(kv_nodes, what_one_prefill_node_computed_another_reads)
     cr_assert_geq(put_bytes(K0) + put_bytes(K1), 7 * 12288);
     ts_answer_free(&hit);
     ts_answer_free(&cold);
+}
+
+/* A text of so many sentences, which begins like every longer one. */
+static struct ts_answer ask_long(int sentences)
+{
+    char text[8192];
+    int at = 0;
+    for (int i = 0; i < sentences; i++)
+        at += sprintf(text + at, "%d And the LORD spake unto Moses, saying, Speak unto the children of Israel. ", i);
+    return ts_ask(&ts_cluster.node[GATEWAY].http, TS_COMPLETIONS, text, TOKENS, false, "");
+}
+
+/* The default mode, in which hits are replayed: each turn of a conversation comes to a prefill node that never saw it,
+ * and finds all that was kept of the one before. */
+Test(kv_nodes, what_is_kept_of_a_conversation_grows_from_node_to_node)
+{
+    static const int turn[] = {16, 32, 46};
+    int before = 0;
+    start_in("false", "4MiB", false, PATIENT);
+    for (int i = 0; i < 3; i++) {
+        only_prefill(i % 2 ? P1 : P0);
+        struct ts_answer a = ask_long(turn[i]);
+        cr_assert_eq(a.cached, before, "turn %d of %d tokens: %d cached", i, a.prompt, a.cached);
+        before = a.prompt / 32 * 32;
+        until(i % 2 ? P1 : P0, "kv", "stored", (before - a.cached) / 32);
+        ts_answer_free(&a);
+    }
 }
 
 /* What both nodes say of a tier of theirs. */

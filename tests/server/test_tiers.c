@@ -208,13 +208,18 @@ static void start_ssd(const char *exact)
     free(text);
 }
 
-static void restart(int signal)
+static void restart_with(int signal, double blocks)
 {
     kill(server.pid, signal);
     cr_assert_eq(ts_server_wait(&server), signal == SIGKILL ? 128 + SIGKILL : 0);
     cr_assert(ts_server_again(&server, NULL, 0));
-    for (int64_t end = ends(); ts_metric(&server, "weft_kv_tier_blocks{tier=\"ssd\"}") < 12 && more(end);)
+    for (int64_t end = ends(); ts_metric(&server, "weft_kv_tier_blocks{tier=\"ssd\"}") < blocks && more(end);)
         ;
+}
+
+static void restart(int signal)
+{
+    restart_with(signal, 12);
 }
 
 /* Row 42, 54: after an orderly end and after kill -9 the blocks are there, and right. */
@@ -287,6 +292,75 @@ Test(tiers, replayed_hits_of_one_length_give_one_text)
     ts_answer_free(&second);
 }
 
+/* ---- turns of a conversation that come when no window rows are left ---- */
+
+enum { TURNS = 4 };
+
+/* What follows turn `which` of a conversation of four, whose turns begin with each other. */
+static struct ts_answer turn(int which)
+{
+    static const int sentences[TURNS] = {16, 32, 46, 48};
+    char text[8192];
+    int at = 0;
+    for (int i = 0; i < sentences[which]; i++)
+        at += sprintf(text + at, "%d And the LORD spake unto Moses, saying, Speak unto the children of Israel. ", i);
+    return ts_ask(&server, TS_COMPLETIONS, text, 8, false, "");
+}
+
+static int blocks_of(const struct ts_answer *a)
+{
+    return a->prompt / 32;
+}
+
+/* What the turns say in processes that know nothing but the first one's blocks: the hit is that of the first turn. */
+static void right_behind_the_first(struct ts_answer *want)
+{
+    for (int i = 0; i < TURNS; i++) {
+        folder = ts_temp_dir();
+        char *text = ssd_config("reserve = \"1MiB\";");
+        start("false", text);
+        struct ts_answer first = turn(0);
+        cr_assert_eq(first.cached, 0);
+        until_stored("ssd", blocks_of(&first));
+        if (i) {
+            restart_with(SIGTERM, blocks_of(&first));
+            want[i] = turn(i);
+            cr_assert_eq(want[i].cached, blocks_of(&first) * 32);
+            ts_answer_free(&first);
+        } else {
+            want[0] = first;
+        }
+        stop();
+        free(text);
+    }
+}
+
+static void check_turn(const struct ts_answer *want, int which, const struct ts_answer *before, struct ts_answer got)
+{
+    cr_assert_eq(got.cached, which ? blocks_of(before) * 32 : 0, "turn %d of %d tokens: %d cached", which, got.prompt,
+                 got.cached);
+    cr_assert_str_eq(got.text, want[which].text, "turn %d", which);
+    ts_answer_free(&got);
+}
+
+/* Each turn comes after a restart. What is kept grows with every one, and each says what it would have said right
+ * behind the first turn's blocks. */
+Test(tiers, what_is_kept_of_a_conversation_grows_over_restarts)
+{
+    struct ts_answer want[TURNS];
+    right_behind_the_first(want);
+    cr_assert_gt(want[1].prompt - want[0].prompt, 200);
+    cr_assert_gt(want[2].prompt - want[1].prompt, 100);
+    start_ssd("false");
+    for (int i = 0; i < TURNS; i++) {
+        check_turn(want, i, i ? &want[i - 1] : NULL, turn(i));
+        until_stored("ssd", blocks_of(&want[i]));
+        restart_with(i % 2 ? SIGKILL : SIGTERM, blocks_of(&want[i]));
+    }
+    for (int i = 0; i < TURNS; i++)
+        ts_answer_free(&want[i]);
+}
+
 static char *shared_config(const char *more)
 {
     char *text = NULL;
@@ -332,6 +406,32 @@ static const char *through_usrbio(const char *faults)
     setenv("WEFT_USRBIO_FAULTS", faults, 1);
     snprintf(more, sizeof more, "usrbio = \"%s\";", ts_program("tests/doubles/usrbio.so"));
     return more;
+}
+
+/* Each turn comes to the other one of two processes that share a folder and keep no window rows. */
+Test(tiers, what_is_kept_of_a_conversation_grows_from_process_to_process)
+{
+    struct ts_answer want[TURNS];
+    struct ts_server both[2];
+    right_behind_the_first(want);
+    folder = ts_temp_dir();
+    char *text = shared_config(""), *keys = NULL;
+    cr_assert_gt(asprintf(&keys, "snapshots = \"0B\"; %s", text), 0);
+    for (int i = 0; i < 2; i++) {
+        start("false", keys);
+        both[i] = server;
+    }
+    for (int i = 0; i < TURNS; i++) {
+        server = both[i % 2];
+        until_stored("shared", i ? blocks_of(&want[i - 1]) : 0);
+        check_turn(want, i, i ? &want[i - 1] : NULL, turn(i));
+    }
+    server = both[1];
+    ts_server_free(&both[0]);
+    for (int i = 0; i < TURNS; i++)
+        ts_answer_free(&want[i]);
+    free(text);
+    free(keys);
 }
 
 Test(tiers, and_through_usrbio)
