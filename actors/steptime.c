@@ -93,6 +93,49 @@ bool act_steptime_usable(const struct act_steptime *t)
     return t->plain.n > 0 && (!t->block || (t->full.n > 0 && t->draft.n > 0));
 }
 
+static int doubt_curve(const struct act_steptime_curve *c, double least, double noise, const char **why)
+{
+    for (int i = 0; i < c->n; i++) {
+        *why = !(c->raw[i] >= least)               ? "is less than a machine can take"
+               : !(c->raw[i] <= ACT_STEPTIME_MOST) ? "is more than a step takes"
+               : c->raw[i] * noise < c->ns[i]      ? "is a fraction of the time of fewer rows, more than noise"
+                                                   : NULL;
+        if (*why)
+            return i + 1;
+    }
+    return 0;
+}
+
+/* Batches that verify so many drafts per request, beside those of as many requests without any. */
+static int doubt_drafts(const struct act_steptime *t, const struct act_steptime_curve *c, int drafts, const char **why)
+{
+    *why = "is a fraction of the time without drafts, more than noise";
+    for (int i = 0; i < c->n; i++) {
+        int requests = c->at[i] / (drafts + 1);
+        if (requests && requests <= t->plain.at[t->plain.n - 1] &&
+            c->raw[i] * ACT_STEPTIME_NOISE < act_steptime_at(t, &t->plain, requests))
+            return i + 1;
+    }
+    return 0;
+}
+
+const char *act_steptime_doubt(const struct act_steptime *t, int *point, const char **why)
+{
+    if ((*point = doubt_curve(&t->plain, ACT_STEPTIME_VERIFY_LEAST, ACT_STEPTIME_NOISE, why)))
+        return "plain";
+    if ((*point = doubt_curve(&t->full, ACT_STEPTIME_VERIFY_LEAST, ACT_STEPTIME_NOISE, why)) ||
+        (t->plain.n && (*point = doubt_drafts(t, &t->full, t->block, why))))
+        return "full";
+    for (int i = 0; i < t->n_between; i++) {
+        const struct act_steptime_level *l = &t->between[i];
+        if ((*point = doubt_curve(&l->curve, ACT_STEPTIME_VERIFY_LEAST, ACT_STEPTIME_NOISE, why)) ||
+            (t->plain.n && (*point = doubt_drafts(t, &l->curve, l->drafts, why))))
+            return "between";
+    }
+    /* What is left of a pass without its picks may be a tenth of it (steptime_measure.c). */
+    return (*point = doubt_curve(&t->draft, ACT_STEPTIME_DRAFT_LEAST, 10 * ACT_STEPTIME_NOISE, why)) ? "draft" : NULL;
+}
+
 /* 0: one row per request, 1: whole blocks. */
 static double draft_part(const struct act_steptime *t, int requests, int rows)
 {

@@ -58,6 +58,18 @@ double act_steptime_at(const struct act_steptime *t, const struct act_steptime_c
 /* Whether there is enough in it to plan with. */
 bool act_steptime_usable(const struct act_steptime *t);
 
+/* Bounds of what a machine can take: for a verification, for a drafter's pass and for a token that it picks, ns. */
+#define ACT_STEPTIME_VERIFY_LEAST 1e3
+#define ACT_STEPTIME_DRAFT_LEAST 1e2
+#define ACT_STEPTIME_MOST 1e12
+#define ACT_STEPTIME_PICK_MOST 1e9
+/* More rows take no less time, but for noise, which the lookups take out: by so many times is none. */
+#define ACT_STEPTIME_NOISE 4
+/* Whether its times can be those of a machine: within those bounds, none below the largest before it by more than
+ * noise, and drafts not cheaper than none by more than that. Of a table from outside. NULL, or the name of the curve
+ * that is wrong, with the point (from 1) and a reason. */
+const char *act_steptime_doubt(const struct act_steptime *t, int *point, const char **why);
+
 /* Verification of rows (at least one per request). other_rows: rows of other sources that the busiest expert shard
  * worked on together with this one's when it last reported, in proportion to all of this one's rows; 0: none, or
  * nothing is known. They lengthen the share of the experts whatever this source does. */

@@ -47,12 +47,17 @@ static int read_curve(const json_t *root, const char *path, const char *name, st
     if (!json_is_array(list))
         return cfg_error_set(err, EINVAL, "%s: \"%s\" is missing", path, name);
     json_array_foreach (list, i, pair) {
-        json_int_t at = json_integer_value(json_array_get(pair, 0));
-        int r =
-            at < 1 || at > 1 << 24 ? -EINVAL : act_steptime_add(c, (int)at, json_number_value(json_array_get(pair, 1)));
+        const json_t *rows = json_array_get(pair, 0), *ns = json_array_get(pair, 1);
+        json_int_t at = json_integer_value(rows);
+        bool pairs = json_array_size(pair) == 2 && json_is_integer(rows) && json_is_number(ns);
+        int r = !pairs || at < 1 || at > 1 << 24 ? -EINVAL
+                : i && at <= c->at[c->n - 1]     ? -EDOM
+                                                 : act_steptime_add(c, (int)at, json_number_value(ns));
         if (r)
             return cfg_error_set(err, EINVAL, "%s: \"%s\", point %zu: %s", path, name, i + 1,
-                                 r == -ENOSPC ? "too many points" : "needs a number of rows and a time above 0");
+                                 r == -ENOSPC ? "too many points"
+                                 : r == -EDOM ? "the numbers of rows must ascend"
+                                              : "needs a number of rows and a time above 0, and no more");
     }
     return 0;
 }
@@ -116,6 +121,23 @@ static int check_identity(const json_t *root, const char *path, const struct act
     return r;
 }
 
+static int read_number(const json_t *root, const char *path, const char *name, double most, double *out,
+                       struct cfg_error *err)
+{
+    const json_t *v = json_object_get(root, name);
+    *out = json_number_value(v);
+    return json_is_number(v) && *out >= 0 && *out <= most
+               ? 0
+               : cfg_error_set(err, EINVAL, "%s: \"%s\" must be a number from 0 to %g", path, name, most);
+}
+
+static int check_times(const struct act_steptime *t, const char *path, struct cfg_error *err)
+{
+    int point;
+    const char *why, *curve = act_steptime_doubt(t, &point, &why);
+    return curve ? cfg_error_set(err, EINVAL, "%s: \"%s\", point %d: the time %s", path, curve, point, why) : 0;
+}
+
 /* The largest batch of one row per request must be all that was asked for. */
 static int check_cover(const struct act_steptime *t, const char *path, const struct act_steptime_identity *id,
                        struct cfg_error *err)
@@ -145,10 +167,16 @@ static int read_object(const json_t *root, const char *path, const struct act_st
     if (!r)
         r = read_curve(root, path, "draft", &t->draft, err);
     t->padded = json_is_true(json_object_get(root, "padded"));
-    t->pick_ns = json_number_value(json_object_get(root, "pick_ns"));
-    t->expert_share = json_number_value(json_object_get(root, "expert_share"));
-    if (!r && (!(t->pick_ns >= 0) || !(t->expert_share >= 0 && t->expert_share <= 1) || !act_steptime_usable(t)))
+    if (!r && !json_is_boolean(json_object_get(root, "padded")))
+        r = cfg_error_set(err, EINVAL, "%s: \"padded\" must be true or false", path);
+    if (!r)
+        r = read_number(root, path, "pick_ns", ACT_STEPTIME_PICK_MOST, &t->pick_ns, err);
+    if (!r)
+        r = read_number(root, path, "expert_share", 1, &t->expert_share, err);
+    if (!r && !act_steptime_usable(t))
         r = cfg_error_set(err, EINVAL, "%s: the table is not complete", path);
+    if (!r)
+        r = check_times(t, path, err);
     return r ? r : check_cover(t, path, id, err);
 }
 

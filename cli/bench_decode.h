@@ -1,6 +1,6 @@
 /* `weft bench decode`: decoding alone, at a fixed context, over numbers of sequences and ways of drafting. The run
  * (bench_decode.c) fills points with raw counters; the report (bench_decode_report.c) derives every figure from them,
- * also from a file of an earlier run. Main thread. */
+ * also from those of an earlier run (bench_decode_file.c). Main thread. */
 #ifndef WEFT_CLI_BENCH_DECODE_H
 #define WEFT_CLI_BENCH_DECODE_H
 
@@ -16,7 +16,7 @@ struct bd_point {
     int load; /* sequences at a time, on one device */
     int repeat;
     double seconds;  /* of its rounds, planning included */
-    double planning; /* of these, in the planner */
+    double planning; /* of these, in the planner; NaN: not known */
     /* Tokens that were to be expected of its rounds: with stated acceptance every verified draft counts with the chance
      * that its coin has, which leaves the luck out. Below 0: not known, what came out counts. */
     double expected;
@@ -67,7 +67,8 @@ int bd_write_json(const struct bd_results *r, const char *path, struct cfg_error
 int bd_write_csv(const struct bd_results *r, const char *path, struct cfg_error *err);
 /* Speed per user against throughput per device, and dynamic's change against the best other, with all conditions. */
 int bd_plot(const struct bd_results *r, const char *path, struct cfg_error *err);
-/* Of an earlier run. -EINVAL: not such a file, or counters that contradict each other. */
+/* Of an earlier run. -EINVAL: not such a file, or counters that contradict each other or what a run can count; the
+ * message names the point and the figure. */
 int bd_read_json(const char *path, struct bd_results *r, struct cfg_error *err);
 
 /* ---- presets (bench_decode_preset.c) ---- */

@@ -8,9 +8,6 @@
 #include "cli/conditions.h"
 #include "cli/output.h"
 #include "cli/plot.h"
-#include "model/json_file.h"
-
-enum { FORMAT = 1 };
 
 int bd_add(struct bd_results *r, const struct bd_point *p, struct cfg_error *err)
 {
@@ -320,50 +317,6 @@ void bd_print(const struct bd_results *r)
 
 /* ---- files ---- */
 
-static json_t *list_json(const int64_t *v, int n)
-{
-    json_t *list = json_array();
-    for (int i = 0; i < n; i++)
-        json_array_append_new(list, json_integer(v[i]));
-    return list;
-}
-
-int bd_write_json(const struct bd_results *r, const char *path, struct cfg_error *err)
-{
-    json_t *points = json_array();
-    int places = 0;
-    for (int i = 0; i < r->n; i++)
-        for (int k = 0; k < MDL_MAX_BLOCK; k++)
-            places = r->point[i].counters.offered_at[k] && k >= places ? k + 1 : places;
-    for (int i = 0; i < r->n; i++) {
-        const struct bd_point *p = &r->point[i];
-        const struct mdl_counters *c = &p->counters;
-        char name[16];
-        bd_mode_name(p->mode, name);
-        json_t *j = json_pack("{s:s,s:i,s:i,s:f,s:I,s:I,s:I}", "drafts", name, "sequences", p->load, "repeat",
-                              p->repeat, "seconds", p->seconds, "rounds", (json_int_t)p->rounds,
-                              "rounds_without_drafter", (json_int_t)p->skipped, "probes", (json_int_t)p->probes);
-        json_object_update_new(j, json_pack("{s:I,s:I,s:I,s:I,s:I,s:o,s:o}", "steps", (json_int_t)c->steps, "drafted",
-                                            (json_int_t)c->drafted, "offered", (json_int_t)c->offered, "accepted",
-                                            (json_int_t)c->accepted, "emitted", (json_int_t)c->emitted,
-                                            "offered_by_position", list_json(c->offered_at, places),
-                                            "accepted_by_position", list_json(c->accepted_at, places)));
-        json_object_set_new(j, "planning", json_real(p->planning));
-        if (p->expected >= 0)
-            json_object_set_new(j, "expected", json_real(p->expected));
-        json_array_append_new(points, j);
-    }
-    json_t *all = json_pack("{s:i,s:O,s:o}", "format", FORMAT, "conditions", r->conditions, "points", points);
-    const struct bd_setup *u = &r->setup;
-    if (all && u->devices)
-        json_object_set_new(all, "setup",
-                            json_pack("{s:i,s:i,s:i,s:i,s:i}", "devices", u->devices, "experts", u->experts,
-                                      "redundant", u->redundant, "context", u->context, "drafts", u->drafts));
-    if (all && !isnan(r->convert))
-        json_object_set_new(all, "convert_rate", json_real(r->convert));
-    return cli_output_json(path, all, JSON_INDENT(1) | JSON_REAL_PRECISION(9) | JSON_PRESERVE_ORDER, err);
-}
-
 int bd_write_csv(const struct bd_results *r, const char *path, struct cfg_error *err)
 {
     struct cli_output out;
@@ -394,112 +347,6 @@ int bd_write_csv(const struct bd_results *r, const char *path, struct cfg_error 
             fputs(",,\n", f);
     }
     return cli_output_end(&out, 0, err);
-}
-
-/* ---- reading ---- */
-
-static bool count_of(const json_t *j, const char *key, int64_t *out)
-{
-    const json_t *v = json_object_get(j, key);
-    *out = json_integer_value(v);
-    return json_is_integer(v) && *out >= 0;
-}
-
-static bool read_positions(const json_t *list, int64_t *out)
-{
-    if (!json_is_array(list) || json_array_size(list) > MDL_MAX_BLOCK)
-        return false;
-    for (size_t i = 0; i < json_array_size(list); i++)
-        out[i] = json_integer_value(json_array_get(list, i));
-    return true;
-}
-
-static const char *read_point(const json_t *j, struct bd_point *p)
-{
-    struct mdl_counters *c = &p->counters;
-    int64_t load, repeat;
-    const char *name = json_string_value(json_object_get(j, "drafts"));
-    const json_t *expected = json_object_get(j, "expected");
-    *p = (struct bd_point){.seconds = json_number_value(json_object_get(j, "seconds")),
-                           .planning = json_number_value(json_object_get(j, "planning")),
-                           .expected = expected ? json_number_value(expected) : -1};
-    if (!name)
-        return "\"drafts\" is missing";
-    p->mode = !strcmp(name, "dynamic") ? BD_DYNAMIC : !strncmp(name, "fixed ", 6) ? atoi(name + 6) : 0;
-    if (p->mode > MDL_MAX_BLOCK || (p->mode == 0 && strcmp(name, "off")) || p->mode < BD_DYNAMIC)
-        return "\"drafts\" is off, fixed N or dynamic";
-    if (!count_of(j, "sequences", &load) || load < 1 || load > 1 << 20 || !count_of(j, "repeat", &repeat) ||
-        repeat > 1 << 20 || !(p->seconds > 0))
-        return "sequences, repeat and seconds are needed, above 0";
-    p->load = (int)load;
-    p->repeat = (int)repeat;
-    if (!count_of(j, "steps", &c->steps) || !count_of(j, "drafted", &c->drafted) ||
-        !count_of(j, "offered", &c->offered) || !count_of(j, "accepted", &c->accepted) ||
-        !count_of(j, "emitted", &c->emitted) || !count_of(j, "rounds", &p->rounds))
-        return "a counter is missing";
-    count_of(j, "rounds_without_drafter", &p->skipped);
-    count_of(j, "probes", &p->probes);
-    if (!read_positions(json_object_get(j, "offered_by_position"), c->offered_at) ||
-        !read_positions(json_object_get(j, "accepted_by_position"), c->accepted_at))
-        return "counters by position are missing";
-    int64_t offered = 0, accepted = 0;
-    for (int k = 0; k < MDL_MAX_BLOCK; k++) {
-        offered += c->offered_at[k];
-        accepted += c->accepted_at[k];
-    }
-    if (offered != c->offered || accepted != c->accepted || c->accepted > c->offered || c->offered > c->drafted ||
-        c->emitted > c->accepted + c->steps)
-        return "the counters contradict each other";
-    return NULL;
-}
-
-/* false: there is one, and something in it is no number of things. */
-static bool read_setup(const json_t *j, struct bd_setup *out)
-{
-    const struct {
-        const char *key;
-        int *to;
-    } item[] = {{"devices", &out->devices},
-                {"experts", &out->experts},
-                {"redundant", &out->redundant},
-                {"context", &out->context},
-                {"drafts", &out->drafts}};
-    for (size_t i = 0; j && i < sizeof item / sizeof *item; i++) {
-        int64_t v;
-        if (!count_of(j, item[i].key, &v) || v > INT32_MAX || (i == 0 && !v))
-            return false;
-        *item[i].to = (int)v;
-    }
-    return true;
-}
-
-int bd_read_json(const char *path, struct bd_results *r, struct cfg_error *err)
-{
-    size_t i;
-    json_t *root, *point;
-    if (mdl_json_file(path, &root, err))
-        return -EINVAL; /* whatever is wrong with it: the command line named it */
-    json_t *points = json_object_get(root, "points"), *rate = json_object_get(root, "convert_rate");
-    r->conditions = json_incref(json_object_get(root, "conditions"));
-    r->convert = rate ? json_number_value(rate) : NAN;
-    int bad = json_integer_value(json_object_get(root, "format")) != FORMAT || !json_is_object(r->conditions) ||
-                      !json_array_size(points)
-                  ? cfg_error_set(err, EINVAL, "%s is no result of `weft bench decode --json`", path)
-                  : 0;
-    if (!bad)
-        bad = cli_conditions_check(r->conditions, path, err);
-    if (!bad && !read_setup(json_object_get(root, "setup"), &r->setup))
-        bad = cfg_error_set(err, EINVAL, "%s: \"setup\" needs devices, experts, redundant, context and drafts", path);
-    if (!bad)
-        json_array_foreach (points, i, point) {
-            struct bd_point p;
-            const char *why = read_point(point, &p);
-            bad = why ? cfg_error_set(err, EINVAL, "%s, point %zu: %s", path, i + 1, why) : bd_add(r, &p, err);
-            if (bad)
-                break;
-        }
-    json_decref(root);
-    return bad;
 }
 
 /* ---- plot ---- */

@@ -9,8 +9,8 @@
 #include "cli/conditions.h"
 #include "cli/output.h"
 #include "cli/plot.h"
+#include "cli/result_file.h"
 #include "cli/spec_figures.h"
-#include "model/json_file.h"
 
 enum { FORMAT = 1 };
 
@@ -182,62 +182,156 @@ int bp_write_csv(const struct bp_results *r, const char *path, struct cfg_error 
 
 /* ---- reading ---- */
 
-static bool integer_of(const json_t *j, const char *key, int64_t min, int64_t max, int64_t *out)
+static int wrong(struct cfg_error *err, const char *where, const char *what, double is, const char *why, double should)
 {
-    const json_t *v = json_object_get(j, key);
-    *out = json_integer_value(v);
-    return json_is_integer(v) && *out >= min && *out <= max;
+    return cfg_error_set(err, EINVAL, "%s: \"%s\" is %.9g, %s %.9g", where, what, is, why, should);
 }
 
-static const char *read_point(const json_t *j, struct bp_point *p)
+static int check_point(const struct bp_point *p, const char *where, struct cfg_error *err)
 {
-    enum { TOKENS_MAX = 1 << 24 };
-    const char *form = json_string_value(json_object_get(j, "form"));
-    int64_t tokens, chunk, repeat;
-    *p = (struct bp_point){.seconds = json_number_value(json_object_get(j, "seconds")),
-                           .longest = json_number_value(json_object_get(j, "longest_step_seconds")),
-                           .shortest = json_number_value(json_object_get(j, "shortest_step_seconds"))};
-    if (!form || (strcmp(form, "exact") && strcmp(form, "replay")))
-        return "\"form\" is exact or replay";
-    if (!integer_of(j, "prompt_tokens", 1, TOKENS_MAX, &tokens) || !integer_of(j, "chunk", 1, TOKENS_MAX, &chunk) ||
-        !integer_of(j, "repeat", 0, BP_REPEATS - 1, &repeat))
-        return "prompt_tokens and chunk are needed, above 0, and the repeat";
-    if (!integer_of(j, "steps", 1, TOKENS_MAX, &p->steps) || !integer_of(j, "layer_rows", 1, INT64_MAX, &p->layer_rows))
-        return "a counter is missing";
     /* The longest step and all others, none of which is shorter than the shortest, are parts of the whole; a file has
      * nine digits. */
     double least = p->longest + (double)(p->steps - 1) * p->shortest;
-    if (!(p->shortest > 0) || !(p->longest >= p->shortest) || !(p->seconds >= least * (1 - 1e-6)) ||
-        p->steps * chunk < tokens || p->layer_rows < tokens)
-        return "the counters contradict each other";
+    int64_t whole = (p->tokens + p->chunk - 1) / p->chunk;
+    if (p->longest < p->shortest)
+        return wrong(err, where, "longest_step_seconds", p->longest, "less than the shortest,", p->shortest);
+    if (p->exact ? p->steps != whole : p->steps < whole)
+        return wrong(err, where, "steps", (double)p->steps, "but so many tokens in such chunks need", (double)whole);
+    if (p->seconds < least * (1 - 1e-6))
+        return wrong(err, where, "seconds", p->seconds, "but its steps take at least", least);
+    if (p->layer_rows < p->tokens)
+        return wrong(err, where, "layer_rows", (double)p->layer_rows, "fewer than the tokens,", p->tokens);
+    if (p->exact && p->layer_rows % p->tokens)
+        return cfg_error_set(err, EINVAL,
+                             "%s: \"layer_rows\" is %lld, no multiple of the %d tokens, which all go "
+                             "through every layer",
+                             where, (long long)p->layer_rows, p->tokens);
+    return 0;
+}
+
+static int read_point(const json_t *j, const char *where, struct bp_point *p, struct cfg_error *err)
+{
+    enum { TOKENS_MAX = 1 << 24 };
+    const double seconds_max = 1e6, rows_max = 1e15;
+    int64_t tokens, chunk, repeat;
+    const char *form;
+    *p = (struct bp_point){0};
+    const struct cli_member members[] = {
+        {"form", CLI_MEMBER_TEXT, &form},
+        {"prompt_tokens", CLI_MEMBER_INTEGER, &tokens, 1, TOKENS_MAX},
+        {"chunk", CLI_MEMBER_INTEGER, &chunk, 1, 65536},
+        {"repeat", CLI_MEMBER_INTEGER, &repeat, 0, BP_REPEATS - 1},
+        {"seconds", CLI_MEMBER_NUMBER, &p->seconds, 1e-9, seconds_max},
+        {"longest_step_seconds", CLI_MEMBER_NUMBER, &p->longest, 1e-9, seconds_max},
+        {"shortest_step_seconds", CLI_MEMBER_NUMBER, &p->shortest, 1e-9, seconds_max},
+        {"steps", CLI_MEMBER_INTEGER, &p->steps, 1, TOKENS_MAX},
+        {"layer_rows", CLI_MEMBER_INTEGER, &p->layer_rows, 1, rows_max},
+        {.kind = CLI_MEMBER_END},
+    };
+    int r = cli_members_read(j, where, members, err);
+    if (r)
+        return r;
+    if (strcmp(form, "exact") && strcmp(form, "replay"))
+        return cfg_error_set(err, EINVAL, "%s: \"form\" must be exact or replay", where);
     p->exact = form[0] == 'e';
     p->tokens = (int)tokens;
     p->chunk = (int)chunk;
     p->repeat = (int)repeat;
-    return NULL;
+    return check_point(p, where, err);
+}
+
+/* What was read so far, by ways through the model; tables and plots hold so many lengths and chunks. */
+struct order {
+    int n, n_lengths, n_chunks, length[BP_LENGTHS], chunk[BP_CHUNKS];
+    int64_t layers; /* of exact ones; 0: none yet */
+    struct {
+        struct bp_point first;
+        int seen;
+    } way[2 * BP_LENGTHS * BP_CHUNKS];
+};
+
+static bool list_value(int *list, int *n, int most, int v)
+{
+    int i = 0;
+    while (i < *n && list[i] != v)
+        i++;
+    if (i == most)
+        return false;
+    list[i] = v;
+    *n += i == *n;
+    return true;
+}
+
+/* Repeats of one form, length and chunk are numbered in their order, and all go the same way through the model. */
+static int check_order(struct order *o, const struct bp_point *p, const char *where, struct cfg_error *err)
+{
+    int w = 0;
+    if (!list_value(o->length, &o->n_lengths, BP_LENGTHS, p->tokens) ||
+        !list_value(o->chunk, &o->n_chunks, BP_CHUNKS, p->chunk))
+        return cfg_error_set(err, EINVAL, "%s: more than %d values of \"prompt_tokens\" or %d of \"chunk\"", where,
+                             BP_LENGTHS, BP_CHUNKS);
+    o->layers = p->exact && !o->layers ? p->layer_rows / p->tokens : o->layers;
+    if (p->exact && p->layer_rows != o->layers * p->tokens)
+        return wrong(err, where, "layer_rows", (double)p->layer_rows, "but with the layers of the others it is",
+                     (double)(o->layers * p->tokens));
+    for (; w < o->n; w++) {
+        const struct bp_point *f = &o->way[w].first;
+        if (f->exact == p->exact && f->tokens == p->tokens && f->chunk == p->chunk)
+            break;
+    }
+    if (w == o->n) {
+        o->way[w].first = *p;
+        o->way[w].seen = 0;
+        o->n++;
+    }
+    const struct bp_point *f = &o->way[w].first;
+    if (f->steps != p->steps)
+        return wrong(err, where, "steps", (double)p->steps, "but its other repeats have", (double)f->steps);
+    if (f->layer_rows != p->layer_rows)
+        return wrong(err, where, "layer_rows", (double)p->layer_rows, "but its other repeats have",
+                     (double)f->layer_rows);
+    if (p->repeat != o->way[w].seen)
+        return wrong(err, where, "repeat", p->repeat, "but the next one of its form, length and chunk is",
+                     o->way[w].seen);
+    o->way[w].seen++;
+    return 0;
+}
+
+static int read_root(const json_t *root, const char *path, struct bp_results *r, struct cfg_error *err)
+{
+    struct order order = {0};
+    const json_t *points, *conditions;
+    const struct cli_member members[] = {
+        {"format", CLI_MEMBER_INTEGER, NULL, FORMAT, FORMAT},
+        {"kind", CLI_MEMBER_TEXT, NULL},
+        {"conditions", CLI_MEMBER_OBJECT, &conditions},
+        {"points", CLI_MEMBER_LIST, &points},
+        {.kind = CLI_MEMBER_END},
+    };
+    int bad = cli_members_read(root, path, members, err);
+    if (bad)
+        return bad;
+    r->conditions = json_incref((json_t *)conditions);
+    bad = cli_conditions_check(r->conditions, path, err);
+    for (size_t i = 0; !bad && i < json_array_size(points); i++) {
+        struct bp_point p;
+        char where[300];
+        snprintf(where, sizeof where, "%.250s, point %zu", path, i + 1);
+        bad = read_point(json_array_get(points, i), where, &p, err);
+        if (!bad)
+            bad = check_order(&order, &p, where, err);
+        if (!bad)
+            bad = bp_add(r, &p, err);
+    }
+    return bad;
 }
 
 int bp_read_json(const char *path, struct bp_results *r, struct cfg_error *err)
 {
-    size_t i;
-    json_t *root, *point;
-    if (mdl_json_file(path, &root, err))
-        return -EINVAL; /* whatever is wrong with it: the command line named it */
-    json_t *points = json_object_get(root, "points");
-    const char *kind = json_string_value(json_object_get(root, "kind"));
-    r->conditions = json_incref(json_object_get(root, "conditions"));
-    int bad = json_integer_value(json_object_get(root, "format")) != FORMAT || !kind || strcmp(kind, "prefill") ||
-                      !json_is_object(r->conditions) || !json_array_size(points)
-                  ? cfg_error_set(err, EINVAL, "%s is no result of `weft bench prefill --json`", path)
-                  : cli_conditions_check(r->conditions, path, err);
+    json_t *root;
+    int bad = cli_result_read(path, CLI_RESULT_PREFILL, &root, err);
     if (!bad)
-        json_array_foreach (points, i, point) {
-            struct bp_point p;
-            const char *why = read_point(point, &p);
-            bad = why ? cfg_error_set(err, EINVAL, "%s, point %zu: %s", path, i + 1, why) : bp_add(r, &p, err);
-            if (bad)
-                break;
-        }
+        bad = read_root(root, path, r, err);
     json_decref(root);
     return bad;
 }

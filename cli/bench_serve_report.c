@@ -8,8 +8,11 @@
 #include "cli/conditions.h"
 #include "cli/output.h"
 #include "cli/plot.h"
+#include "cli/result_file.h"
 #include "cli/text.h"
-#include "model/json_file.h"
+
+enum { FORMAT = 1 };
+static const double TIME_MAX = 1e6, TOKENS_MAX = 1e12;
 
 const double bs_quantile[BS_QUANTILES] = {0.5, 0.9, 0.99};
 
@@ -39,7 +42,7 @@ static void count_sample(struct bs_point *p, const struct load_sample *s)
     p->whole += s->whole;
     p->refused += s->status == 429 || s->status == 503;
     p->failed += !s->whole && s->status != 429 && s->status != 503;
-    p->prompt_tokens += s->whole ? s->prompt_tokens : 0;
+    p->prompt_tokens += s->whole && s->prompt_tokens > 0 ? s->prompt_tokens : 0; /* a server may not say them */
     p->output_tokens += s->whole ? s->output_tokens : 0;
 }
 
@@ -217,7 +220,8 @@ int bs_write_json(const struct bs_results *r, const char *path, struct cfg_error
     json_t *points = json_array(), *all;
     for (int i = 0; i < r->n; i++)
         json_array_append_new(points, point_json(&r->point[i]));
-    all = json_pack("{s:O,s:o}", "conditions", r->conditions, "points", points);
+    all = json_pack("{s:i,s:s,s:O,s:o}", "format", FORMAT, "kind", "serve", "conditions", r->conditions, "points",
+                    points);
     return cli_output_json(path, all, JSON_INDENT(1) | JSON_REAL_PRECISION(9), err);
 }
 
@@ -250,63 +254,212 @@ int bs_write_csv(const struct bs_results *r, const char *path, struct cfg_error 
 
 /* ---- reading ---- */
 
-static double value_of(const json_t *o, const char *key)
+static int bad_figure(struct cfg_error *err, const char *where, const char *what, double is, const char *why,
+                      double should)
 {
-    const json_t *v = json_object_get(o, key);
-    return json_is_number(v) ? json_number_value(v) : NAN;
+    return cfg_error_set(err, EINVAL, "%s: \"%s\" is %.9g, %s %.9g", where, what, is, why, should);
 }
 
-static const char *read_point(const json_t *j, struct bs_point *p)
+/* Quantiles and mean of a figure: all there, in order and within the run, or all null. */
+static int read_column(const json_t *o, const char *where, enum bs_column column, struct bs_point *p,
+                       struct cfg_error *err)
 {
-    static const char *const quantiles[BS_QUANTILES] = {"p50", "p90", "p99"};
-    const char *loop = json_string_value(json_object_get(j, "loop"));
-    *p = (struct bs_point){.open = loop && !strcmp(loop, "open"),
-                           .requests = number_of(j, "requests"),
-                           .whole = number_of(j, "whole"),
-                           .refused = number_of(j, "refused"),
-                           .failed = number_of(j, "failed"),
-                           .seconds = value_of(j, "seconds"),
-                           .prompt_tokens = json_integer_value(json_object_get(j, "prompt_tokens")),
-                           .output_tokens = json_integer_value(json_object_get(j, "output_tokens"))};
-    if (!loop || (!p->open && strcmp(loop, "closed")))
-        return "\"loop\" is open or closed";
-    p->load = value_of(j, p->open ? "requests_per_second" : "concurrency");
-    if (!(p->load > 0) || !(p->seconds > 0))
-        return "its load and its seconds are needed, above 0";
-    if (p->requests < 1 || p->whole < 0 || p->refused < 0 || p->failed < 0 ||
-        p->whole + p->refused + p->failed != p->requests || p->output_tokens < p->whole || p->prompt_tokens < 0)
-        return "the counts contradict each other";
-    for (int c = 0; c < BS_COLUMNS; c++) {
-        char key[64];
-        snprintf(key, sizeof key, "%s_seconds", column_name[c]);
-        const json_t *o = json_object_get(j, key);
-        for (int q = 0; q < BS_QUANTILES; q++)
-            p->value[c][q] = value_of(o, quantiles[q]);
-        p->mean[c] = value_of(o, "mean");
+    static const char *const names[BS_QUANTILES + 1] = {"p50", "p90", "p99", "mean"};
+    bool clocks = column == BS_FIRST_DELIVERY || column == BS_DELIVERY; /* between two clocks */
+    double *const to[BS_QUANTILES + 1] = {&p->value[column][0], &p->value[column][1], &p->value[column][2],
+                                          &p->mean[column]};
+    double least = clocks ? -TIME_MAX : 0, most = clocks ? TIME_MAX : p->seconds * (1 + 1e-6);
+    char what[80];
+    int nulls = 0;
+    for (int q = 0; q <= BS_QUANTILES; q++) {
+        const json_t *v = json_object_get(o, names[q]);
+        snprintf(what, sizeof what, "%s_seconds.%s", column_name[column], names[q]);
+        *to[q] = json_is_number(v) ? json_number_value(v) : NAN;
+        nulls += json_is_null(v);
+        if (!json_is_number(v) && !json_is_null(v))
+            return cfg_error_set(err, EINVAL, "%s: \"%s\" must be a number or null", where, what);
+        if (*to[q] < least)
+            return bad_figure(err, where, what, *to[q], "below", least);
+        if (*to[q] > most)
+            return bad_figure(err, where, what, *to[q], "more than what a run can have of it,", most);
+        if (q && q < BS_QUANTILES && *to[q] < *to[q - 1])
+            return bad_figure(err, where, what, *to[q], "less than the quantile below it,", *to[q - 1]);
     }
-    return NULL;
+    if (json_object_size(o) != BS_QUANTILES + 1 || (nulls && nulls != BS_QUANTILES + 1))
+        return cfg_error_set(err, EINVAL, "%s: \"%s_seconds\" needs p50, p90, p99 and mean, all or none of them null",
+                             where, column_name[column]);
+    return 0;
+}
+
+/* What a run says of itself. */
+struct conditions {
+    int64_t requests, prompt, output;
+    bool here;
+};
+
+static int check_counts(const struct bs_point *p, const struct conditions *c, const char *where, struct cfg_error *err)
+{
+    double prompt = (double)p->prompt_tokens, output = (double)p->output_tokens, e2e = p->mean[BS_END_TO_END];
+    if (p->whole + p->refused + p->failed != p->requests)
+        return bad_figure(err, where, "requests", p->requests, "but whole, refused and failed are",
+                          p->whole + p->refused + p->failed);
+    if (p->requests != c->requests)
+        return bad_figure(err, where, "requests", p->requests, "but the conditions say", (double)c->requests);
+    if (output > (double)p->whole * (double)c->output)
+        return bad_figure(err, where, "output_tokens", output, "more than the whole answers can have,",
+                          (double)p->whole * (double)c->output);
+    if (!p->whole && p->prompt_tokens)
+        return bad_figure(err, where, "prompt_tokens", prompt, "but the whole answers are", 0);
+    if (c->here && c->prompt && prompt != (double)p->whole * (double)c->prompt)
+        return bad_figure(err, where, "prompt_tokens", prompt, "but those of the whole answers are",
+                          (double)p->whole * (double)c->prompt);
+    if (isfinite(e2e) != (p->whole > 0))
+        return cfg_error_set(err, EINVAL, "%s: \"end_to_end_seconds\" is of whole answers, and there are %d", where,
+                             p->whole);
+    if (isfinite(p->mean[BS_USER_TOKEN]) && p->output_tokens <= p->whole)
+        return cfg_error_set(err, EINVAL,
+                             "%s: \"user_token_seconds\" is of tokens behind the first, and there are none", where);
+    if (!p->open && p->whole && p->whole * e2e > p->load * p->seconds * (1 + 1e-6))
+        return bad_figure(err, where, "end_to_end_seconds.mean", e2e, "but so many at a time in so long take at most",
+                          p->load * p->seconds / p->whole);
+    return 0;
+}
+
+static int check_rate(const char *where, const char *what, double is, double count, double seconds,
+                      struct cfg_error *err)
+{
+    double should = count / seconds;
+    return fabs(is - should) <= 1e-6 * should ? 0
+                                              : bad_figure(err, where, what, is, "but counts and seconds give", should);
+}
+
+static int read_point(const json_t *j, const struct conditions *c, const char *where, struct bs_point *p,
+                      struct cfg_error *err)
+{
+    int64_t count[4];
+    const char *loop = json_string_value(json_object_get(j, "loop"));
+    bool open = loop && !strcmp(loop, "open");
+    double tokens_rate, requests_rate;
+    const json_t *column[BS_COLUMNS];
+    char key[BS_COLUMNS][40];
+    struct cli_member members[12 + BS_COLUMNS] = {
+        {"loop", CLI_MEMBER_TEXT, &loop},
+        {open ? "requests_per_second" : "concurrency", CLI_MEMBER_NUMBER, &p->load, open ? 1e-9 : 1, BS_LOAD_MAX},
+        {"requests", CLI_MEMBER_INTEGER, &count[0], 1, BS_REQUESTS_MAX},
+        {"whole", CLI_MEMBER_INTEGER, &count[1], 0, BS_REQUESTS_MAX},
+        {"refused", CLI_MEMBER_INTEGER, &count[2], 0, BS_REQUESTS_MAX},
+        {"failed", CLI_MEMBER_INTEGER, &count[3], 0, BS_REQUESTS_MAX},
+        {"seconds", CLI_MEMBER_NUMBER, &p->seconds, 1e-9, TIME_MAX},
+        {"prompt_tokens", CLI_MEMBER_INTEGER, &p->prompt_tokens, 0, TOKENS_MAX},
+        {"output_tokens", CLI_MEMBER_INTEGER, &p->output_tokens, 0, TOKENS_MAX},
+        {"output_tokens_per_second", CLI_MEMBER_NUMBER, &tokens_rate, 0, 1e18},
+        {"requests_done_per_second", CLI_MEMBER_NUMBER, &requests_rate, 0, 1e18},
+    };
+    for (int k = 0; k < BS_COLUMNS; k++) {
+        snprintf(key[k], sizeof key[k], "%s_seconds", column_name[k]);
+        members[11 + k] = (struct cli_member){key[k], CLI_MEMBER_OBJECT, &column[k]};
+    }
+    if (!loop || (!open && strcmp(loop, "closed")))
+        return cfg_error_set(err, EINVAL, "%s: \"loop\" must be open or closed", where);
+    int r = cli_members_read(j, where, members, err);
+    if (r)
+        return r;
+    p->open = open;
+    p->requests = (int)count[0];
+    p->whole = (int)count[1];
+    p->refused = (int)count[2];
+    p->failed = (int)count[3];
+    if (!open && p->load != floor(p->load))
+        return cfg_error_set(err, EINVAL, "%s: \"concurrency\" is %g, no integer", where, p->load);
+    for (int k = 0; k < BS_COLUMNS && !r; k++)
+        r = read_column(column[k], where, (enum bs_column)k, p, err);
+    if (!r)
+        r = check_counts(p, c, where, err);
+    if (!r)
+        r = check_rate(where, "output_tokens_per_second", tokens_rate, (double)p->output_tokens, p->seconds, err);
+    if (!r)
+        r = check_rate(where, "requests_done_per_second", requests_rate, p->whole, p->seconds, err);
+    return r;
+}
+
+/* server: the answer of any server's /version; what of it is shown has its type. */
+static int check_server(const json_t *server, const char *path, struct cfg_error *err)
+{
+    static const char *const texts[] = {"version", "model", "model_revision", "numerics", "speculation"};
+    static const char *const numbers[] = {"threads", "context"};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        const json_t *v = json_object_get(server, texts[i]);
+        if (v && !json_is_string(v))
+            return cfg_error_set(err, EINVAL, "%s: \"conditions\": \"server.%s\" must be a text", path, texts[i]);
+    }
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        const json_t *v = json_object_get(server, numbers[i]);
+        if (v && (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) > INT32_MAX))
+            return cfg_error_set(err, EINVAL, "%s: \"conditions\": \"server.%s\" must be a number of things", path,
+                                 numbers[i]);
+    }
+    return 0;
+}
+
+static int read_conditions(const json_t *j, const char *path, struct conditions *c, struct cfg_error *err)
+{
+    const json_t *server;
+    char where[300];
+    const struct cli_member members[] = {
+        {"server", CLI_MEMBER_OBJECT, &server},
+        {"url", CLI_MEMBER_TEXT, NULL},
+        {"started_here", CLI_MEMBER_FLAG, &c->here},
+        {"config", CLI_MEMBER_TEXT, NULL},
+        {"time", CLI_MEMBER_TEXT, NULL},
+        {"system", CLI_MEMBER_TEXT, NULL},
+        {"cpu", CLI_MEMBER_TEXT, NULL},
+        {"cpus", CLI_MEMBER_INTEGER, NULL, 1, 1 << 20},
+        {"load_average_before", CLI_MEMBER_NUMBER, NULL, 0, 1e6},
+        {"requests_per_point", CLI_MEMBER_INTEGER, &c->requests, 1, BS_REQUESTS_MAX},
+        {"prompt_tokens", CLI_MEMBER_INTEGER, &c->prompt, 0, 1 << 20},
+        {"max_tokens", CLI_MEMBER_INTEGER, &c->output, 1, 1 << 20},
+        {"warmup", CLI_MEMBER_INTEGER, NULL, 0, 1000},
+        {"seed", CLI_MEMBER_INTEGER, NULL, 0, 1 << 30},
+        {.kind = CLI_MEMBER_END},
+    };
+    snprintf(where, sizeof where, "%.250s, \"conditions\"", path);
+    int r = cli_members_read(j, where, members, err);
+    return r ? r : check_server(server, path, err);
+}
+
+static int read_root(const json_t *root, const char *path, struct bs_results *r, struct cfg_error *err)
+{
+    struct conditions c = {0};
+    const json_t *points, *conditions;
+    const struct cli_member members[] = {
+        {"format", CLI_MEMBER_INTEGER, NULL, FORMAT, FORMAT, true},
+        {"kind", CLI_MEMBER_TEXT, NULL, .optional = true},
+        {"conditions", CLI_MEMBER_OBJECT, &conditions},
+        {"points", CLI_MEMBER_LIST, &points},
+        {.kind = CLI_MEMBER_END},
+    };
+    int bad = cli_members_read(root, path, members, err);
+    if (bad)
+        return bad;
+    r->conditions = json_incref((json_t *)conditions);
+    bad = read_conditions(conditions, path, &c, err);
+    if (!bad && json_array_size(points) > BS_POINTS_MAX)
+        bad = cfg_error_set(err, EINVAL, "%s has more than %d points", path, BS_POINTS_MAX);
+    for (size_t i = 0; !bad && i < json_array_size(points); i++) {
+        char where[300];
+        snprintf(where, sizeof where, "%.250s, point %zu", path, i + 1);
+        bad = read_point(json_array_get(points, i), &c, where, &r->point[i], err);
+        r->n += !bad;
+    }
+    return bad;
 }
 
 int bs_read_json(const char *path, struct bs_results *r, struct cfg_error *err)
 {
-    size_t i;
-    json_t *root, *point;
-    if (mdl_json_file(path, &root, err))
-        return -EINVAL; /* whatever is wrong with it: the command line named it */
-    json_t *points = json_object_get(root, "points");
-    r->conditions = json_incref(json_object_get(root, "conditions"));
-    int bad = !json_is_object(json_object_get(r->conditions, "server")) || !json_array_size(points)
-                  ? cfg_error_set(err, EINVAL, "%s is no result of `weft bench serve --json`", path)
-                  : 0;
-    if (!bad && json_array_size(points) > BS_POINTS_MAX)
-        bad = cfg_error_set(err, EINVAL, "%s has more than %d points", path, BS_POINTS_MAX);
+    json_t *root;
+    int bad = cli_result_read(path, CLI_RESULT_SERVE, &root, err);
     if (!bad)
-        json_array_foreach (points, i, point) {
-            const char *why = read_point(point, &r->point[r->n++]);
-            bad = why ? cfg_error_set(err, EINVAL, "%s, point %zu: %s", path, i + 1, why) : 0;
-            if (bad)
-                break;
-        }
+        bad = read_root(root, path, r, err);
     json_decref(root);
     return bad;
 }

@@ -30,6 +30,7 @@ struct sim_group {
 
 struct sim_profile {
     char name[400];
+    char model_revision[17]; /* of the model that was measured; "": none, or not known */
     int block;
     struct act_steptime table;          /* of decoding rounds, as they are; what the planner is given has table_error */
     struct act_steptime_curve exchange; /* by rows, on top of a verification */

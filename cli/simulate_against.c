@@ -77,6 +77,39 @@ static int run_point(const struct sim_profile *p, const struct act_plan_options 
     return 0;
 }
 
+/* Whether a server that says of itself how it drafts does so in the way that is to be predicted. */
+static bool same_drafts(const char *says, const struct act_plan_options *plan, int block)
+{
+    int n = 0;
+    if (!strcmp(says, "off"))
+        return plan->mode == ACT_PLAN_OFF;
+    if (sscanf(says, "fixed: %d a step", &n) == 1)
+        return plan->mode == ACT_PLAN_FIXED && plan->length == n;
+    if (sscanf(says, "dynamic: up to %d a step", &n) == 1)
+        return plan->mode == ACT_PLAN_DYNAMIC && block == n &&
+               (plan->budget == ACT_PLAN_EARLY_STOP) == (strstr(says, "budget early_stop") != NULL);
+    return false;
+}
+
+/* A prediction beside another model's figures, or another way of drafting, would be taken for an error of prediction.
+ */
+static int check_server(const struct sim_profile *p, const char *mode, const struct act_plan_options *plan,
+                        const json_t *server, const char *file, struct cfg_error *err)
+{
+    const char *revision = json_string_value(json_object_get(server, "model_revision")),
+               *drafts = json_string_value(json_object_get(server, "speculation"));
+    if (revision && p->model_revision[0] && strcmp(revision, p->model_revision))
+        return cfg_error_set(err, EINVAL, "%s is of the model of revision %.16s, the profile of that of %s", file,
+                             revision, p->model_revision);
+    if (drafts && !same_drafts(drafts, plan, p->block))
+        return cfg_error_set(
+            err, EINVAL,
+            "--against %s: its server drafted \"%.60s\", and --modes %s of a profile with blocks of %d "
+            "is another way",
+            file, drafts, mode, p->block);
+    return 0;
+}
+
 int sim_against(struct sim_profile *p, const char *mode, const struct act_plan_options *plan, const char *file,
                 uint64_t seed, struct cfg_error *err)
 {
@@ -94,6 +127,8 @@ int sim_against(struct sim_profile *p, const char *mode, const struct act_plan_o
         r = cfg_error_set(err, EINVAL,
                           "%s: prompts of %g and answers of %g tokens are more than the profile's context of %d", file,
                           prompt, output, p->context);
+    if (!r)
+        r = check_server(p, mode, plan, json_object_get(conditions, "server"), file, err);
     p->prompt_tokens = r ? 1 : (int)prompt;
     p->output_tokens = r ? 1 : (int)output;
     if (!r)

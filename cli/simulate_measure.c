@@ -340,13 +340,14 @@ static int write_profile(struct measure *m, const char *file, struct cfg_error *
     const struct mdl_config *cfg = m->e.m->cfg;
     int shards = m->config.engine.expert_shards; /* each computes one expert in its turn */
     struct act_steptime_identity id;
-    char name[400];
+    char name[400], revision[17];
     act_steptime_identity(m->e.m, 0, 0, &id);
     snprintf(name, sizeof name, "%.100s on %.160s, %.100s", last_part(m->o->model), id.machine, id.build);
+    snprintf(revision, sizeof revision, "%016llx", (unsigned long long)id.revision);
     json_t *p = json_pack(
-        "{s:s,s:i,s:o,s:o,s:o,s:o,s:f,s:f,s:f,s:f,s:f,s:f,s:{s:f,s:f,s:f,s:f},s:i,s:i,s:f,s:b,s:f,s:f,s:f}", "name",
-        name, "block", m->o->drafts, "plain_us", curve(&m->table.plain, 0), "between_us", between(&m->table), "full_us",
-        curve(&m->table.full, 0), "draft_us", curve(&m->table.draft, 0), "pick_us",
+        "{s:s,s:s,s:i,s:o,s:o,s:o,s:o,s:f,s:f,s:f,s:f,s:f,s:f,s:{s:f,s:f,s:f,s:f},s:i,s:i,s:f,s:b,s:f,s:f,s:f}", "name",
+        name, "model_revision", revision, "block", m->o->drafts, "plain_us", curve(&m->table.plain, 0), "between_us",
+        between(&m->table), "full_us", curve(&m->table.full, 0), "draft_us", curve(&m->table.draft, 0), "pick_us",
         1e-3 * (m->table.pick_ns + m->sample_ns), "emit_us", 1e-3 * m->sample_ns, "plan_us", 0.0, "noise", m->noise,
         "table_error", 0.0, "price_per_device_hour", 0.0, "accept", "base", m->base, "slope", m->slope, "spread",
         m->spread, "persist", 0.0, "prompt_tokens", m->o->prompt_tokens, "output_tokens", m->o->output_tokens,

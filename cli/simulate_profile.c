@@ -236,6 +236,10 @@ static int finish(struct sim_profile *p, struct cfg_error *err)
     p->table.pick_ns *= 1e3; /* from us */
     if (!act_steptime_usable(&p->table))
         return cfg_error_set(err, EINVAL, "plain_us and full_us need at least two points [rows, microseconds] each");
+    int point;
+    const char *why, *curve = act_steptime_doubt(&p->table, &point, &why);
+    if (curve && (strcmp(curve, "draft") || p->table.draft.raw[0] != 1)) /* 1: of above */
+        return cfg_error_set(err, EINVAL, "%s_us[%d]: the time %s", curve, point - 1, why);
     if (p->kv_tokens / p->block_tokens < 2 || p->kv_tokens / p->block_tokens > 1 << 24)
         return cfg_error_set(err, EINVAL, "decode.kv_tokens must be 2 to %d blocks of decode.block_tokens", 1 << 24);
     if ((int64_t)p->context > p->kv_tokens)
@@ -267,6 +271,7 @@ int sim_profile_read(const json_t *j, struct sim_profile *p, struct cfg_error *e
     act_steptime_init(&p->table, 1);
     const struct member members[] = {
         {"name", TEXT, p->name, 0, sizeof p->name, false},
+        {"model_revision", TEXT, p->model_revision, 0, sizeof p->model_revision, false},
         {"block", INTEGER, &p->block, 1, ACT_PLAN_BLOCK_MAX, true},
         {"plan_us", NUMBER, &p->plan_us, 0, 1e6, true},
         {"noise", NUMBER, &p->noise, 0, 1, true},

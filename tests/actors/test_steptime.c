@@ -2,6 +2,8 @@
 #include "tests/harness.h"
 
 #include <errno.h>
+#include <jansson.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "actors/steptime_file.h"
@@ -184,7 +186,7 @@ Test(steptime, the_price_of_a_token_is_learned)
 /* Of a file that is measured here, up to the curves. */
 #define HEAD                                                                                                           \
     "{\"format\":3,\"model\":\"000000000000002a\",\"machine\":\"a machine, 2 threads\",\"build\":\"0, scalar\","       \
-    "\"build_id\":\"abcd\",\"streams\":8,\"context\":16,\"block\":3,"
+    "\"build_id\":\"abcd\",\"streams\":8,\"context\":16,\"block\":3,\"padded\":false,"
 
 static const struct act_steptime_identity here = {42, "a machine, 2 threads", "0, scalar", "abcd", 8, 16};
 
@@ -200,11 +202,24 @@ static int read_back(const struct act_steptime_identity *id, int block, struct a
     return act_steptime_read(path, id, block, t, err);
 }
 
+/* The table of above with times that a machine can take. */
+static struct act_steptime real_table(void)
+{
+    struct act_steptime t = table();
+    struct act_steptime_curve *const curve[] = {&t.plain, &t.full, &t.draft};
+    for (int k = 0; k < 3; k++)
+        for (int i = 0; i < curve[k]->n; i++)
+            act_steptime_add(curve[k], curve[k]->at[i], 1000 * curve[k]->raw[i]);
+    act_steptime_add_batch(&t, 4, 1, 120000);
+    t.pick_ns *= 1000;
+    return t;
+}
+
 Test(steptime, file)
 {
     char path[64];
     struct cfg_error err = {0};
-    struct act_steptime t = table(), got;
+    struct act_steptime t = real_table(), got;
     path_of(path, sizeof path);
     unlink(path);
     t.expert_share = 0.25;
@@ -247,6 +262,84 @@ Test(steptime, file)
     cr_expect_eq(act_steptime_write("/nowhere/at/all", &here, &t, &err), -EIO);
 }
 
+/* Times that no machine takes are refused with the curve and the point, and noise is not. plain: 1, 4 and 8 requests,
+ * 100, 130 and 210 us; full: 1 and 2 requests, 110 and 170 us; between: 4 with one draft, 120 us; draft: 20 and 30. */
+Test(steptime, doubtful_times_are_refused)
+{
+    static const struct {
+        const char *curve;
+        int point; /* from 0 */
+        const char *pair;
+        const char *says; /* NULL: is taken */
+    } at[] = {
+        {"plain", 1, "[4,99000]", NULL},
+        {"plain", 2, "[8,40000]", NULL},
+        {"plain", 2, "[8,30000]", "\"plain\", point 3: the time is a fraction of the time of fewer rows"},
+        {"plain", 0, "[1,0]", "\"plain\", point 1: needs a number of rows and a time above 0"},
+        {"plain", 0, "[1,-5]", "\"plain\", point 1: needs"},
+        {"plain", 0, "[1,999]", "\"plain\", point 1: the time is less than a machine can take"},
+        {"plain", 2, "[8,1e30]", "\"plain\", point 3: the time is more than a step takes"},
+        {"plain", 2, "[8,1.1e12]", "\"plain\", point 3: the time is more than a step takes"},
+        {"plain", 2, "[8,\"x\"]", "\"plain\", point 3: needs"},
+        {"plain", 2, "[8,210000,1]", "\"plain\", point 3: needs"},
+        {"plain", 2, "[8.0,210000]", "\"plain\", point 3: needs"},
+        {"plain", 2, "[4,210000]", "\"plain\", point 3: the numbers of rows must ascend"},
+        {"plain", 2, "[3,210000]", "\"plain\", point 3: the numbers of rows must ascend"},
+        {"plain", 2, "[16777217,210000]", "\"plain\", point 3: needs"},
+        {"full", 0, "[4,30000]", NULL},
+        {"full", 0, "[4,20000]", "\"full\", point 1: the time is a fraction of the time without drafts"},
+        {"full", 1, "[8,27000]", "\"full\", point 2: the time is a fraction of the time of fewer rows"},
+        {"between", 0, "[8,30000]", "\"between\", point 1: the time is a fraction of the time without drafts"},
+        {"between", 0, "[8,900]", "\"between\", point 1: the time is less than a machine can take"},
+        {"draft", 1, "[2,2000]", NULL}, /* of a pass without its picks little may be left */
+        {"draft", 1, "[2,400]", "\"draft\", point 2: the time is a fraction"},
+        {"draft", 0, "[1,99]", "\"draft\", point 1: the time is less than a machine can take"},
+        {"draft", 1, "[2,1e300]", "\"draft\", point 2: the time is more than a step takes"},
+    };
+    static const struct {
+        const char *name, *json, *says;
+    } member[] = {
+        {"pick_ns", "-1", "\"pick_ns\" must be a number from 0"},
+        {"pick_ns", "1e10", "\"pick_ns\" must be"},
+        {"pick_ns", "\"2\"", "\"pick_ns\" must be"},
+        {"expert_share", "1.5", "\"expert_share\" must be"},
+        {"expert_share", "null", "\"expert_share\" must be"},
+        {"padded", "0", "\"padded\" must be true or false"},
+        {"plain", "[[1,1e400]]", "not valid JSON"},
+    };
+    char path[64], text[300];
+    struct cfg_error err = {0};
+    struct act_steptime t = real_table(), got;
+    path_of(path, sizeof path);
+    for (size_t i = 0; i < sizeof at / sizeof *at + sizeof member / sizeof *member; i++) {
+        cr_assert_eq(act_steptime_write(path, &here, &t, &err), 0, "%s", err.msg);
+        json_t *root = json_load_file(path, 0, NULL);
+        size_t m = i - sizeof at / sizeof *at;
+        bool point = i < sizeof at / sizeof *at;
+        const char *says = point ? at[i].says : member[m].says;
+        cr_assert_not_null(root);
+        if (point) {
+            json_t *list = json_object_get(root, at[i].curve);
+            list = strcmp(at[i].curve, "between") ? list : json_object_get(json_array_get(list, 0), "points");
+            json_array_set_new(list, (size_t)at[i].point, json_loads(at[i].pair, 0, NULL));
+        } else if (!strstr(member[m].json, "e400")) {
+            json_object_set_new(root, member[m].name, json_loads(member[m].json, JSON_DECODE_ANY, NULL));
+        }
+        cr_assert_eq(json_dump_file(root, path, 0), 0);
+        json_decref(root);
+        if (!point && strstr(member[m].json, "e400")) {
+            FILE *f = fopen(path, "w");
+            snprintf(text, sizeof text, "{\"format\":3,\"%s\":%s}", member[m].name, member[m].json);
+            fputs(text, f);
+            fclose(f);
+        }
+        cr_expect_eq(read_back(&here, 3, &got, &err), says ? -EINVAL : 0, "case %zu: %s", i, err.msg);
+        cr_expect(!says || strstr(err.msg, says), "case %zu: \"%s\" is not in: %s", i, says, err.msg);
+        cr_expect_eq(act_steptime_usable(&got), !says, "case %zu", i);
+    }
+    unlink(path);
+}
+
 /* Who it is that measures: the program by its code, the machine by its processor and the threads at work. */
 Test(steptime, identity)
 {
@@ -282,14 +375,15 @@ Test(steptime, damaged_files_are_refused)
         {HEAD "\"plain\":[[8,5]],\"between\":[],\"full\":[],\"draft\":[[1,1]],\"pick_ns\":1,\"expert_share\":0}",
          "not complete"},
         {HEAD "\"plain\":[[8,5]],\"between\":[],\"full\":[[4,5]],\"draft\":[[1,1]],\"pick_ns\":1,\"expert_share\":7}",
-         "not complete"},
+         "\"expert_share\" must be a number from 0 to 1"},
         {HEAD "\"plain\":[[99999999999,5]],\"between\":[],\"full\":[[4,5]],\"draft\":[[1,1]],\"pick_ns\":1,"
               "\"expert_share\":0}",
          "\"plain\", point 1"},
         {HEAD "\"plain\":[[8,5]],\"between\":[{\"drafts\":3,\"points\":[]}],\"full\":[[4,5]],\"draft\":[[1,1]],"
               "\"pick_ns\":1,\"expert_share\":0}",
          "must ascend in 1..2"},
-        {HEAD "\"plain\":[[7,5]],\"between\":[],\"full\":[[4,5]],\"draft\":[[1,1]],\"pick_ns\":1,\"expert_share\":0}",
+        {HEAD "\"plain\":[[7,5000]],\"between\":[],\"full\":[[4,5000]],\"draft\":[[1,1000]],\"pick_ns\":1,\"expert_"
+              "share\":0}",
          "cut short at 7 of 8"},
     };
     char path[64];

@@ -109,7 +109,8 @@ Test(bench_prefill, refuses)
         {{"-m", "samples/tiny", "-c", "1,2,3,4,5,6,7,8,9"}, "at most 8"},
         {{"-m", "samples/tiny", "--replay", "8"}, "window of 32"},
         {{"--from", "tests/fixtures/bench/none.json"}, "none.json"},
-        {{"--from", "tests/fixtures/bench/decode-recorded.json"}, "no result"},
+        {{"--from", "tests/fixtures/bench/decode-recorded.json"},
+         "not a result of `weft bench prefill --json`: it is a result of `weft bench decode"},
     };
     if (access("samples/tiny/model.safetensors", R_OK))
         cr_skip_test("needs the sample model in samples/tiny");

@@ -442,6 +442,45 @@ Test(simulate, this_machine_is_measured_and_its_server_predicted)
     end(&f);
 }
 
+/* A file of another model, or of a server that drafted in another way, is not what is predicted. */
+Test(simulate, what_was_measured_is_what_is_predicted)
+{
+    static const struct {
+        const char *server, *modes, *says; /* says NULL: is predicted */
+    } at[] = {
+        {"{}", "fixed2", NULL},
+        {"{\"speculation\":\"off\"}", "off", NULL},
+        {"{\"speculation\":\"off\"}", "fixed", "its server drafted \"off\", and --modes fixed"},
+        {"{\"speculation\":\"fixed: 4 a step, acceptance match\"}", "fixed", NULL},
+        {"{\"speculation\":\"fixed: 3 a step, acceptance match\"}", "fixed3", NULL},
+        {"{\"speculation\":\"fixed: 3 a step, acceptance match\"}", "fixed", "blocks of 4 is another way"},
+        {"{\"speculation\":\"fixed: 4 a step, acceptance match\"}", "dynamic", "--modes dynamic"},
+        {"{\"speculation\":\"dynamic: up to 4 a step, budget lagged, acceptance match\"}", "dynamic", NULL},
+        {"{\"speculation\":\"dynamic: up to 4 a step, budget early_stop, acceptance match\"}", "dynamic", "early_stop"},
+        {"{\"speculation\":\"dynamic: up to 4 a step, budget early_stop, acceptance match\"}", "early-stop", NULL},
+        {"{\"speculation\":\"dynamic: up to 5 a step, budget lagged, acceptance match\"}", "dynamic", "blocks of 4"},
+        {"{\"model_revision\":\"00000000000000aa\"}", "fixed", NULL},
+        {"{\"model_revision\":\"00000000000000ab\"}", "fixed", "is of the model of revision 00000000000000ab"},
+    };
+    struct fixture f = begin(FLAT("0", ",\"model_revision\":\"00000000000000aa\""));
+    char text[600];
+    for (size_t i = 0; i < sizeof at / sizeof *at; i++) {
+        snprintf(
+            text, sizeof text,
+            "{\"conditions\":{\"server\":%s,\"prompt_tokens\":32,\"max_tokens\":9},\"points\":[{\"loop\":\"closed\","
+            "\"concurrency\":2,\"requests\":6,\"output_tokens_per_second\":100}]}",
+            at[i].server);
+        char *file = ts_write_file(f.dir, "served.json", text);
+        struct ts_result r = ts_run(ts_weft(), "simulate", "--modes", at[i].modes, "--against", file, f.profile);
+        cr_expect_eq(r.status, at[i].says ? 2 : 0, "case %zu: %s", i, r.err);
+        cr_expect(!at[i].says || strstr(r.err, at[i].says), "case %zu: %s", i, r.err);
+        cr_expect(!at[i].says || !*r.out, "case %zu: %s", i, r.out);
+        ts_result_free(&r);
+        free(file);
+    }
+    end(&f);
+}
+
 Test(simulate, bad_profiles_are_refused)
 {
     static const char *const bad[][2] = {
@@ -457,6 +496,9 @@ Test(simulate, bad_profiles_are_refused)
         {FLAT("0", ",\"exchange_us\":[[1,2]]"), "at least two points"},
         {FLAT("0", ",\"exchange_us\":[[-4,2],[1,1]]"), "exchange_us[0]"},
         {FLAT("0", ",\"one_process\":3"), "true or false"},
+        {FLAT("0", ",\"draft_us\":[[1,0.01],[2,2]]"), "draft_us[0]: the time is less than a machine can take"},
+        {FLAT("0", ",\"between_us\":[{\"drafts\":2,\"us\":[[3,10],[6,10000]]}]"),
+         "between_us[0]: the time is a fraction"},
         {FLAT("0", ",\"prefill\":{\"encoder_us\":[[1,1],[2,2]],\"group\":{\"ranks\":8}}"), "weights_us must be"},
     };
     char *dir = ts_temp_dir();

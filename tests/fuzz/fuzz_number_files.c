@@ -1,5 +1,6 @@
-/* Any bytes as one of the JSON files with figures: recorded counters, step times, a calibration, a profile of a
- * machine, a request trace. The first byte says which. Refused with a message, or numbers that can be used. */
+/* Any bytes as one of the JSON files with figures: recorded counters of decoding or of prompts, what clients of a
+ * server saw, step times, a calibration, a profile of a machine, a request trace. The first byte says which. Refused
+ * with a message, or numbers that can be used. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <math.h>
@@ -10,6 +11,8 @@
 
 #include "actors/steptime_file.h"
 #include "cli/bench_decode.h"
+#include "cli/bench_prefill.h"
+#include "cli/bench_serve_report.h"
 #include "cli/simulate.h"
 #include "model/calibration.h"
 
@@ -37,10 +40,46 @@ static int try_counters(const char *path, struct cfg_error *err)
     struct bd_results r = {.n = 0};
     int rc = bd_read_json(path, &r, err);
     for (int i = 0; !rc && i < r.n; i++) {
-        const struct mdl_counters *c = &r.point[i].counters;
-        require(c->accepted <= c->offered && c->offered <= c->drafted && r.point[i].seconds > 0);
+        const struct bd_point *p = &r.point[i];
+        const struct mdl_counters *c = &p->counters;
+        require(c->accepted <= c->offered && c->offered <= c->drafted && p->seconds > 0);
+        require(c->steps == p->rounds * p->load && c->emitted == c->steps + c->accepted);
+        require(p->mode == BD_DYNAMIC || (p->mode >= 0 && c->offered == p->mode * c->steps));
+    }
+    if (!rc) {
+        struct bd_verdict v;
+        bd_judge(&r, r.point[0].load, &v);
     }
     bd_free(&r);
+    return rc;
+}
+
+static int try_prompts(const char *path, struct cfg_error *err)
+{
+    struct bp_results r = {.n = 0};
+    int rc = bp_read_json(path, &r, err);
+    for (int i = 0; !rc && i < r.n; i++) {
+        const struct bp_point *p = &r.point[i];
+        struct bp_figures f;
+        require(p->seconds > 0 && p->longest >= p->shortest && p->steps >= 1 && p->layer_rows >= p->tokens);
+        require(bp_figures(&r, p->exact, p->tokens, p->chunk, &f) && f.rate > 0 && isfinite(f.rate));
+    }
+    bp_free(&r);
+    return rc;
+}
+
+static int try_served(const char *path, struct cfg_error *err)
+{
+    static struct bs_results r;
+    r = (struct bs_results){.n = 0};
+    int rc = bs_read_json(path, &r, err);
+    for (int i = 0; !rc && i < r.n; i++) {
+        const struct bs_point *p = &r.point[i];
+        require(p->whole + p->refused + p->failed == p->requests && p->seconds > 0 && p->load > 0);
+        for (int c = 0; c < BS_COLUMNS; c++)
+            require(isnan(p->value[c][0]) || (p->value[c][0] <= p->value[c][1] && p->value[c][1] <= p->value[c][2]));
+    }
+    json_decref(r.conditions);
     return rc;
 }
 
@@ -107,6 +146,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (file < 0 || ftruncate(file, 0) || pwrite(file, data + 1, size - 1, 0) != (ssize_t)size - 1)
         return 0;
     int rc = data[0] == 'c'   ? try_counters(path, &err)
+             : data[0] == 'f' ? try_prompts(path, &err)
+             : data[0] == 'v' ? try_served(path, &err)
              : data[0] == 's' ? try_steptimes(path, &err)
              : data[0] == 'k' ? try_calibration(path, &err)
              : data[0] == 't' ? try_trace(path, &err)
