@@ -78,6 +78,7 @@ static void on_open(void *ctx, struct tp_channel *c)
     struct end *e = ctx;
     e->channel = c;
     e->opened++;
+    e->failed |= c->ops->trust(c);
 }
 
 static void send_bytes(struct end *e, const void *bytes, size_t size)

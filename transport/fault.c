@@ -53,6 +53,7 @@ static bool can(enum tp_fault_do what, uint32_t on)
         [TP_FAULT_DELAY] = TP_FAULT_FRAME | TP_FAULT_IMMEDIATE | TP_FAULT_PUT_DONE,
         [TP_FAULT_DOUBLE] = TP_FAULT_FRAME | TP_FAULT_IMMEDIATE | TP_FAULT_PUT_DONE,
         [TP_FAULT_REFUSE] = TP_FAULT_CONNECT | TP_FAULT_REGISTER | TP_FAULT_SEND | TP_FAULT_PUT,
+        [TP_FAULT_STARVE] = TP_FAULT_SEND | TP_FAULT_PUT,
         [TP_FAULT_KILL] = ~(uint32_t)(TP_FAULT_CONNECT | TP_FAULT_REGISTER),
         [TP_FAULT_CRASH] = ~(uint32_t)(TP_FAULT_CONNECT | TP_FAULT_REGISTER),
     };
@@ -428,6 +429,8 @@ static int before(struct channel *c, enum tp_fault_on on)
         apply_end(ep, c, r);
         return -ENOTCONN;
     }
+    if (r->what == TP_FAULT_STARVE)
+        return -ENOMEM;
     if (r->what == TP_FAULT_REFUSE) {
         c->room = true;
         h->wake(h->ctx);
@@ -460,6 +463,14 @@ static int faulty_put(struct tp_channel *base, const struct tp_put *put)
     }
     rc = c->below->ops->put(c->below, put);
     mirror(c);
+    return rc;
+}
+
+static int faulty_trust(struct tp_channel *base)
+{
+    struct channel *c = (struct channel *)base;
+    int rc = c->killed ? -ENOTCONN : c->below->ops->trust(c->below);
+    base->trusted = c->below->trusted;
     return rc;
 }
 
@@ -516,6 +527,7 @@ const struct tp_ops tp_faulty = {
     .connect = faulty_connect,
     .send = faulty_send,
     .put = faulty_put,
+    .trust = faulty_trust,
     .finish = faulty_finish,
     .abort = faulty_abort,
     .poll = faulty_poll,

@@ -9,6 +9,7 @@
  *   DELAY   FRAME, IMMEDIATE, PUT_DONE: it and what comes behind it on its channel wait
  *   DOUBLE  FRAME, IMMEDIATE, PUT_DONE: seen twice
  *   REFUSE  CONNECT, REGISTER: an error. SEND, PUT: -EAGAIN, and ROOM at the next poll
+ *   STARVE  SEND, PUT: -ENOMEM, and nothing follows
  *   KILL    the channel ends here with -ECONNRESET, as if the other side had died; SEND and PUT do not cross any more,
  *           what else it was is not seen. With delay_ns its end comes so much later, as with an adapter that drains its
  *           queues: until then it takes nothing (-ENOTCONN) and says nothing
@@ -37,6 +38,7 @@ enum tp_fault_do {
     TP_FAULT_REFUSE,
     TP_FAULT_KILL,
     TP_FAULT_CRASH,
+    TP_FAULT_STARVE,
 };
 
 enum { TP_FAULT_RULES = 8 };

@@ -189,6 +189,18 @@ static void take_hello(struct net_conn *c, const uint8_t *frame, size_t size)
     say(c, reply, n);
 }
 
+/* The other side, which has proved who it is, may write to the windows. */
+static bool trust(struct net_conn *c)
+{
+    char why[TP_REASON_TEXT];
+    int rc = c->channel->ops->trust(c->channel);
+    if (rc == 0)
+        return true;
+    snprintf(why, sizeof why, "it could not be allowed to write to the windows (%s)", strerror(-rc));
+    net_conn_abort(c, why);
+    return false;
+}
+
 static void take_challenge(struct net_conn *c, const uint8_t *frame, size_t size)
 {
     struct cfg_error err;
@@ -214,7 +226,8 @@ static void take_challenge(struct net_conn *c, const uint8_t *frame, size_t size
     c->other = other;
     c->epoch = other.epoch;
     hear(c, frame, size);
-    if (!net_acceptable(c))
+    /* Now, as it may write as soon as it has said WELCOME. */
+    if (!net_acceptable(c) || !trust(c))
         return;
     size_t n = tp_proof_encode(TP_FRAME_PROOF, c->net->config.secret, c->said, c->said_size, windows,
                                own_windows(c->net, windows), reply);
@@ -252,6 +265,8 @@ void net_conn_welcome(struct net_conn *c)
     struct tp_window windows[TP_WINDOWS_MAX];
     uint8_t reply[TP_HANDSHAKE_MAX];
     int n_own = c->tool ? 0 : own_windows(c->net, windows);
+    if (!c->tool && !trust(c))
+        return;
     size_t n = tp_proof_encode(TP_FRAME_WELCOME, c->net->config.secret, c->said, c->said_size, windows, n_own, reply);
     if (say(c, reply, n))
         is_up(c);

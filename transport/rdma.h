@@ -134,7 +134,7 @@ struct tp_rdma_config {
 
 /* ---- the library ----------------------------------------------------------------------------------------------- */
 
-enum { TP_RDMA_ABI = 2 };
+enum { TP_RDMA_ABI = 3 };
 
 /* What weft-rdma.so exports as "tp_rdma_plugin". */
 struct tp_rdma_plugin {

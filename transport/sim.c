@@ -560,6 +560,13 @@ static void sim_finish(struct tp_channel *base)
     wake((struct end *)base->endpoint);
 }
 
+static int sim_trust(struct tp_channel *base)
+{
+    int rc = check_usable((struct channel *)base);
+    base->trusted |= !rc;
+    return rc;
+}
+
 static void sim_abort(struct tp_channel *base)
 {
     struct channel *c = (struct channel *)base;
@@ -571,7 +578,8 @@ static void sim_abort(struct tp_channel *base)
 
 /* ---- what arrives ------------------------------------------------------------------------------ */
 
-static struct tp_region *find_region(struct end *ep, const struct tp_put *p)
+/* Where the other side's put lands; NULL: nowhere. */
+static struct tp_region *find_region(struct end *ep, const struct channel *c, const struct tp_put *p)
 {
     uint64_t id = 0;
     if (p->key.size == sizeof id)
@@ -579,7 +587,7 @@ static struct tp_region *find_region(struct end *ep, const struct tp_put *p)
     struct tp_region *r = ep->regions;
     while (r && r->id != id)
         r = r->next;
-    return r && p->size <= r->size && p->offset <= r->size - p->size ? r : NULL;
+    return r && c->base.trusted && p->size <= r->size && p->offset <= r->size - p->size ? r : NULL;
 }
 
 static int64_t piece_due(const struct item *i, size_t k)
@@ -595,9 +603,9 @@ static struct item *next_put(struct item *i)
 }
 
 /* The pieces that are there by `now`. True: all are, and the next put's may land. */
-static bool land(struct end *ep, struct item *i, int64_t now)
+static bool land(struct end *ep, const struct channel *c, struct item *i, int64_t now)
 {
-    struct tp_region *r = find_region(ep, &i->put);
+    struct tp_region *r = find_region(ep, c, &i->put);
     while (i->landed < i->pieces && (i->due <= now || piece_due(i, i->landed) <= now)) {
         size_t at = i->order[i->landed++] * i->piece, n = i->size - at < i->piece ? i->size - at : i->piece;
         if (r)
@@ -629,8 +637,8 @@ static void done_put(struct end *ep, struct channel *c, int status)
 static void take_put(struct end *ep, struct channel *c, struct item *i)
 {
     const struct tp_put p = i->put;
-    bool there = find_region(ep, &p) != NULL;
-    land(ep, i, i->due);
+    bool there = find_region(ep, c, &p) != NULL;
+    land(ep, c, i, i->due);
     acknowledge(c, i, true, there ? 0 : -EACCES);
     if (!there) { /* this side ends it; the other one has to have the acknowledgement first */
         struct pipe *pipe = c->pipe;
@@ -760,7 +768,7 @@ static enum turn turn(struct end *ep, struct channel *c)
     struct side *s = &c->pipe->side[c->me];
     bool cut = is_cut(ep->net, c->pipe->name[1 - c->me], c->pipe->name[c->me]);
     struct item *put = cut ? NULL : next_put(s->head);
-    for (; put && land(ep, put, now < s->over_at ? now : s->over_at); put = next_put(put->next))
+    for (; put && land(ep, c, put, now < s->over_at ? now : s->over_at); put = next_put(put->next))
         ;
     if (!cut && s->head && s->head->due <= now && s->head->due <= s->over_at) {
         take_item(ep, c, pop(c->pipe, c->me));
@@ -853,6 +861,7 @@ const struct tp_ops tp_sim = {
     .connect = sim_connect,
     .send = sim_send,
     .put = sim_put,
+    .trust = sim_trust,
     .finish = sim_finish,
     .abort = sim_abort,
     .poll = sim_poll,

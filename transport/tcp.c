@@ -50,8 +50,7 @@ static int tcp_add_region(struct tp_endpoint *base, void *mem, size_t size, stru
     struct tp_region *r = size ? calloc(1, sizeof *r) : NULL;
     if (!r)
         return cfg_error_set(err, size ? ENOMEM : EINVAL, size ? "no memory for a region" : "an empty region");
-    /* Random, so that a key of an earlier process fits no region of this one, and nobody who has not been told it can
-     * write: puts are taken as soon as a channel is open, before the other side has proved who it is. */
+    /* Random, so that a key of an earlier process fits no region of this one. */
     base->host.random(base->host.ctx, &r->id, sizeof r->id);
     r->id += ++ep->next_region;
     r->base = mem;
@@ -279,6 +278,7 @@ const struct tp_ops tp_tcp = {
     .connect = tcp_connect,
     .send = tcp_send,
     .put = tcp_put,
+    .trust = tcp_trust,
     .finish = tcp_finish,
     .abort = tcp_abort,
     .poll = tcp_poll,

@@ -306,6 +306,14 @@ static void tell_done(struct tcp_channel *c)
     queue(c, o);
 }
 
+int tcp_trust(struct tp_channel *base)
+{
+    if (!usable((struct tcp_channel *)base))
+        return -ENOTCONN;
+    base->trusted = true;
+    return 0;
+}
+
 void tcp_finish(struct tp_channel *base)
 {
     struct tcp_channel *c = (struct tcp_channel *)base;
@@ -358,7 +366,7 @@ static void refuse_put(struct tcp_channel *c)
 
 static void begin_put(struct tcp_channel *c)
 {
-    struct tp_region *r = find_region(tcp_endpoint_of(c), c->item.region);
+    struct tp_region *r = c->base.trusted ? find_region(tcp_endpoint_of(c), c->item.region) : NULL;
     if (!r || c->item.size > r->size || c->item.offset > r->size - c->item.size) {
         refuse_put(c);
         return;

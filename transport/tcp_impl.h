@@ -101,6 +101,7 @@ void tcp_settle(struct tcp_channel *c);
 /* The functions of the table that are about channels. */
 int tcp_send(struct tp_channel *base, const struct iovec *part, int n);
 int tcp_put(struct tp_channel *base, const struct tp_put *p);
+int tcp_trust(struct tp_channel *base);
 void tcp_finish(struct tp_channel *base);
 void tcp_abort(struct tp_channel *base);
 

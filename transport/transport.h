@@ -135,6 +135,7 @@ struct tp_channel {
     struct tp_endpoint *endpoint;
     enum tp_class class;
     bool dialled;               /* made by connect here */
+    bool trusted;               /* puts of the other side are taken: trust was called */
     uint32_t frame_max;         /* largest frame, the smaller of both sides; valid when open */
     uint32_t credits_max;       /* most frames and immediates under way, the smaller of both sides */
     char peer[TP_ADDRESS_TEXT]; /* the other side's address, for logs */
@@ -177,6 +178,11 @@ struct tp_ops {
     int (*send)(struct tp_channel *c, const struct iovec *part, int n);
     /* 0: accepted, PUT_DONE follows; -EAGAIN: as above; -EINVAL: not within the region; -ENOTCONN. */
     int (*put)(struct tp_channel *c, const struct tp_put *p);
+    /* From now on puts of the other side land here and their immediates are taken. Until then they are refused like
+     * those that name no window, and end the channel; so whoever has not proved who it is writes nothing, whatever keys
+     * it knows. For open channels; again does no harm. 0; -ENOTCONN: not open, or ending; else what the adapter says.
+     */
+    int (*trust)(struct tp_channel *c);
     /* No more sends from here; what was accepted still goes out, then CLOSED comes on both sides with reason 0. The
      * other side may send until it closes too or has seen this side's end; what it sends then is dropped. */
     void (*finish)(struct tp_channel *c);

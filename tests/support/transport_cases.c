@@ -297,6 +297,48 @@ void tr_case_a_removed_region_takes_no_put(const struct tr_kind *kind)
     free(memory);
 }
 
+/* Puts with the true key, of a few bytes and of many, in both directions and with only one side trusted. */
+void tr_case_a_put_before_trust_is_refused(const struct tr_kind *kind)
+{
+    enum { FEW = 8 };
+    struct tr_rig *r = tr_new(kind);
+    r->wary = true;
+    memset(r->window[0], 0x11, TR_WINDOW);
+    for (int i = 0; i < 4; i++) {
+        struct tp_channel *c[2];
+        int from = i & 1, to = 1 - from, many = i >> 1;
+        int closed[2] = {r->side[0].closed, r->side[1].closed}, done = r->side[from].puts_done;
+        tr_join(r, TP_CLASS_KV, c);
+        cr_expect(!c[0]->trusted && !c[1]->trusted);
+        /* Whoever writes is trusting; nobody trusts it. */
+        cr_assert_eq(c[from]->ops->trust(c[from]), 0);
+        memset(r->window[from], 0x11, TR_WINDOW);
+        memset(r->window[to], 0x22, TR_WINDOW);
+        tr_put(r, c[from], 0, 0, many ? TR_WINDOW : FEW, many ? -1 : 7, (uint64_t)i);
+        for (int k = 0; k < 2; k++)
+            tr_until(r, &r->side[k].closed, closed[k] + 1);
+        cr_expect_eq(r->side[from].puts_done, done + 1);
+        cr_expect_eq(count(&r->side[from], TR_PUT_DONE, 0), 0, "put %d arrived", i);
+        cr_expect_eq(r->side[to].immediates, 0, "put %d was told of", i);
+        cr_expect_eq(r->side[from].log[r->side[from].n - 1].status, -EACCES, "%s", r->side[from].why);
+        for (int k = 0; k < TR_WINDOW; k++)
+            cr_assert_eq(r->window[to][k], 0x22, "byte %d was written by put %d", k, i);
+    }
+    struct tp_channel *c[2];
+    tr_join(r, TP_CLASS_KV, c);
+    for (int i = 0; i < 2; i++) { /* twice does no harm */
+        cr_expect_eq(c[1]->ops->trust(c[1]), 0);
+        cr_expect(c[1]->trusted);
+    }
+    memset(r->window[0], 0x33, TR_WINDOW);
+    tr_put(r, c[0], 0, 0, TR_WINDOW, 1, 9);
+    tr_until(r, &r->side[1].immediates, 1);
+    cr_expect_arr_eq(r->window[0], r->window[1], TR_WINDOW);
+    c[1]->ops->abort(c[1]);
+    cr_expect_eq(c[1]->ops->trust(c[1]), -ENOTCONN);
+    tr_free(r);
+}
+
 void tr_case_finish_loses_nothing(const struct tr_kind *kind)
 {
     struct tr_rig *r = tr_new(kind);
@@ -401,7 +443,7 @@ void tr_case_nobody_listens(const struct tr_kind *kind)
 void tr_case_many_connections_leave_nothing(const struct tr_kind *kind)
 {
     struct tr_rig *r = tr_new(kind);
-    for (int i = 0; i < 200; i++) {
+    for (int i = 0; i < (kind->connections ? kind->connections : 200); i++) {
         struct tp_channel *c[2];
         tr_join(r, (enum tp_class)(i % TP_CLASSES), c);
         tr_send_number(r, c[0], 0, 100);

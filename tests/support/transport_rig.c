@@ -46,11 +46,18 @@ static void note(struct tr_side *s, struct tr_event e, const uint8_t *bytes)
         s->on_event(s, &e, bytes);
 }
 
+static void take_new(struct tr_side *s, struct tp_channel *c)
+{
+    s->last = c;
+    if (!s->rig->wary)
+        c->ops->trust(c); /* fails when it is over already */
+}
+
 static void on_accepted(void *ctx, struct tp_channel *c)
 {
     struct tr_side *s = ctx;
     s->accepted++;
-    s->last = c;
+    take_new(s, c);
     note(s, (struct tr_event){.what = TR_ACCEPTED, .c = c}, NULL);
 }
 
@@ -58,7 +65,7 @@ static void on_opened(void *ctx, struct tp_channel *c)
 {
     struct tr_side *s = ctx;
     s->opened++;
-    s->last = c;
+    take_new(s, c);
     note(s, (struct tr_event){.what = TR_OPENED, .c = c}, NULL);
 }
 

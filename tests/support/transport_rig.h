@@ -20,6 +20,7 @@ struct tr_kind {
     void (*tear_down)(struct tr_rig *r);
     /* Lets time pass when nothing is due; NULL: waits a little in the event loop. */
     void (*idle)(struct tr_rig *r, int64_t until);
+    int connections; /* one after the other, of many_connections_leave_nothing; 0: 200 */
     bool uses_base;
     bool looks; /* the loop looks at the endpoints and arms them before it waits */
 };
@@ -67,6 +68,7 @@ struct tr_rig {
     struct tp_region *region[2];
     struct tp_key key[2];
     void *world; /* the kind's */
+    bool wary;   /* channels are not trusted as soon as they are open */
     int64_t now; /* virtual clock of kinds that have one; 0: the real one */
     bool woken;
 };

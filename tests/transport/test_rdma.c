@@ -108,16 +108,21 @@ Test(rdma, weft_bench_exchange_uses_slots)
 
 /* ---- what every provider passes -------------------------------------------------------------------------------- */
 
+/* What is left of connections in the kernel is counted in test_rdma_faults. */
+enum { MANY = 30 };
+
 #define TR_CASE(name)                                                                                                  \
     Test(rdma_loop, name)                                                                                              \
     {                                                                                                                  \
-        const struct tr_kind kind = {.ops = rr_ops(), .set_up = rr_set_up_loop, .uses_base = true};                    \
+        const struct tr_kind kind = {                                                                                  \
+            .ops = rr_ops(), .set_up = rr_set_up_loop, .connections = MANY, .uses_base = true};                        \
         tr_case_##name(&kind);                                                                                         \
     }                                                                                                                  \
     Test(rdma_rails, name)                                                                                             \
     {                                                                                                                  \
         /* The loop looks and arms, as a worker does; above the provider keeps it informed by itself. */               \
-        const struct tr_kind kind = {.ops = rr_ops(), .set_up = rr_set_up_rails, .uses_base = true, .looks = true};    \
+        const struct tr_kind kind = {                                                                                  \
+            .ops = rr_ops(), .set_up = rr_set_up_rails, .connections = MANY, .uses_base = true, .looks = true};        \
         tr_case_##name(&kind);                                                                                         \
     }
 #include "tests/support/transport_cases.def"

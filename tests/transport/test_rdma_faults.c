@@ -373,11 +373,20 @@ Test(rdma_faults, a_limit_on_locked_memory_is_named)
 
 /* ---- peers and wires that go away ------------------------------------------------------------------------------ */
 
+/* What it accepts may write from now on. */
+static void greet(struct tr_side *s, const struct tr_event *e, const uint8_t *bytes)
+{
+    (void)bytes;
+    if (e->what == TR_ACCEPTED)
+        tr_send_number(s->rig, e->c, 0, 8);
+}
+
 /* A process that listens, offers its window and takes what comes, until it is killed. It writes its address and key to
  * fd. */
 static void be_a_peer(int fd, const struct tr_kind *kind)
 {
     struct tr_rig *r = tr_new(kind);
+    r->side[1].on_event = greet;
     if (write(fd, r->bound, sizeof r->bound) < 0 || write(fd, &r->key[1], sizeof r->key[1]) < 0)
         _exit(1);
     for (;;)
@@ -406,9 +415,9 @@ static struct tp_channel *join_peer(struct tr_rig *r)
 {
     struct tp_channel *c;
     struct cfg_error err;
-    int opened = r->side[0].opened + 1;
+    int frames = r->side[0].frames + 1;
     cr_assert_eq(r->kind->ops->connect(r->side[0].ep, r->bound, TP_CLASS_KV, NULL, &c, &err), 0, "%s", err.msg);
-    tr_until(r, &r->side[0].opened, opened);
+    tr_until(r, &r->side[0].frames, frames);
     return c;
 }
 

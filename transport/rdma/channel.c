@@ -408,6 +408,20 @@ void rdma_channel_work(struct rdma_channel *c)
         c->fin_sent = rdma_steer(c, RDMA_FIN, NULL, 0);
 }
 
+int rdma_trust(struct tp_channel *base)
+{
+    struct rdma_channel *c = (struct rdma_channel *)base;
+    if (!usable(c))
+        return -ENOTCONN;
+    for (int i = 0; i < c->lanes && !base->trusted; i++) {
+        int rc = rdma_lane_trust(&c->lane[i]);
+        if (rc)
+            return rc;
+    }
+    base->trusted = true;
+    return 0;
+}
+
 void rdma_finish(struct tp_channel *base)
 {
     struct rdma_channel *c = (struct rdma_channel *)base;
@@ -535,10 +549,7 @@ static void take(struct rdma_channel *c, const struct rdma_held *r)
     /* What comes for a channel that has failed, or ends, is dropped. */
     if (!c->failed && c->state != RDMA_ENDING && r->written) {
         c->owed++;
-        if (c->state == RDMA_OPEN)
-            h->sink->immediate(h->ctx, &c->base, r->immediate);
-        else
-            rdma_fail(c, -EPROTO, "the other side begins without a start");
+        h->sink->immediate(h->ctx, &c->base, r->immediate);
     } else if (!c->failed && c->state != RDMA_ENDING) {
         take_send(c, r);
     }
@@ -578,6 +589,11 @@ void rdma_received(struct rdma_lane *l, const struct ibv_wc *wc, struct rdma_buf
     if (!(wc->wc_flags & IBV_WC_WITH_IMM) || (l->index > 0 && !written) || c->held_count == places) {
         rdma_buffer_back(b);
         rdma_fail(c, -EPROTO, "the other side sends what this program does not");
+        return;
+    }
+    if (written && !c->base.trusted) { /* of no bytes: there are adapters that ask for no right to write none */
+        rdma_buffer_back(b);
+        rdma_fail(c, -EACCES, RDMA_WROTE_EARLY);
         return;
     }
     struct rdma_held r = {

@@ -76,6 +76,8 @@ void rdma_fail_completion(struct rdma_lane *l, const struct ibv_wc *wc, const st
         c->put_error = reason;
     if (wc->status == IBV_WC_REM_ACCESS_ERR && put)
         fail_put(c, reason, "the other side refused a write: no such window or range", put);
+    else if (wc->status == IBV_WC_REM_INV_REQ_ERR && put)
+        fail_put(c, reason, "the other side takes no writes of this one, which has not proved who it is", put);
     else if (wc->status == IBV_WC_LOC_PROT_ERR && put)
         fail_put(c, reason, "the adapter refused to read memory that is not registered, or no more", put);
     else if (wc->status == IBV_WC_RETRY_EXC_ERR)

@@ -344,6 +344,7 @@ const struct tp_ops tp_rdma_ops = {
     .connect = rdma_dial,
     .send = rdma_send,
     .put = rdma_put,
+    .trust = rdma_trust,
     .finish = rdma_finish,
     .abort = rdma_abort,
     .poll = rdma_poll,

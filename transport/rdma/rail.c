@@ -251,6 +251,10 @@ static void take_async(struct rdma_rail *r, const struct ibv_async_event *e)
     } else if (e->event_type == IBV_EVENT_COMM_EST) {
         if (l->id)
             rdma_notify(l->id, e->event_type);
+    } else if (e->event_type == IBV_EVENT_QP_FATAL) {
+        rdma_fail(l->channel, -EIO, "%s: %s", r->name, ibv_event_type_str(e->event_type));
+    } else if (!l->channel->base.trusted) {
+        rdma_fail(l->channel, -EACCES, "%s: " RDMA_WROTE_EARLY, r->name);
     } else {
         rdma_fail(l->channel, e->event_type == IBV_EVENT_QP_ACCESS_ERR ? -EACCES : -EIO, "%s: %s", r->name,
                   e->event_type == IBV_EVENT_QP_ACCESS_ERR
@@ -375,9 +379,8 @@ static int make_qp(struct rdma_lane *l, struct cfg_error *err)
         return rdma_memory_error(err, errno ? errno : ENOMEM, "a queue pair", r->name, (uint64_t)l->depth * 64);
     r->ep->base.queue_pairs++;
     l->inline_max = a.cap.max_inline_data < RDMA_INLINE ? a.cap.max_inline_data : RDMA_INLINE;
-    struct ibv_qp_attr init = {.qp_state = IBV_QPS_INIT,
-                               .port_num = r->port,
-                               .qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE};
+    /* The other side writes nowhere until it is trusted. */
+    struct ibv_qp_attr init = {.qp_state = IBV_QPS_INIT, .port_num = r->port, .qp_access_flags = 0};
     int rc = ibv_modify_qp(l->qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
     if (rc)
         return cfg_error_set(err, rc, "rdma: %s: a queue pair cannot go to INIT on port %d (%s)", r->name, r->port,
@@ -409,6 +412,12 @@ int rdma_lane_make(struct rdma_lane *l, struct rdma_rail *r, struct cfg_error *e
     l->next_by_qpn = r->by_qpn[l->qp->qp_num % RDMA_BUCKETS];
     r->by_qpn[l->qp->qp_num % RDMA_BUCKETS] = l;
     return 0;
+}
+
+int rdma_lane_trust(struct rdma_lane *l)
+{
+    struct ibv_qp_attr a = {.qp_state = IBV_QPS_RTS, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE};
+    return -ibv_modify_qp(l->qp, &a, IBV_QP_STATE | IBV_QP_ACCESS_FLAGS);
 }
 
 void rdma_lane_shrink(struct rdma_lane *l, int receives)

@@ -17,6 +17,9 @@
  * when it is made: depth for frames and immediates, plus RDMA_RESERVE for what steers it. It tells the other side, who
  * never has more under way; so a pool cannot run empty, whatever the others do.
  *
+ * Trust. Every queue pair of an endpoint reaches every window of it by key. So queue pairs are made without the right
+ * to remote writes, and get it when net.h knows who is there.
+ *
  * Order over lanes. The last write of a stripe on each lane carries the stripe's number as its immediate. On lane 0 a
  * BARRIER with that number goes ahead of what follows; the receiver holds back everything behind it until all lanes
  * have shown the number. So the receiver's own adapter vouches for the order of bytes and what tells of them. */
@@ -51,6 +54,9 @@ enum {
 
 #define RDMA_STRIPE_MIN ((size_t)128 << 10) /* smaller puts take one lane */
 #define RDMA_SEGMENT ((size_t)1 << 20)      /* longest single write: bounds how long a lane is kept */
+
+/* Why a channel ends over which a write came before trust. */
+#define RDMA_WROTE_EARLY "the other side wrote before it had proved who it is"
 
 /* In the top bits of the immediate with every send; credits that are given back in the others. */
 enum rdma_type {
@@ -282,6 +288,8 @@ bool rdma_rail_arm(struct rdma_rail *r);
 int rdma_lane_make(struct rdma_lane *l, struct rdma_rail *r, struct cfg_error *err);
 /* Destroys queue pair and connection, and gives the parts back. Nothing of the other side lands after it. */
 void rdma_lane_free(struct rdma_lane *l);
+/* From now on the other side writes to this side's windows. 0 or a negative errno. */
+int rdma_lane_trust(struct rdma_lane *l);
 /* Gives a part of what was promised back, when both sides agreed on less. */
 void rdma_lane_shrink(struct rdma_lane *l, int receives);
 void rdma_buffer_back(struct rdma_buffer *b);
@@ -305,6 +313,7 @@ struct rdma_channel *rdma_channel_new(struct rdma *ep, enum tp_class class);
 void rdma_channel_free(struct rdma_channel *c);
 int rdma_send(struct tp_channel *base, const struct iovec *part, int n);
 int rdma_put(struct tp_channel *base, const struct tp_put *p);
+int rdma_trust(struct tp_channel *base);
 void rdma_finish(struct tp_channel *base);
 /* Posts a send that steers the channel. False: no place, try again. */
 bool rdma_steer(struct rdma_channel *c, enum rdma_type type, const void *bytes, size_t size);
