@@ -80,13 +80,25 @@ static void tell_writer(struct landing *l, struct act_addr writer, uint64_t requ
     land_send(l, &m);
 }
 
+/* In order with the question for the next place, or that would be given back too: a writer that begins again asks as
+ * the same attempt. */
+static void give_place_back(struct landing *l, const struct land_slot *s)
+{
+    struct act_msg m = act_msg_make(ACT_CANCEL, l->decode[s->decode].addr);
+    m.request = s->request;
+    m.attempt = s->attempt;
+    act_p_cancel(&m)->reason = -ECANCELED;
+    if (act_send(l->self, &m))
+        act_cancel(l->self, l->decode[s->decode].addr, s->request, s->attempt, -ECANCELED);
+}
+
 /* Frees what the slot still holds; the next ticket in it has another generation. */
 static void clear(struct landing *l, struct land_slot *s)
 {
     uint32_t generation = s->ticket.generation + 1;
     land_return_pages(l, s->pages, s->n_pages);
     if (s->placed)
-        act_cancel(l->self, l->decode[s->decode].addr, s->request, s->attempt, -ECANCELED);
+        give_place_back(l, s);
     mdl_seq_free(s->seq);
     act_buf_free(s->buf);
     act_buf_free(s->ready);

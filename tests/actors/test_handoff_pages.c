@@ -87,6 +87,8 @@ static void converse(const struct mode *mode, const int32_t *said, struct script
     for (int i = 0; i < w.n; i++) {
         cr_assert_eq(w.got[i].terminal, 1, "%s, turn %d", mode->name, i);
         cr_assert_eq(w.got[i].status, 0, "%s, turn %d: status %d", mode->name, i, w.got[i].status);
+        cr_assert_eq(w.got[i].place.replaced, 0, "%s, turn %d: a prompt that begins again keeps its place", mode->name,
+                     i);
         out->got[i] = w.got[i];
     }
     out->bytes = w.wire.bytes;
@@ -186,7 +188,8 @@ Test(handoff_pages, unwritten_tickets_are_taken_back_before_a_sequence_is_parked
         cr_expect_eq(c.parked, 0, "seed %d: parked %d times", (int)seed, c.parked);
         for (int i = 0; i < w.n; i++) {
             ts_world_check_same(&w, i);
-            cr_expect_eq(w.got[i].place.replaced, 0, "seed %d: request %d was placed again: %d", (int)seed, i, w.got[i].place.reason);
+            cr_expect_eq(w.got[i].place.replaced, 0, "seed %d: request %d was placed again: %d", (int)seed, i,
+                         w.got[i].place.reason);
         }
         ts_world_check_baseline(&w);
         ts_world_close(&w);

@@ -363,3 +363,46 @@ Test(tier_runs, a_snapshot_is_preferred)
     ts_tiers_close(&r, true);
     ts_tiers_forget(&r);
 }
+
+/* Of what is clean the device of Prefill gets no more than the first turn's blocks. */
+static bool forget_later_blocks(struct ts_world *w, const struct ts_inner *who, struct act_self *self,
+                                struct act_msg *m, int *fail)
+{
+    size_t bytes;
+    (void)w, (void)self, (void)fail;
+    if (who->part != TS_PART_TIER || who->index >= TS_FAR || m->type != ACT_KV_STORE)
+        return false;
+    const struct act_tier_block *b = act_msg_tail(m, &bytes);
+    if (!b->replayed && act_p_kv_store(m)->blocks > CLEAN / TS_WORLD_BLOCK)
+        act_p_kv_store(m)->blocks = CLEAN / TS_WORLD_BLOCK;
+    return false;
+}
+
+/* The decoder has more clean blocks than Prefill: they stand for the clean ones of its hit, not for those behind. */
+Test(tier_runs, clean_blocks_of_a_decoder_stand_for_clean_ones_only)
+{
+    static const int turns[] = {THIRD, 200, FOURTH}, cached[] = {0, CLEAN, 192};
+    struct ts_outcome got[3];
+    for (int split = 0; split < 2; split++) {
+        static struct ts_tiers r;
+        memset(&r, 0, sizeof r);
+        ts_tiers_open(&r, 64, false);
+        r.w.store = NULL;
+        say(&r, 3, turns);
+        r.w.before = forget_later_blocks;
+        if (split)
+            ts_world_split(&r.w, 64, MDL_HANDOFF_FULL);
+        ts_world_run(&r.w, 7);
+        for (int i = 0; i < 3; i++) {
+            cr_assert_eq(r.w.got[i].place.replaced, 0);
+            cr_assert_eq(r.w.got[i].cached, cached[i], "split %d, turn %d: %d tokens", split, i, r.w.got[i].cached);
+            if (!split)
+                got[i] = r.w.got[i];
+            else
+                same(&got[i], &r.w.got[i], "in two processes");
+        }
+        cr_assert(!split || r.w.far.stats.held >= CLEAN / TS_WORLD_BLOCK, "%d blocks were held",
+                  (int)r.w.far.stats.held);
+        ts_tiers_close(&r, false);
+    }
+}
