@@ -423,13 +423,14 @@ int bd_plot(const struct bd_results *r, const char *path, struct cfg_error *err)
     plot_data(r, p, modes, n_modes, loads, n_loads);
     int changes = plot_changes(r, p, modes, n_modes, loads, n_loads);
     bool off = n_modes && modes[0] == 0, dynamic = n_modes && modes[n_modes - 1] == BD_DYNAMIC;
-    double bottom = cli_plot_conditions(p, r->conditions), legend = bottom + 0.03;
-    bottom += changes ? 0.14 : 0.115;
+    double bottom = cli_plot_conditions(p, r->conditions), legend = bottom + 0.06;
+    bottom += 0.165;
     cli_plot_printf(p,
-                    "set multiplot\nset grid lt 1 lw 0.7 lc rgb '#e0e0e0'\nset key font ',9' top right\n"
+                    "set multiplot\nset grid lt 1 lw 0.7 lc rgb '#e0e0e0'\nset key font ',9' at screen 0.07,%g left "
+                    "top horizontal maxrows 2 Left reverse samplen 3\n"
                     "set lmargin at screen 0.08\nset rmargin at screen %g\nset bmargin at screen %g\n"
                     "set tmargin at screen 0.93\n",
-                    changes ? 0.53 : 0.97, bottom);
+                    legend, changes ? 0.53 : 0.97, bottom);
     if (isnan(r->convert))
         cli_plot_printf(p,
                         "set title 'Speed per user against throughput per device (tokens %s)'\n"
@@ -448,7 +449,7 @@ int bd_plot(const struct bd_results *r, const char *path, struct cfg_error *err)
         char name[16];
         bd_mode_name(modes[m], name);
         cli_plot_printf(p,
-                        "%s$m%d using 1:2:3 with yerrorbars pt 7 ps 0.5 lc rgb '%s' notitle, $m%d using 1:2 with lines "
+                        "%s$m%d using 1:2:3 with yerrorbars pt 7 ps 0.7 lc rgb '%s' notitle, $m%d using 1:2 with lines "
                         "lw %d lc rgb '%s' title '%s'",
                         m ? ", " : "", m, colour_of(modes[m]), m, modes[m] == BD_DYNAMIC ? 3 : 1, colour_of(modes[m]),
                         name);
@@ -462,7 +463,7 @@ int bd_plot(const struct bd_results *r, const char *path, struct cfg_error *err)
             "unset label\nunset offsets\nset lmargin at screen 0.62\nset rmargin at screen 0.97\n"
             "set title 'Change of throughput to %s%s'\nset xlabel 'sequences at a time'\n"
             "set ylabel 'per cent' offset 1,0\nset logscale x 2\nset xrange [%g:%g]\nset yrange [*:*]\n"
-            "set xzeroaxis lt -1 lw 1.5\nset key at screen 0.99,%g right top vertical maxrows 3 font ',9' spacing 0.9\n"
+            "set xzeroaxis lt -1 lw 1.5\nset key at screen 0.99,%g right top vertical noreverse Right font ',9'\n"
             "plot ",
             off ? "off" : "the best other", isnan(r->convert) ? "" : ", as counted (NOT converted)", 0.8 * loads[0],
             1.25 * loads[n_loads - 1], legend);
@@ -470,7 +471,7 @@ int bd_plot(const struct bd_results *r, const char *path, struct cfg_error *err)
             double aside = pow(1.02, m - 0.5 * n_modes); /* bars of one load beside each other, not on each other */
             if (modes[m])
                 cli_plot_printf(p,
-                                "$c%d using ($1*%.3f):2:3 with yerrorbars pt 7 ps 0.4 lc rgb '%s' notitle, "
+                                "$c%d using ($1*%.3f):2:3 with yerrorbars pt 7 ps 0.6 lc rgb '%s' notitle, "
                                 "$c%d using ($1*%.3f):2 with lines lc rgb '%s' notitle, ",
                                 m, aside, colour_of(modes[m]), m, aside, colour_of(modes[m]));
         }

@@ -520,6 +520,16 @@ static bool any_of(const struct bs_results *r, bool open, enum bs_column column)
     return false;
 }
 
+/* sign 1: the most of all quantiles, -1: the least; seconds. */
+static double most_of(const struct bs_results *r, bool open, enum bs_column column, int sign)
+{
+    double most = NAN;
+    for (int i = 0; i < r->n; i++)
+        for (int q = 0; q < BS_QUANTILES && r->point[i].open == open; q++)
+            most = sign * fmax(sign * most, sign * r->point[i].value[column][q]);
+    return most;
+}
+
 /* A panel without anything in it, which gnuplot would not draw by itself. */
 static void plot_nothing(struct cli_plot *p)
 {
@@ -539,7 +549,11 @@ static void plot_quantiles(const struct bs_results *r, struct cli_plot *p, bool 
         plot_nothing(p);
         return;
     }
-    cli_plot_printf(p, "unset logscale\nset logscale y 10\nset yrange [*:*]\n%s\nplot ",
+    /* One value alone has no extent, which gnuplot would complain of. */
+    char range[64] = "*:*";
+    if (!(most_of(r, open, column, 1) > most_of(r, open, column, -1)))
+        snprintf(range, sizeof range, "%g:%g", 500 * most_of(r, open, column, 1), 2000 * most_of(r, open, column, 1));
+    cli_plot_printf(p, "unset logscale\nset logscale y 10\nset yrange [%s]\n%s\nplot ", range,
                     open || points < 2
                         ? "set xrange [0:*]\nset offsets 0, graph 0.05, 0, 0"
                         : "set logscale x 2\nset xrange [*:*]\nset offsets graph 0.05, graph 0.05, 0, 0");

@@ -426,7 +426,7 @@ static void plot_panels(const struct trace *t, struct cli_plot *to, double botto
     plot_lines(t, to, 3);
     cli_plot_printf(to,
                     "unset logscale x\nunset key\nset style fill solid 0.6\nset boxwidth 0.6\nset xrange [-0.6:%g]\n"
-                    "set title 'By length of the prompt, with room for everything (above: cost of a saved token)'\nset "
+                    "set title 'By length of the prompt, with room for everything'\nset "
                     "xlabel 'blocks of the prompt'\n"
                     "set ylabel 'prompt tokens saved, %%'\nset yrange [0:115]\n"
                     "plot $classes using 1:2:xtic(3) with boxes lc rgb '#4477aa', "

@@ -8,7 +8,7 @@
 #include "cli/plot.h"
 #include "cli/simulate_report.h"
 
-enum { LEGEND = 210, PANEL = 430, HEIGHT = 560, LINE_PIXELS = 17, FIRST_LABEL = 100, X = 0, Y = 1 };
+enum { LEGEND = 210, PANEL = 430, HEIGHT = 560, LINE_PIXELS = 17, FIRST_LABEL = 100, COLOURS = 7, X = 0, Y = 1 };
 
 struct drawing {
     const struct sim_report *r;
@@ -185,16 +185,16 @@ static bool both_loops(const struct sim_report *r)
 }
 
 /* The size of the deployment decides the colour, the mode dashes and points; of one size the mode decides both. Later
- * points are smaller, so that those below them show. */
+ * points are smaller, so that those below them show; sizes whose colour was used before have other points. */
 static void line_style(const struct drawing *d, int i)
 {
     static const int points[] = {7, 5, 9, 13, 11};
     int mode = place_of(d->r, i, same_mode), size = place_of(d->r, i, sim_same_ranks), before = 0;
     for (int k = 0; k < i; k++)
         before += begins_line(d->r, k);
-    cli_plot_printf(d->to, " with linespoints pt %d ps %.2f lw 1.5 dt %d lc rgb '%s' ", points[mode % 5],
-                    before < 8 ? 1.1 - 0.08 * before : 0.45, d->sizes ? 1 + mode % 5 : 1,
-                    cli_plot_colour(d->sizes ? size : mode));
+    cli_plot_printf(d->to, " with linespoints pt %d ps %.2f lw 1.5 dt %d lc rgb '%s' ",
+                    points[(mode + 2 * (size / COLOURS)) % 5], before < 8 ? 1.1 - 0.08 * before : 0.45,
+                    d->sizes ? 1 + mode % 5 : 1, cli_plot_colour(d->sizes ? size : mode));
 }
 
 static void plot_lines(const struct drawing *d, coordinates *of, const char *name, bool titles)
