@@ -84,9 +84,14 @@ static int open_shared(struct act_server *s, struct cfg_error *err)
 {
     const struct cfg_config *c = s->config;
     struct kv_tier *shared;
-    int r = c->kv.shared.usrbio[0]
-                ? kv_storage_usrbio_new(c->kv.shared.path, c->kv.shared.usrbio, DEPTH, &s->store.storage[SHARED], err)
-                : kv_storage_uring_new(c->kv.shared.path, DEPTH, &s->store.storage[SHARED], err);
+    const struct kv_usrbio_params rings = {.folder = c->kv.shared.path,
+                                           .library = c->kv.shared.usrbio,
+                                           .depth = DEPTH,
+                                           .clock = kv_clock_system,
+                                           .log = on_shared_log,
+                                           .log_ctx = s};
+    int r = c->kv.shared.usrbio[0] ? kv_storage_usrbio_new(&rings, &s->store.storage[SHARED], err)
+                                   : kv_storage_uring_new(c->kv.shared.path, DEPTH, &s->store.storage[SHARED], err);
     if (r)
         return r;
     const struct kv_shared_params p = {.storage = s->store.storage[SHARED],

@@ -2,13 +2,20 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "kvtiers/usrbio_api.h"
 
-enum { SLOT = 256 << 10, CQES = 64, NAP_US = 200 };
+enum { SLOT = 256 << 10, CQES = 64, NAP_US = 200, WRITES = 0, READS = 1, RINGS = 2, END_S = 10 };
+
+#define DEFAULT_TIMEOUT INT64_C(30000000000)
+#define LOOK_NS INT64_C(50000000) /* at the time of requests */
+#define BACKOFF_FIRST INT64_C(1000000000)
+#define BACKOFF_MOST INT64_C(60000000000)
 
 struct api {
 #define X(result, name, arguments) result(*name) arguments;
@@ -20,9 +27,30 @@ struct usrbio;
 
 /* A request of ours: a piece of the shared memory while it is in a ring. */
 struct slot {
-    struct kv_io *io;
+    struct kv_io *io; /* NULL: not in the ring */
     uint8_t *bytes;
+    int64_t began;
     struct slot *next_free;
+};
+
+enum ring_state { RING_OPEN, RING_FAILED, RING_OPENING };
+
+/* A ring and the memory of its requests. While it is being opened again, all below is the opening thread's. */
+struct ring {
+    struct usrbio *u;
+    int kind; /* READS, WRITES */
+    enum ring_state state;
+    int64_t retry_at, backoff;
+    int64_t full_since; /* it takes nothing, without having something of ours; 0: it does */
+    int running;
+    bool prepared;
+    pthread_t thread;
+    bool opened; /* by the thread, under u->lock: it has ended, with result */
+    int result;
+    struct hf3fs_iov iov;
+    struct hf3fs_ior ior;
+    bool have_iov, have_ior;
+    struct slot *slot, *free_slot;
 };
 
 /* An OPEN or CLOSE on its way through the storage below. */
@@ -41,14 +69,17 @@ struct usrbio {
     struct kv_storage *inner; /* everything but reads and writes */
     void *library;
     struct api api;
-    struct hf3fs_iov iov;
-    struct hf3fs_ior ring[2]; /* writes, reads */
-    bool have_iov, have_ring[2], prepared[2];
-    int running[2];
-    struct slot *slot, *free_slot;
+    struct kv_clock clock;
+    int64_t timeout, look_at;
+    void (*log)(void *ctx, bool warning, const char *text);
+    void *log_ctx;
+    char mount[256];
+    struct ring ring[RINGS];
     int depth;
     struct fifo waiting, ended; /* no slot or ring full; ended without having run */
     struct kv_storage_stats stats;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
 };
 
 static void fifo_add(struct fifo *f, struct kv_io *io)
@@ -120,25 +151,170 @@ static void pass_on(struct usrbio *u, struct kv_io *io)
     u->inner->ops->submit(u->inner, &w->io);
 }
 
-/* ---- rings ---- */
+/* ---- opening rings ---- */
 
-/* -EAGAIN: no room now. */
+static void ring_close(struct ring *r)
+{
+    if (r->have_ior)
+        r->u->api.hf3fs_iordestroy(&r->ior);
+    if (r->have_iov)
+        r->u->api.hf3fs_iovdestroy(&r->iov);
+    r->have_ior = r->have_iov = false;
+}
+
+/* *what: the call that failed. */
+static int ring_open(struct ring *r, const char **what)
+{
+    struct usrbio *u = r->u;
+    *what = "hf3fs_iovcreate";
+    int e = u->api.hf3fs_iovcreate(&r->iov, u->mount, (size_t)u->depth * SLOT, 0, -1);
+    if (e)
+        return e;
+    r->have_iov = true;
+    /* Depth 0: begin what is prepared. A hole is no data: it must not be read as zeros. */
+    *what = "hf3fs_iorcreate4";
+    e = u->api.hf3fs_iorcreate4(&r->ior, u->mount, u->depth, r->kind == READS, 0, 0, -1,
+                                r->kind == READS ? HF3FS_FORBID_READ_HOLES : 0);
+    if (e) {
+        ring_close(r);
+        return e;
+    }
+    r->have_ior = true;
+    r->free_slot = NULL;
+    for (int i = u->depth; i--;) {
+        r->slot[i] = (struct slot){.bytes = r->iov.base + (size_t)i * SLOT, .next_free = r->free_slot};
+        r->free_slot = &r->slot[i];
+    }
+    return 0;
+}
+
+/* The file system that has left requests lying may hold up these calls as well: not the storage's thread. */
+static void *reopen_main(void *arg)
+{
+    struct ring *r = arg;
+    const char *what;
+    ring_close(r);
+    int e = ring_open(r, &what);
+    pthread_mutex_lock(&r->u->lock);
+    r->result = e;
+    r->opened = true;
+    pthread_cond_broadcast(&r->u->changed);
+    pthread_mutex_unlock(&r->u->lock);
+    return NULL;
+}
+
+static int64_t time_now(const struct usrbio *u)
+{
+    return u->clock.now(u->clock.ctx);
+}
+
+static void say(const struct ring *r, bool warning, const char *what)
+{
+    char text[256];
+    snprintf(text, sizeof text, "USRBIO: the ring for %s of %.128s %s", r->kind == READS ? "reads" : "writes",
+             r->u->mount, what);
+    if (r->u->log)
+        r->u->log(r->u->log_ctx, warning, text);
+}
+
+static void ring_again(struct ring *r, int64_t now)
+{
+    r->state = RING_FAILED;
+    r->retry_at = now + r->backoff;
+    r->backoff = 2 * r->backoff < BACKOFF_MOST ? 2 * r->backoff : BACKOFF_MOST;
+}
+
+static void ring_turn(struct ring *r, int64_t now)
+{
+    struct usrbio *u = r->u;
+    if (r->state == RING_FAILED && now >= r->retry_at) {
+        r->opened = false;
+        if (pthread_create(&r->thread, NULL, reopen_main, r))
+            ring_again(r, now);
+        else
+            r->state = RING_OPENING;
+    } else if (r->state == RING_OPENING) {
+        pthread_mutex_lock(&u->lock);
+        bool opened = r->opened;
+        pthread_mutex_unlock(&u->lock);
+        if (!opened)
+            return;
+        pthread_join(r->thread, NULL);
+        if (r->result) {
+            ring_again(r, now);
+            return;
+        }
+        r->state = RING_OPEN;
+        say(r, false, "is open again");
+    }
+}
+
+/* What a ring was given and has not ended in time may still move bytes, of its own memory: it is given up as a whole.
+ */
+static void ring_fail(struct ring *r, int64_t now)
+{
+    struct usrbio *u = r->u;
+    r->state = RING_FAILED;
+    r->retry_at = now;
+    r->running = 0;
+    r->full_since = 0;
+    r->prepared = false;
+    say(r, true,
+        "does not end what it was given, or takes nothing; it is opened again, and what needs it fails until then");
+    for (int i = 0; i < u->depth; i++) {
+        struct kv_io *io = r->slot[i].io;
+        r->slot[i].io = NULL;
+        if (io) {
+            io->result = -ETIMEDOUT;
+            fifo_add(&u->ended, io);
+        }
+    }
+}
+
+static void look_at_time(struct usrbio *u)
+{
+    int64_t now = time_now(u);
+    if (now < u->look_at)
+        return;
+    u->look_at = now + LOOK_NS;
+    for (int k = 0; k < RINGS; k++) {
+        struct ring *r = &u->ring[k];
+        bool late = r->full_since && now - r->full_since > u->timeout;
+        for (int i = 0; i < u->depth && r->state == RING_OPEN && r->running && !late; i++)
+            late = r->slot[i].io && now - r->slot[i].began > u->timeout;
+        if (late)
+            ring_fail(r, now);
+        ring_turn(r, now);
+    }
+}
+
+/* ---- requests ---- */
+
+/* -EAGAIN: no room now. -ENOTCONN: the ring is being opened again. */
 static int begin(struct usrbio *u, struct kv_io *io)
 {
     bool read = io->op == KV_IO_READ;
-    struct slot *s = u->free_slot;
+    struct ring *r = &u->ring[read ? READS : WRITES];
     size_t len = io->len < SLOT ? io->len : (size_t)SLOT; /* the rest follows as after any short transfer */
-    if (!s || u->running[read] == u->depth)
+    if (r->state != RING_OPEN)
+        return -ENOTCONN;
+    struct slot *s = r->free_slot;
+    if (!s)
         return -EAGAIN;
     if (!read)
         memcpy(s->bytes, io->bytes, len);
+    int e = u->api.hf3fs_prep_io(&r->ior, &r->iov, read, s->bytes, io->file, io->offset, len, s);
+    const int64_t now = time_now(u);
+    if (e == -EAGAIN && !r->running && !r->full_since)
+        r->full_since = now;
+    if (e < 0)
+        return e;
+    r->full_since = 0;
     s->io = io;
-    int r = u->api.hf3fs_prep_io(&u->ring[read], &u->iov, read, s->bytes, io->file, io->offset, len, s);
-    if (r < 0)
-        return r;
-    u->free_slot = s->next_free;
-    u->running[read]++;
-    u->prepared[read] = true;
+    s->began = now;
+    r->free_slot = s->next_free;
+    r->running++;
+    r->prepared = true;
     return 0;
 }
 
@@ -153,29 +329,33 @@ static void push(struct usrbio *u)
         if (r)
             fifo_add(r == -EAGAIN ? &u->waiting : &u->ended, io);
     }
-    for (int r = 0; r < 2; r++)
-        if (u->prepared[r] && u->api.hf3fs_submit_ios(&u->ring[r]) == 0)
-            u->prepared[r] = false;
+    for (int k = 0; k < RINGS; k++) {
+        struct ring *r = &u->ring[k];
+        if (r->prepared && u->api.hf3fs_submit_ios(&r->ior) == 0)
+            r->prepared = false;
+    }
 }
 
-static int reap(struct usrbio *u, int ring)
+static int reap(struct usrbio *u, struct ring *r)
 {
     struct hf3fs_cqe cqe[CQES];
     struct timespec now;
-    if (!u->running[ring])
+    if (r->state != RING_OPEN || !r->running)
         return 0;
     clock_gettime(CLOCK_REALTIME, &now);
-    int n = u->api.hf3fs_wait_for_ios(&u->ring[ring], cqe, CQES, 0, &now);
+    int n = u->api.hf3fs_wait_for_ios(&r->ior, cqe, CQES, 0, &now);
+    if (n > 0)
+        r->backoff = BACKOFF_FIRST;
     for (int i = 0; i < n; i++) {
         struct slot *s = (struct slot *)(uintptr_t)cqe[i].userdata;
         struct kv_io *io = s->io;
         int64_t result = cqe[i].result;
-        if (ring == 1 && result > 0)
+        if (r->kind == READS && result > 0)
             memcpy(io->bytes, s->bytes, (size_t)result < io->len ? (size_t)result : io->len);
         s->io = NULL;
-        s->next_free = u->free_slot;
-        u->free_slot = s;
-        u->running[ring]--;
+        s->next_free = r->free_slot;
+        r->free_slot = s;
+        r->running--;
         complete(u, io, result);
     }
     return n > 0 ? n : 0;
@@ -199,10 +379,11 @@ static int usrbio_poll(struct kv_storage *base)
 {
     struct usrbio *u = (struct usrbio *)base;
     int n = u->inner->ops->poll(u->inner);
+    look_at_time(u);
     push(u);
     for (struct kv_io *io; (io = fifo_take(&u->ended)); n++)
         complete(u, io, io->result);
-    n += reap(u, 0) + reap(u, 1);
+    n += reap(u, &u->ring[WRITES]) + reap(u, &u->ring[READS]);
     push(u);
     return n;
 }
@@ -234,20 +415,47 @@ static void usrbio_stat(struct kv_storage *base, struct kv_storage_stats *out)
     *out = ((struct usrbio *)base)->stats;
 }
 
+/* Whether no thread opens a ring any more. */
+static bool opening_ended(struct usrbio *u)
+{
+    struct timespec until;
+    bool ended = true;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += END_S;
+    for (int k = 0; k < RINGS; k++) {
+        struct ring *r = &u->ring[k];
+        if (r->state != RING_OPENING)
+            continue;
+        pthread_mutex_lock(&u->lock);
+        while (!r->opened && pthread_cond_timedwait(&u->changed, &u->lock, &until) == 0)
+            ;
+        bool opened = r->opened;
+        pthread_mutex_unlock(&u->lock);
+        if (opened)
+            pthread_join(r->thread, NULL);
+        else
+            pthread_detach(r->thread);
+        ended &= opened;
+    }
+    return ended;
+}
+
 static void usrbio_free(struct kv_storage *base)
 {
     struct usrbio *u = (struct usrbio *)base;
-    while (u->stats.in_flight && usrbio_wait(base, 10000))
+    while (u->stats.in_flight && usrbio_wait(base, END_S * 1000))
         ;
-    for (int r = 0; r < 2; r++)
-        if (u->have_ring[r])
-            u->api.hf3fs_iordestroy(&u->ring[r]);
-    if (u->have_iov)
-        u->api.hf3fs_iovdestroy(&u->iov);
+    if (!opening_ended(u))
+        return; /* the library hangs in it: its memory and ours stay until the process ends */
+    for (int k = 0; k < RINGS; k++) {
+        ring_close(&u->ring[k]);
+        free(u->ring[k].slot);
+    }
     kv_storage_free(u->inner);
     if (u->library)
         dlclose(u->library);
-    free(u->slot);
+    pthread_mutex_destroy(&u->lock);
+    pthread_cond_destroy(&u->changed);
     free(u);
 }
 
@@ -284,47 +492,46 @@ static int load(struct usrbio *u, const char *library, struct cfg_error *err)
 
 static int open_rings(struct usrbio *u, const char *folder, struct cfg_error *err)
 {
-    char mount[256];
-    int n = u->api.hf3fs_extract_mount_point(mount, sizeof mount, folder);
-    if (n <= 0 || n > (int)sizeof mount)
+    int n = u->api.hf3fs_extract_mount_point(u->mount, sizeof u->mount, folder);
+    if (n <= 0 || n > (int)sizeof u->mount)
         return cfg_error_set(err, EINVAL, "USRBIO: %s is not in a mounted 3FS; leave kv.shared.usrbio out elsewhere",
                              folder);
-    int r = u->api.hf3fs_iovcreate(&u->iov, mount, (size_t)2 * (size_t)u->depth * SLOT, 0, -1);
-    if (r)
-        return cfg_error_set(err, -r, "USRBIO: no shared memory of %zu bytes for %s: %s",
-                             (size_t)2 * (size_t)u->depth * SLOT, mount, strerror(-r));
-    u->have_iov = true;
-    for (int k = 0; k < 2; k++) {
-        /* Depth 0: begin what is prepared. A hole is no data: it must not be read as zeros. */
-        r = u->api.hf3fs_iorcreate4(&u->ring[k], mount, u->depth, k == 1, 0, 0, -1, k ? HF3FS_FORBID_READ_HOLES : 0);
-        if (r)
-            return cfg_error_set(err, -r, "USRBIO: no ring of %d entries for %s: %s", u->depth, mount, strerror(-r));
-        u->have_ring[k] = true;
+    for (int k = 0; k < RINGS; k++) {
+        const char *what;
+        struct ring *r = &u->ring[k];
+        r->slot = calloc((size_t)u->depth, sizeof *r->slot);
+        if (!r->slot)
+            return cfg_error_set(err, ENOMEM, "storage: out of memory");
+        int e = ring_open(r, &what);
+        if (e)
+            return cfg_error_set(err, -e,
+                                 "USRBIO: no ring of %d entries with %zu bytes of shared memory for %s: %s: %s",
+                                 u->depth, (size_t)u->depth * SLOT, u->mount, what, strerror(-e));
     }
     return 0;
 }
 
-int kv_storage_usrbio_new(const char *folder, const char *library, int depth, struct kv_storage **out,
-                          struct cfg_error *err)
+int kv_storage_usrbio_new(const struct kv_usrbio_params *params, struct kv_storage **out, struct cfg_error *err)
 {
     *out = NULL;
     struct usrbio *u = calloc(1, sizeof *u);
     if (!u)
         return cfg_error_set(err, ENOMEM, "storage: out of memory");
     u->base.ops = &usrbio_ops;
-    u->depth = depth;
-    int r = kv_storage_uring_new(folder, depth, &u->inner, err);
+    u->depth = params->depth;
+    u->clock = params->clock;
+    u->log = params->log;
+    u->log_ctx = params->log_ctx;
+    u->timeout = params->timeout_ns ? params->timeout_ns : DEFAULT_TIMEOUT;
+    pthread_mutex_init(&u->lock, NULL);
+    pthread_cond_init(&u->changed, NULL);
+    for (int k = 0; k < RINGS; k++)
+        u->ring[k] = (struct ring){.u = u, .kind = k, .backoff = BACKOFF_FIRST};
+    int r = kv_storage_uring_new(params->folder, params->depth, &u->inner, err);
     if (!r)
-        r = load(u, library, err);
+        r = load(u, params->library, err);
     if (!r)
-        r = open_rings(u, folder, err);
-    u->slot = r ? NULL : calloc((size_t)2 * (size_t)depth, sizeof *u->slot);
-    if (!r && !u->slot)
-        r = cfg_error_set(err, ENOMEM, "storage: out of memory");
-    for (int i = 0; !r && i < 2 * depth; i++) {
-        u->slot[i] = (struct slot){.bytes = u->iov.base + (size_t)i * SLOT, .next_free = u->free_slot};
-        u->free_slot = &u->slot[i];
-    }
+        r = open_rings(u, params->folder, err);
     if (r) {
         usrbio_free(&u->base);
         return r;

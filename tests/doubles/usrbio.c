@@ -68,10 +68,15 @@ __attribute__((constructor)) static void from_environment(void)
     const struct {
         const char *name;
         unsigned *value;
-    } names[] = {{"again=", &usrbio_faults.again},         {"order=", &usrbio_faults.order},
-                 {"late=", &usrbio_faults.late},           {"short=", &usrbio_faults.short_move},
-                 {"transient=", &usrbio_faults.transient}, {"error=", &usrbio_faults.error},
-                 {"refuse=", &usrbio_faults.refuse},       {"calls=", &usrbio_faults.calls}};
+    } names[] = {{"again=", &usrbio_faults.again},
+                 {"order=", &usrbio_faults.order},
+                 {"late=", &usrbio_faults.late},
+                 {"short=", &usrbio_faults.short_move},
+                 {"transient=", &usrbio_faults.transient},
+                 {"error=", &usrbio_faults.error},
+                 {"refuse=", &usrbio_faults.refuse},
+                 {"calls=", &usrbio_faults.calls},
+                 {"open=", &usrbio_faults.open}};
     const char *text = getenv("WEFT_USRBIO_FAULTS"), *at;
     for (size_t i = 0; text && i < sizeof names / sizeof names[0]; i++)
         if ((at = strstr(text, names[i].name)))
@@ -94,14 +99,31 @@ int hf3fs_iovcreate(struct hf3fs_iov *iov, const char *mount_point, size_t size,
 {
     (void)mount_point, (void)numa;
     *iov = (struct hf3fs_iov){.base = aligned_alloc(4096, size), .size = size, .block_size = block_size};
+    pthread_mutex_lock(&lock);
     usrbio_counts.iovs += iov->base != NULL;
+    pthread_mutex_unlock(&lock);
     return iov->base ? 0 : -ENOMEM;
+}
+
+/* Whether memory of a request in flight, of any ring, is in [at, at + len). */
+static bool in_flight(const uint8_t *at, uint64_t len)
+{
+    for (int k = 0; k < 64; k++)
+        for (int i = 0; rings[k] && i < rings[k]->entries; i++) {
+            const struct entry *e = &rings[k]->entry[i];
+            if (e->used && at < e->at + e->len && e->at < at + len)
+                return true;
+        }
+    return false;
 }
 
 void hf3fs_iovdestroy(struct hf3fs_iov *iov)
 {
-    free(iov->base);
+    pthread_mutex_lock(&lock);
+    usrbio_counts.misuses += in_flight(iov->base, iov->size);
     usrbio_counts.iovs--;
+    pthread_mutex_unlock(&lock);
+    free(iov->base);
 }
 
 int hf3fs_iorcreate4(struct hf3fs_ior *ior, const char *mount_point, int entries, bool for_read, int io_depth,
@@ -112,7 +134,8 @@ int hf3fs_iorcreate4(struct hf3fs_ior *ior, const char *mount_point, int entries
     pthread_mutex_lock(&lock);
     while (place < 64 && rings[place])
         place++;
-    struct ring *r = entries > ENTRIES_MAX || place == 64 ? NULL : calloc(1, sizeof *r);
+    bool fails = happens(usrbio_faults.open, &usrbio_counts.unopened);
+    struct ring *r = fails || entries > ENTRIES_MAX || place == 64 ? NULL : calloc(1, sizeof *r);
     if (r) {
         r->entries = entries;
         rings[place] = r;
@@ -167,18 +190,6 @@ void hf3fs_dereg_fd(int fd)
         usrbio_counts.descriptors--;
     }
     pthread_mutex_unlock(&lock);
-}
-
-/* Whether memory of a request in flight, of any ring, is in [at, at + len). */
-static bool in_flight(const uint8_t *at, uint64_t len)
-{
-    for (int k = 0; k < 64; k++)
-        for (int i = 0; rings[k] && i < rings[k]->entries; i++) {
-            const struct entry *e = &rings[k]->entry[i];
-            if (e->used && at < e->at + e->len && e->at < at + len)
-                return true;
-        }
-    return false;
 }
 
 static int prepare(const struct hf3fs_ior *ior, const struct hf3fs_iov *iov, bool read, uint8_t *at, int fd,

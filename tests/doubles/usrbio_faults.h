@@ -16,14 +16,16 @@ struct usrbio_faults {
     unsigned error;      /* a completion with EIO */
     unsigned refuse;     /* reg_fd: ENOMEM, positive as its errors are */
     unsigned calls;      /* submit_ios, wait_for_ios: fail with EINTR, having done nothing */
+    unsigned open;       /* iorcreate4: ENOMEM */
     int64_t errors_left; /* EIO so often at most; -1: any number */
     uint64_t seed;
 };
 
 /* How often it happened, and a use that the interface forbids: found by dlsym("usrbio_counts"). */
 struct usrbio_counts {
-    uint64_t moves, again, reordered, late, short_moves, transients, errors, refused, calls;
-    uint64_t misuses; /* memory of a request in flight given away again, a descriptor closed before dereg_fd */
+    uint64_t moves, again, reordered, late, short_moves, transients, errors, refused, calls, unopened;
+    uint64_t
+        misuses; /* memory of a request in flight given away again or taken away, a descriptor closed before dereg_fd */
     int rings, iovs, descriptors; /* that exist */
 };
 

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "kvtiers/shared.h"
 #include "kvtiers/ssd.h"
@@ -16,11 +17,14 @@
 
 #define MS INT64_C(1000000)
 
+enum { TIMEOUT_MS = 30000 };
+
 static void *double_handle;
 static char *folder, *library;
 static struct kv_storage *storage;
 static struct kv_tier *tier;
 static struct usrbio_faults *faults;
+static struct usrbio_counts *counts;
 
 static void close_tier(void)
 {
@@ -31,10 +35,26 @@ static void close_tier(void)
     storage = NULL;
 }
 
+static int said[2]; /* lines about a ring that is open again, and that has failed */
+
+static void on_log(void *ctx, bool warning, const char *text)
+{
+    (void)ctx;
+    cr_assert_not_null(strstr(text, "USRBIO: the ring for "));
+    said[warning]++;
+}
+
+static int new_storage(const char *at, const char *with, int depth, struct kv_storage **out, struct cfg_error *err)
+{
+    const struct kv_usrbio_params p = {
+        .folder = at, .library = with, .depth = depth, .clock = ts_clock, .timeout_ns = TIMEOUT_MS * MS, .log = on_log};
+    return kv_storage_usrbio_new(&p, out, err);
+}
+
 static void open_storage(uint64_t seed)
 {
     struct cfg_error err = {0};
-    int r = kv_storage_usrbio_new(folder, library, 32, &storage, &err);
+    int r = new_storage(folder, library, 32, &storage, &err);
     if (r == -EPERM || r == -ENOSYS || r == -ENOMEM)
         cr_skip_test("no io_uring here: %s", err.msg);
     cr_assert_eq(r, 0, "%s", err.msg);
@@ -48,7 +68,10 @@ static void init(void)
     double_handle = dlopen(library, RTLD_NOW);
     cr_assert_not_null(double_handle, "%s", dlerror());
     faults = dlsym(double_handle, "usrbio_faults");
-    cr_assert_not_null(faults);
+    counts = dlsym(double_handle, "usrbio_counts");
+    cr_assert(faults && counts);
+    *counts = (struct usrbio_counts){0};
+    memset(said, 0, sizeof said);
 }
 
 static void fini(void)
@@ -206,18 +229,186 @@ Test(usrbio, a_file_that_is_not_registered_is_not_open)
     cr_assert_eq(kv_io_run(storage, &io), 0);
 }
 
+/* ---- rings that end nothing ---- */
+
+enum { PIECE = 8192 };
+
+static int ended;
+
+static void note_end(struct kv_io *io)
+{
+    ended++;
+    (void)io;
+}
+
+/* A file with known bytes. */
+static int file_with(int byte)
+{
+    static uint8_t bytes[PIECE];
+    struct kv_io io = {.op = KV_IO_OPEN, .path = "x", .flags = KV_OPEN_WRITE | KV_OPEN_CREATE};
+    int64_t f = kv_io_run(storage, &io);
+    cr_assert_ge(f, 0);
+    memset(bytes, byte, sizeof bytes);
+    io = (struct kv_io){.op = KV_IO_WRITE, .file = (int)f, .bytes = bytes, .len = PIECE};
+    cr_assert_eq(kv_io_run(storage, &io), PIECE);
+    return (int)f;
+}
+
+static int64_t read_file(int file, uint8_t *bytes)
+{
+    struct kv_io io = {.op = KV_IO_READ, .file = file, .bytes = bytes, .len = PIECE};
+    return kv_io_run(storage, &io);
+}
+
+/* Time goes by until the rings are open again. */
+static void wait_open(int times)
+{
+    for (int i = 0; i < 30000 && said[0] < times; i++) {
+        ts_clock_ns += 50 * MS;
+        storage->ops->poll(storage);
+        usleep(1000);
+    }
+    cr_assert_eq(said[0], times);
+}
+
+Test(usrbio, a_ring_that_ends_nothing_is_opened_again)
+{
+    enum { READS = 5 };
+    struct kv_io io[READS + 1];
+    uint8_t bytes[READS + 1][PIECE], back[PIECE];
+    open_storage(21);
+    *faults = (struct usrbio_faults){.errors_left = -1, .seed = 21};
+    int file = file_with(1);
+    faults->late = 1000;
+    memset(bytes, 2, sizeof bytes);
+    ended = 0;
+    for (int i = 0; i <= READS; i++) {
+        io[i] = (struct kv_io){.op = i < READS ? KV_IO_READ : KV_IO_WRITE,
+                               .file = file,
+                               .bytes = bytes[i],
+                               .len = PIECE,
+                               .offset = i < READS ? 0 : PIECE,
+                               .done = note_end};
+        kv_io_start(storage, &io[i]);
+    }
+    for (int i = 0; i < 10; i++) {
+        storage->ops->poll(storage);
+        ts_clock_ns += (TIMEOUT_MS - 100) / 10 * MS;
+    }
+    storage->ops->poll(storage);
+    cr_assert_eq(ended, 0, "they have time");
+    ts_clock_ns += 200 * MS;
+    storage->ops->poll(storage);
+    cr_assert_eq(ended, READS + 1);
+    for (int i = 0; i <= READS; i++)
+        cr_assert_eq(io[i].result, -ETIMEDOUT);
+    cr_assert_eq(said[1], 2, "both rings, once each");
+    faults->late = 0;
+    wait_open(2);
+    cr_assert_eq(read_file(file, back), PIECE);
+    for (int i = 0; i < PIECE; i++) {
+        cr_assert_eq(back[i], 1, "byte %d", i);
+        for (int k = 0; k <= READS; k++)
+            cr_assert_eq(bytes[k][i], 2, "what a ring that was given up still moves reaches nobody");
+    }
+    io[0] = (struct kv_io){.op = KV_IO_WRITE, .file = file, .bytes = bytes[0], .len = PIECE};
+    cr_assert_eq(kv_io_run(storage, &io[0]), PIECE);
+    cr_assert_eq(read_file(file, back), PIECE);
+    cr_assert_eq(back[0], 2);
+    cr_assert_eq(counts->rings, 2);
+    cr_assert_eq(counts->iovs, 2);
+    io[0] = (struct kv_io){.op = KV_IO_CLOSE, .file = file};
+    cr_assert_eq(kv_io_run(storage, &io[0]), 0);
+    close_tier();
+    cr_assert_eq(counts->rings + counts->iovs + counts->descriptors, 0);
+    cr_assert_eq(counts->misuses, 0u);
+}
+
+/* One that cannot be opened again yet, or that takes nothing, costs what needs it, and the other one goes on. */
+Test(usrbio, a_ring_that_stays_closed_costs_its_requests)
+{
+    uint8_t back[PIECE];
+    for (int takes = 0; takes < 2; takes++) {
+        open_storage(22);
+        *faults = (struct usrbio_faults){.errors_left = -1, .seed = 22};
+        memset(said, 0, sizeof said);
+        int file = file_with(3);
+        struct kv_io io = {.op = KV_IO_READ, .file = file, .bytes = back, .len = PIECE, .done = note_end};
+        ended = 0;
+        *(takes ? &faults->late : &faults->again) = 1000;
+        kv_io_start(storage, &io);
+        storage->ops->poll(storage);
+        faults->open = 1000;
+        ts_clock_ns += (TIMEOUT_MS + 1) * MS;
+        storage->ops->poll(storage);
+        cr_assert_eq(ended, 1);
+        cr_assert_eq(io.result, takes ? -ETIMEDOUT : -ENOTCONN);
+        faults->late = faults->again = 0;
+        for (int i = 0; i < 30000 && counts->unopened < 3; i++) {
+            ts_clock_ns += 500 * MS;
+            storage->ops->poll(storage);
+            usleep(1000);
+        }
+        cr_assert_ge(counts->unopened, 3u, "it is tried again");
+        cr_assert_eq(read_file(file, back), -ENOTCONN);
+        struct kv_io w = {.op = KV_IO_WRITE, .file = file, .bytes = back, .len = PIECE, .offset = PIECE};
+        cr_assert_eq(kv_io_run(storage, &w), PIECE);
+        cr_assert_eq(said[1], 1, "once");
+        faults->open = 0;
+        wait_open(1);
+        cr_assert_eq(read_file(file, back), PIECE);
+        cr_assert_eq(back[PIECE - 1], 3);
+        io = (struct kv_io){.op = KV_IO_CLOSE, .file = file};
+        cr_assert_eq(kv_io_run(storage, &io), 0);
+        close_tier();
+        cr_assert_eq(counts->rings + counts->iovs + counts->descriptors, 0);
+        cr_assert_eq(counts->misuses, 0u);
+    }
+}
+
+/* A tier on it: a read ends as a miss, a store as refused, and both work again when the ring does. */
+Test(usrbio, a_tier_outlives_a_ring_that_hangs)
+{
+    struct kv_layout l = ts_layout(256);
+    struct ts_op o[2];
+    int n[] = {1, 2};
+    open_storage(23);
+    open_ssd(&l);
+    for (int i = 0; i < 4; i++)
+        cr_assert(ts_store_one(tier, storage, &l, i));
+    faults->late = 1000;
+    ts_op_begin(&o[0], tier, &l, TS_READ, n, 2);
+    ts_op_begin(&o[1], tier, &l, TS_STORE, (int[]){50}, 1);
+    for (int i = 0; i < 400 && !(o[0].done && o[1].done); i++) {
+        ts_clock_ns += 1000 * MS;
+        tier->ops->tick(tier);
+        storage->ops->poll(storage);
+    }
+    cr_assert(o[0].done && o[1].done);
+    cr_assert_eq(o[0].op.count, 0);
+    cr_assert_eq(o[1].op.count, 0);
+    ts_op_free(&o[0]);
+    ts_op_free(&o[1]);
+    faults->late = 0;
+    wait_open(said[1]);
+    ts_clock_ns += 600000 * MS;
+    settle(4);
+    cr_assert(ts_read_one(tier, storage, &l, 3), "what was not asked for is still there");
+    cr_assert(ts_store_one(tier, storage, &l, 51) && ts_read_one(tier, storage, &l, 51));
+}
+
 Test(usrbio, what_is_missing_is_said)
 {
     struct cfg_error err;
     struct kv_storage *s;
-    cr_assert_eq(kv_storage_usrbio_new(folder, "/nonexistent/lib.so", 8, &s, &err), -ENOENT);
+    cr_assert_eq(new_storage(folder, "/nonexistent/lib.so", 8, &s, &err), -ENOENT);
     cr_assert_not_null(strstr(err.msg, "/nonexistent/lib.so"), "%s", err.msg);
     char path[4200];
     snprintf(path, sizeof path, "%s/not-3fs", folder);
     free(ts_write_file(folder, "x", ""));
     cr_assert_eq(mkdir(path, 0700), 0);
-    cr_assert_eq(kv_storage_usrbio_new(path, library, 8, &s, &err), -EINVAL);
+    cr_assert_eq(new_storage(path, library, 8, &s, &err), -EINVAL);
     cr_assert_not_null(strstr(err.msg, "not in a mounted 3FS"), "%s", err.msg);
-    cr_assert_eq(kv_storage_usrbio_new(folder, library, 4000, &s, &err), -ENOMEM);
+    cr_assert_eq(new_storage(folder, library, 4000, &s, &err), -ENOMEM);
     cr_assert_not_null(strstr(err.msg, "ring"), "%s", err.msg);
 }

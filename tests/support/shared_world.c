@@ -338,6 +338,14 @@ static const struct kv_storage_ops gate_ops = {
     .free = gate_free,
 };
 
+/* Its time is the machine's: that of the worlds jumps while requests are under way. */
+static int usrbio_new(const char *folder, struct kv_storage **out, struct cfg_error *err)
+{
+    const struct kv_usrbio_params p = {
+        .folder = folder, .library = usrbio.path, .depth = DEPTH, .clock = kv_clock_system};
+    return kv_storage_usrbio_new(&p, out, err);
+}
+
 int sw_process_storage(const struct sw_kind *kind, uint64_t seed, const char *folder, struct kv_storage **out,
                        struct cfg_error *err)
 {
@@ -345,7 +353,7 @@ int sw_process_storage(const struct sw_kind *kind, uint64_t seed, const char *fo
         return kv_storage_uring_new(folder, DEPTH, out, err);
     *usrbio.faults = kind->faults;
     usrbio.faults->seed = seed;
-    return kv_storage_usrbio_new(folder, usrbio.path, DEPTH, out, err);
+    return usrbio_new(folder, out, err);
 }
 
 static struct kv_storage *gate_new(struct sw_disk *d)
@@ -353,7 +361,7 @@ static struct kv_storage *gate_new(struct sw_disk *d)
     struct gate *g = calloc(1, sizeof *g);
     struct cfg_error err;
     cr_assert_not_null(g);
-    int r = d->kind->io == SW_USRBIO ? kv_storage_usrbio_new(d->folder, usrbio.path, DEPTH, &g->inner, &err)
+    int r = d->kind->io == SW_USRBIO ? usrbio_new(d->folder, &g->inner, &err)
                                      : kv_storage_uring_new(d->folder, DEPTH, &g->inner, &err);
     cr_assert_eq(r, 0, "%s", err.msg);
     for (int i = 0; i < OPEN_MAX_FILES; i++)
