@@ -497,6 +497,12 @@ static bool job_next(struct job *j, int rows, struct mdl_segment *seg)
     return mdl_prefill_next(&j->plan, rows, seg) && !(encoder_only && seg->layer_begin > 0);
 }
 
+bool pre_job_computed(struct job *j)
+{
+    struct mdl_segment more;
+    return j->state == JOB_RUNNING && j->segment < 0 && act_sending_writing(&j->sending) && !job_next(j, 1, &more);
+}
+
 /* A prompt whose rows are still being read runs alone, and only when no other can, so that it holds nobody up. */
 static bool may_share(const struct prefill *p, const struct job *j, bool late)
 {
@@ -690,7 +696,9 @@ static void end_step(struct prefill *p, int status)
         if (j->again)
             continue;
         bool whole = !job_next(j, 1, &more);
-        if (whole && act_sending_writing(&j->sending))
+        if (whole && act_sending_writing(&j->sending) && !act_load_whole(&j->load))
+            want_rows(p, j, j->load.sources - 1); /* no layer here reads the last ones; they are sent all the same */
+        else if (whole && act_sending_writing(&j->sending))
             pre_send_rest(p, j, mdl_step_logits(p->step, at, seg->n - 1));
         else if (whole)
             pre_hand_off(p, j, mdl_step_logits(p->step, at, seg->n - 1));

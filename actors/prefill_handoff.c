@@ -230,6 +230,8 @@ void pre_send_what_waits(struct prefill *p)
             continue;
         if (j->state == JOB_SENDING)
             pre_send_rest(p, j, j->logits);
+        else if (pre_job_computed(j) && act_load_whole(&j->load)) /* what it waited for has come */
+            pre_send_rest(p, j, NULL);
         else if (j->state == JOB_RUNNING && j->segment < 0)
             pre_send_rows(p, j);
     }

@@ -109,6 +109,8 @@ void pre_job_fail(struct prefill *p, struct job *j, int status, const char *text
 uint32_t pre_replayed(const struct prefill *p, const struct job *j);
 /* What was computed of a prompt that is given up serves the next one that begins like it. */
 void pre_keep_finished(struct prefill *p, const struct job *j);
+/* All that is to be computed here of a prompt for another process is; rows of its hit may still be on their way. */
+bool pre_job_computed(struct job *j);
 struct job *pre_job_find(struct prefill *p, uint64_t request, uint16_t attempt);
 /* Nobody waits for it: it ends here and at Decode, or, while its rows are in a step, with that step. */
 void pre_job_cancel(struct prefill *p, struct job *j);

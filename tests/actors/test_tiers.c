@@ -54,6 +54,38 @@ Test(tiers, layers_run_while_rows_of_later_ones_are_held_back)
     ts_tiers_forget(&r);
 }
 
+/* A node that computes a prompt up to the cut sends all rows of its hit, also of sources that no layer before the cut
+ * reads, and that arrive when the rest has long been computed. Nor does it publish their blocks before. */
+Test(tiers, rows_that_no_layer_here_reads_are_sent_when_they_have_come)
+{
+    static struct ts_tiers r;
+    ts_tiers_prepare(&r);
+    const int sources = r.layout.n_sources;
+    int32_t ids[8];
+    for (int held = sources; held >= 0; held--) {
+        ts_tiers_open(&r, 64, false);
+        ts_tiers_host(&r, 4);
+        ts_tiers_script(&r);
+        ts_world_split(&r.w, 64, MDL_HANDOFF_ENCODER);
+        ts_tiers_prompts(&r, 1);
+        r.w.wanted[0].temperature = 0;
+        for (int s = 0; s < sources; s++)
+            r.script.at[s] = s >= held ? 1000 * MS : 0;
+        r.script.garbage = true;
+        ts_world_run(&r.w, 11);
+        cr_assert_eq(r.w.got[0].cached, 144, "%d", r.w.got[0].cached);
+        cr_assert_eq(r.w.got[0].n, 8);
+        if (held < sources)
+            cr_assert_ge(r.w.got[0].ended, 1000 * MS, "answered before source %d has come", held);
+        else
+            memcpy(ids, r.w.got[0].ids, sizeof ids);
+        for (int k = 0; k < 8; k++)
+            cr_assert_eq(r.w.got[0].ids[k], ids[k], "source %d late: another text, from token %d on", held, k);
+        ts_tiers_close(&r, true);
+    }
+    ts_tiers_forget(&r);
+}
+
 /* Nobody says what is below: the prompt is computed after the time that rows would have had, with nobody else there who
  * gives the device tier a turn. What is said long after is for nobody. */
 Test(tiers, tiers_below_that_do_not_answer_are_done_without)
