@@ -21,7 +21,8 @@ int below_start(struct below *b, struct act_self *self, const struct act_engine 
     if (act_addr_is_nobody(e->store))
         return 0;
     b->queue = calloc(BELOW_QUEUE, sizeof *b->queue);
-    return b->queue ? 0 : -ENOMEM;
+    b->refused = calloc(BELOW_REFUSED, sizeof *b->refused);
+    return b->queue && b->refused ? 0 : -ENOMEM;
 }
 
 static void load_free(struct below_load *l)
@@ -49,6 +50,7 @@ void below_stop(struct below *b)
         free(r);
     }
     free(b->queue);
+    free(b->refused);
 }
 
 static uint64_t address_of(const struct below *b, uint32_t page)
@@ -208,12 +210,39 @@ static void load_end(struct below *b, struct below_load *l, uint32_t whole)
 
 /* ---- keeping ---- */
 
+static const struct kv_key no_key;
+
+static struct kv_key *refused_at(struct below *b, const struct kv_key *key)
+{
+    uint32_t v;
+    memcpy(&v, key->b, sizeof v);
+    return &b->refused[v % BELOW_REFUSED];
+}
+
+/* One replaces another whose place it has: that is offered when it is computed or read again. */
+static void note_refused(struct below *b, const struct kv_key *key)
+{
+    struct kv_key *at = refused_at(b, key);
+    b->n_refused += !memcmp(at, &no_key, sizeof no_key);
+    *at = *key;
+}
+
+void below_found(struct below *b, const struct kv_key *key)
+{
+    if (!b->n_refused || memcmp(refused_at(b, key), key, sizeof *key))
+        return;
+    *refused_at(b, key) = no_key;
+    b->n_refused--;
+    below_keep(b, key);
+}
+
 void below_keep(struct below *b, const struct kv_key *key)
 {
     if (!b->queue)
         return;
     if (b->queued == BELOW_QUEUE) {
         b->lost++;
+        note_refused(b, key);
         return;
     }
     b->queue[(b->queue_at + b->queued++) % BELOW_QUEUE] = *key;
@@ -296,6 +325,14 @@ static void run_end(struct below *b, uint32_t id)
     free(r);
 }
 
+static void take_refused(struct below *b, struct act_msg *m)
+{
+    size_t bytes;
+    const struct kv_key *key = act_msg_tail(m, &bytes);
+    for (uint32_t i = 0; i < act_p_tier_refused(m)->blocks && (i + 1) * sizeof *key <= bytes; i++)
+        note_refused(b, &key[i]);
+}
+
 void below_message(struct below *b, struct act_msg *m)
 {
     enum act_type type = m->type == ACT_UNDELIVERABLE ? act_msg_returned_type(m) : (enum act_type)m->type;
@@ -311,6 +348,9 @@ void below_message(struct below *b, struct act_msg *m)
         l = load_find(b, (uint32_t)m->request);
         if (l)
             load_end(b, l, type == ACT_TIER_DONE ? act_p_tier_done(m)->blocks : 0);
+        break;
+    case ACT_TIER_REFUSED:
+        take_refused(b, m);
         break;
     case ACT_TIER_STORED:
     case ACT_TIER_STORE:

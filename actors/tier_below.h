@@ -6,7 +6,7 @@
 #include "actors/engine.h"
 #include "actors/tier_device.h"
 
-enum { BELOW_RUN = 16, BELOW_QUEUE = 8192 };
+enum { BELOW_RUN = 16, BELOW_QUEUE = 8192, BELOW_REFUSED = 4096 };
 
 /* Who waits for blocks of a load: its blocks offset .. offset + n - 1. */
 struct below_waiter {
@@ -40,6 +40,8 @@ struct below {
     int queue_at, queued;
     struct below_run *runs;
     int pinned;
+    struct kv_key *refused; /* [BELOW_REFUSED], by hash: blocks that some tier below has not kept; zero: none */
+    int n_refused;
     uint64_t lost;       /* blocks that were not offered below: too many at a time, or evicted before their turn */
     uint64_t recomputed; /* blocks below that were cheaper to compute than to read */
 };
@@ -62,9 +64,11 @@ int below_join(struct below *b, struct below_load *l, const struct below_waiter 
 void below_want(struct below *b, struct act_msg *m);
 /* A block was published: it shall be kept below too. */
 void below_keep(struct below *b, const struct kv_key *key);
+/* A clean block was found on the device: it is offered once more if a tier has refused it. In the order of a prefix. */
+void below_found(struct below *b, const struct kv_key *key);
 /* Offers what is queued, as far as the limit allows. */
 void below_pump(struct below *b);
-/* TIER_ROWS, TIER_DONE, TIER_STORED, and TIER_READ, TIER_STORE that came back. */
+/* TIER_ROWS, TIER_DONE, TIER_STORED, TIER_REFUSED, and TIER_READ, TIER_STORE that came back. */
 void below_message(struct below *b, struct act_msg *m);
 
 #endif

@@ -180,6 +180,7 @@ static bool find_next(struct tier *t, struct question *q)
     int page = kv_device_find(t->device, (const struct kv_key *)&key, &info);
     if (page < 0)
         return false;
+    below_found(&t->below, (const struct kv_key *)&key);
     q->block[q->found] = block_at(t, q, q->found, (uint32_t)page);
     q->found++;
     return true;
@@ -752,6 +753,7 @@ static int tier_receive(struct act_self *self, void *state, struct act_msg *m, i
         case ACT_TIER_ROWS:
         case ACT_TIER_DONE:
         case ACT_TIER_STORED:
+        case ACT_TIER_REFUSED:
             below_message(&t->below, &m[i]);
             break;
         default:

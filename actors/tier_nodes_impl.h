@@ -58,13 +58,15 @@ struct remote_fetch {
 /* Blocks of a store. */
 struct remote_put {
     struct kv_tier_op *op;
-    int left, stored, status;
+    int left, status;
+    int cut; /* the first block that was refused: those behind it are not sent any more */
 };
 
 struct remote_item {
     struct remote_item *next;
     struct remote_put *put;
     const struct kv_tier_block *block;
+    int at; /* of the put */
 };
 
 /* A REMOTE_STORE that is under way. */

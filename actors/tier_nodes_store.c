@@ -11,6 +11,8 @@ enum { UNDER_WAY = 2, BATCH_BYTES = 1 << 20 };
 static void item_end(struct remote_tier *t, struct remote_item *x, int status)
 {
     struct remote_put *p = x->put;
+    if (status && x->at < p->cut)
+        p->cut = x->at;
     t->store_bytes -= t->arg.layout.block_bytes;
     if (status) {
         t->stats.refused++;
@@ -18,16 +20,15 @@ static void item_end(struct remote_tier *t, struct remote_item *x, int status)
     } else {
         t->stats.stored++;
         t->stats.stored_bytes += t->arg.layout.block_bytes;
-        p->stored++;
     }
     free(x);
     if (--p->left)
         return;
     struct kv_tier_op *op = p->op;
-    int stored = p->stored, why = p->status;
+    int kept = p->cut, why = p->status; /* all before it */
     free(p);
     t->stats.queue--;
-    kv_op_finish(op, stored, why);
+    kv_op_finish(op, kept, why);
 }
 
 /* The list's items end; the first `stored` of them are kept. */
@@ -74,14 +75,27 @@ static bool send_batch(struct remote_tier *t, int node)
     if (!b)
         return false;
     most = most < 1 ? 1 : most < ACT_REMOTE_STORE_MAX ? most : ACT_REMOTE_STORE_MAX;
-    for (end = &b->items; k->queue && b->n < most; b->n++) {
-        *end = k->queue;
-        k->queue = k->queue->next;
-        end = &(*end)->next;
+    struct remote_item *behind = NULL; /* a block that was refused: nobody finds them */
+    for (end = &b->items; k->queue && b->n < most;) {
+        struct remote_item *x = k->queue;
+        k->queue = x->next;
+        if (x->at > x->put->cut) {
+            x->next = behind;
+            behind = x;
+            continue;
+        }
+        *end = x;
+        end = &x->next;
+        b->n++;
     }
     *end = NULL;
     if (!k->queue)
         k->queue_end = &k->queue;
+    items_end(t, behind, 0, -ENOSPC);
+    if (!b->n) {
+        free(b);
+        return true;
+    }
     int r = write_message(t, node, b->items, b->n, &m);
     if (!r) {
         b->id = m.request = ++t->ids;
@@ -133,20 +147,22 @@ void remote_store(struct kv_tier *tier, struct kv_tier_op *op)
         return;
     }
     /* left: one more than items until all are queued. */
-    *p = (struct remote_put){.op = op, .left = 1};
+    *p = (struct remote_put){.op = op, .left = 1, .cut = op->n};
     t->stats.queue++;
     remote_there(t, there);
     for (int i = 0; i < op->n; i++) {
         const struct kv_tier_block *b = &op->block[i];
         int node = remote_owner(t, there, &b->key);
-        bool room = node >= 0 && t->store_bytes + each <= t->arg.store_bytes;
+        bool room = node >= 0 && i < p->cut && t->store_bytes + each <= t->arg.store_bytes;
         struct remote_item *x = room ? calloc(1, sizeof *x) : NULL;
         if (!x) {
             t->stats.refused++;
             p->status = node < 0 ? -ENOTCONN : -ENOSPC;
+            if (i < p->cut)
+                p->cut = i;
             continue;
         }
-        *x = (struct remote_item){.put = p, .block = b};
+        *x = (struct remote_item){.put = p, .block = b, .at = i};
         *t->node[node].queue_end = x;
         t->node[node].queue_end = &x->next;
         t->store_bytes += each;
@@ -157,10 +173,10 @@ void remote_store(struct kv_tier *tier, struct kv_tier_op *op)
         if (touched[i])
             send_on(t, i);
     if (--p->left == 0) {
-        int stored = p->stored, why = p->status;
+        int kept = p->cut, why = p->status;
         free(p);
         t->stats.queue--;
-        kv_op_finish(op, stored, why);
+        kv_op_finish(op, kept, why);
     }
 }
 

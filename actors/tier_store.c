@@ -67,6 +67,7 @@ struct push {
     struct push *next, **link;
     int tier;
     int64_t began;
+    struct act_addr from; /* of the TIER_STORE */
     struct kv_tier_block block[];
 };
 
@@ -74,6 +75,7 @@ struct push {
 struct held_store {
     struct held_store *next;
     struct act_promise promise;
+    struct act_addr from;
     struct act_buf *buf;
     const struct act_tier_place *place;
     int n, at;
@@ -473,6 +475,23 @@ static void push_free(struct push *p)
 
 static void go_on_storing(struct store *s);
 
+/* A tier has not kept these. Without room for the message they wait until they are stored anew. Beside kv nodes, which
+ * get the bytes once more with each offer, other tiers do not ask for one. */
+static void tell_refused(struct store *s, int tier, struct act_addr to, const struct kv_tier_block *block, int n)
+{
+    struct act_msg m;
+    size_t bytes;
+    if (s->stopping || n <= 0 || (s->c->nodes && s->c->nodes != s->c->tier[tier]) ||
+        act_msg_new(ACT_TIER_REFUSED, to, (size_t)n * sizeof(struct kv_key), &m))
+        return;
+    struct kv_key *key = act_msg_tail(&m, &bytes);
+    for (int i = 0; i < n; i++)
+        key[i] = block[i].key;
+    act_p_tier_refused(&m)->blocks = (uint32_t)n;
+    if (act_send(s->self, &m))
+        act_msg_drop(&m);
+}
+
 static void on_pushed(struct kv_tier_op *op)
 {
     struct push *p = op->ctx;
@@ -485,6 +504,8 @@ static void on_pushed(struct kv_tier_op *op)
         s->figure[p->tier].closed += (uint64_t)(op->n - op->count);
     for (int i = 0; i < op->n; i++)
         kv_host_unpin(s->c->tier[0], &p->block[i].key);
+    int kept = s->c->nodes == s->c->tier[p->tier] ? op->count : op->count < op->n ? 0 : op->n; /* from the first on */
+    tell_refused(s, p->tier, p->from, p->block + kept, op->n - kept);
     push_free(p);
     if (!s->stopping)
         act_yield(s->self); /* stores may wait for the room */
@@ -496,7 +517,7 @@ static void on_kept(struct kv_tier_op *op)
 }
 
 /* From the host tier into a durable one, without another copy. The blocks are there. */
-static void push_down(struct store *s, int tier, const struct kv_tier_block *block, int n)
+static void push_down(struct store *s, int tier, struct act_addr from, const struct kv_tier_block *block, int n)
 {
     struct kv_tier *host = s->c->tier[0], *to = s->c->tier[tier];
     struct push *p = calloc(1, sizeof *p + (size_t)n * sizeof *p->block);
@@ -515,6 +536,7 @@ static void push_down(struct store *s, int tier, const struct kv_tier_block *blo
     }
     p->s = s;
     p->tier = tier;
+    p->from = from;
     p->began = time_now(s);
     s->figure[tier].storing += (uint32_t)k;
     p->op = (struct kv_tier_op){.block = p->block, .n = k, .done = on_pushed, .ctx = p};
@@ -557,10 +579,12 @@ static void store_some(struct store *s, struct held_store *h)
             kv_host_pin(host, &block[n++].key);
     }
     for (int t = 1; t < s->c->n_tiers && n; t++)
-        if (s->late_store[t])
+        if (!s->late_store[t]) {
+            push_down(s, t, h->from, block, n);
+        } else {
             s->figure[t].closed += (uint64_t)n;
-        else
-            push_down(s, t, block, n);
+            tell_refused(s, t, h->from, block, n);
+        }
     for (int i = 0; i < n; i++)
         kv_host_unpin(host, &block[i].key);
 }
@@ -606,7 +630,7 @@ static void take_store(struct store *s, struct act_msg *m)
         act_return(s->self, m);
         return;
     }
-    *h = (struct held_store){.promise = act_promise_of(m), .place = p, .n = (int)n};
+    *h = (struct held_store){.promise = act_promise_of(m), .from = m->src, .place = p, .n = (int)n};
     h->buf = act_msg_take(m);
     *s->held_end = h;
     s->held_end = &h->next;

@@ -957,6 +957,40 @@ Test(kv_nodes, a_silent_node_is_left_out_for_longer_and_longer)
     forget_nodes();
 }
 
+/* What was refused, from the first such block on, is offered again whenever it is found on the device, until a process
+ * that has nothing finds all of it at the nodes. */
+Test(kv_nodes, blocks_that_were_refused_are_offered_again_when_they_are_hit)
+{
+    enum { HITS = 8 };
+    int cached[2];
+    for (int hits = 0; hits < 2; hits++) {
+        memset(&rig, 0, sizeof rig);
+        rig.t.script.ok = -1;
+        rig.behind = 2;
+        rig.link = (struct act_sim_fault){.delay_min = 15 * MS, .delay_max = 20 * MS};
+        open_process(64);
+        ts_tiers_prompts(&rig.t, hits ? 1 + HITS : 1);
+        for (int i = 1; hits && i <= HITS; i++)
+            rig.t.w.wanted[i].start = 2000 * i * MS;
+        ts_world_run(&rig.t.w, 1);
+        struct kv_tier_stats s;
+        rig.t.store.nodes->ops->stat(rig.t.store.nodes, &s);
+        cr_assert_geq(s.refused, 4u, "%d refused, %d stored", (int)s.refused, (int)s.stored);
+        check("behind", hits ? 1 + HITS : 1);
+        rig.link = (struct act_sim_fault){0};
+        rig.behind = 0;
+        open_process(64);
+        ts_tiers_prompts(&rig.t, 1);
+        ts_world_run(&rig.t.w, 2);
+        ts_world_check_same(&rig.t.w, 0);
+        cached[hits] = rig.t.w.got[0].cached;
+        check("after", 1);
+        forget_nodes();
+    }
+    cr_assert_lt(cached[0], 144, "%d", cached[0]);
+    cr_assert_eq(cached[1], 144, "%d", cached[1]);
+}
+
 /* And so is what is on its way to nodes: the rest is refused, and nothing waits for it. */
 Test(kv_nodes, more_stores_than_may_be_on_their_way_are_refused)
 {
