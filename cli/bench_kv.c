@@ -1,7 +1,7 @@
 /* `weft bench kv`: what the tiers deliver, each beside what its medium gives without them, in one run: memcpy for the
- * host tier; for the ssd and shared tiers fio, given the very requests that the tier has made (file, place, size,
- * order, how many at a time), and fio on places drawn at random. The first shows what the tier costs; the second can
- * differ from it in either direction, because requests that are neighbours on the device are faster or slower than
+ * device and host tiers; for the ssd and shared tiers fio, given the very requests that the tier has made (file, place,
+ * size, order, how many at a time), and fio on places drawn at random. The first shows what the tier costs; the second
+ * can differ from it in either direction, because requests that are neighbours on the device are faster or slower than
  * others there. The host and ssd tiers are also read through a kv node, over tcp on loopback, beside the same reads on
  * the node itself. */
 #include "cli/bench_kv.h"
@@ -20,6 +20,7 @@
 #include "cli/cli.h"
 #include "cli/kv_trace.h"
 #include "cli/options.h"
+#include "kvtiers/device.h"
 #include "kvtiers/host.h"
 #include "kvtiers/memory.h"
 #include "kvtiers/shared.h"
@@ -50,7 +51,8 @@ struct bench {
     size_t node_pool_bytes;
     char folder[1024];
     /* bytes per second; 0: not measured */
-    double host_read, copy, ssd_write, ssd_first_write, shared_write, fio_write, fio_first_write;
+    double device_read, device_copy, host_read, copy, ssd_write, ssd_first_write, shared_write, fio_write,
+        fio_first_write;
     struct files_read ssd, shared;
     struct bench_kv_node host_node, ssd_node;
     struct bench_kv_rows rows;
@@ -171,37 +173,70 @@ static int bench_node(struct bench *b, struct kv_tier *t, struct kv_storage *sto
 
 /* ---- host ---- */
 
+/* Passes over the runs of a tier in memory, one at a time, beside memcpy of the same bytes from where they lie, in
+ * turn. The best of each. */
+static void beside_copy(struct bench *b, struct kv_tier *t, const uint8_t *base, const int *order, int runs,
+                        double *read, double *copy)
+{
+    const size_t run = RUN * b->layout.block_bytes;
+    const double bytes = (double)runs * (double)run;
+    struct kv_storage *storage = b->storage;
+    int good;
+    b->storage = NULL; /* nothing is waited for */
+    drive(b, t, true, order, runs, 1, &good);
+    for (int k = 0; k < options.rounds; k++) {
+        double s = drive(b, t, false, order, runs, 1, &good);
+        *read = good == runs * RUN && bytes / s > *read ? bytes / s : *read;
+        double began = now();
+        for (int i = 0; i < runs; i++)
+            memcpy(b->pool, base + (size_t)order[i] * run, run);
+        s = now() - began;
+        *copy = bytes / s > *copy ? bytes / s : *copy;
+    }
+    b->storage = storage;
+}
+
+static int runs_in_memory(void)
+{
+    return options.blocks / RUN < 64 ? options.blocks / RUN : 64;
+}
+
+/* Pages of the pool on which the engine computes, copied out by the tier and by memcpy. The engine itself reads them in
+ * place. */
+static int bench_device(struct bench *b, struct cfg_error *err)
+{
+    struct kv_device *d = NULL;
+    struct kv_tier *t = NULL;
+    int runs = runs_in_memory(), *order = shuffled(runs, 4);
+    int r = order ? kv_device_new(runs * RUN, b->layout.block_bytes, 0, &d, err) : -ENOMEM;
+    if (!r)
+        r = kv_device_tier(d, &b->layout, &t, err);
+    if (!r) {
+        beside_copy(b, t, kv_device_bytes(d, 0), order, runs, &b->device_read, &b->device_copy);
+        t->ops->free(t);
+    }
+    kv_device_free(d);
+    free(order);
+    return r;
+}
+
 static int bench_host(struct bench *b, struct cfg_error *err)
 {
     struct kv_tier *t;
-    int runs = options.blocks / RUN < 64 ? options.blocks / RUN : 64, good;
+    int runs = runs_in_memory();
     const struct kv_host_params p = {.layout = b->layout,
                                      .bytes = (int64_t)runs * RUN * (int64_t)b->layout.block_bytes,
                                      .clock = kv_clock_system,
                                      .verify = true};
     int r = kv_host_new(&p, &t, err), *order = shuffled(runs, 1);
-    double bytes = (double)runs * RUN * (double)b->layout.block_bytes;
     void *base;
     size_t len;
     if (r || !order) {
         free(order);
         return r ? r : -ENOMEM;
     }
-    struct kv_storage *none = b->storage;
-    b->storage = NULL;
-    drive(b, t, true, order, runs, 1, &good);
-    for (int k = 0; k < options.rounds; k++) {
-        double s = drive(b, t, false, order, runs, 1, &good);
-        b->host_read = bytes / s > b->host_read ? bytes / s : b->host_read;
-        kv_host_memory(t, &base, &len);
-        double began = now();
-        for (int i = 0; i < runs; i++)
-            memcpy(b->pool, (uint8_t *)base + (size_t)order[i] * RUN * b->layout.block_bytes,
-                   RUN * b->layout.block_bytes);
-        s = now() - began;
-        b->copy = bytes / s > b->copy ? bytes / s : b->copy;
-    }
-    b->storage = none;
+    kv_host_memory(t, &base, &len);
+    beside_copy(b, t, base, order, runs, &b->host_read, &b->copy);
     r = bench_node(b, t, NULL, order, runs, &b->host_node, err);
     t->ops->free(t);
     free(order);
@@ -430,16 +465,17 @@ static void print_rows(const struct bench_kv_rows *r)
 static void print_all(const struct bench *b)
 {
     if (options.json) {
-        printf("{\"block_bytes\":%zu,\"blocks\":%d,\"ops\":%d,\"depth\":%d,\"host_read\":%.0f,\"memcpy\":%.0f,"
+        printf("{\"block_bytes\":%zu,\"blocks\":%d,\"ops\":%d,\"depth\":%d,\"device_read\":%.0f,\"device_memcpy\":%.0f,"
+               "\"host_read\":%.0f,\"memcpy\":%.0f,"
                "\"ssd_write\":%.0f,\"ssd_first_write\":%.0f,\"fio_write\":%.0f,\"fio_first_write\":%.0f,\"ssd_read\":%."
                "0f,\"fio_replay\":%.0f,"
                "\"fio_random\":%.0f,"
                "\"replay_ratio\":%.3f,\"random_ratio\":%.3f,\"shared_write\":%.0f,\"shared_read\":%.0f,"
                "\"shared_fio_replay\":%.0f,\"shared_replay_ratio\":%.3f,",
-               b->layout.block_bytes, options.blocks, options.ops, DEPTH, b->host_read, b->copy, b->ssd_write,
-               b->ssd_first_write, b->fio_write, b->fio_first_write, b->ssd.tier, b->ssd.replay, b->ssd.random,
-               b->ssd.replay_ratio, b->ssd.random_ratio, b->shared_write, b->shared.tier, b->shared.replay,
-               b->shared.replay_ratio);
+               b->layout.block_bytes, options.blocks, options.ops, DEPTH, b->device_read, b->device_copy, b->host_read,
+               b->copy, b->ssd_write, b->ssd_first_write, b->fio_write, b->fio_first_write, b->ssd.tier, b->ssd.replay,
+               b->ssd.random, b->ssd.replay_ratio, b->ssd.random_ratio, b->shared_write, b->shared.tier,
+               b->shared.replay, b->shared.replay_ratio);
         json_node("node_host", &b->host_node);
         putchar(',');
         json_node("node_ssd", &b->ssd_node);
@@ -450,6 +486,7 @@ static void print_all(const struct bench *b)
     printf("blocks of %zu bytes in four extents, %d of them, runs of %d, %d operations at a time, at most %d requests "
            "in the kernel;\n%d rounds, tier and fio in turn, medians; folder %s\n",
            b->layout.block_bytes, options.blocks, RUN, options.ops, DEPTH, options.rounds, options.path);
+    print_one("device, pages copied out", b->device_read, "memcpy", b->device_copy, 0);
     print_one("host, read and verified", b->host_read, "memcpy", b->copy, 0);
     print_one("ssd, read and verified", b->ssd.tier, "fio, the same requests", b->ssd.replay, b->ssd.replay_ratio);
     print_one("", b->ssd.tier, "fio, random places", b->ssd.random, b->ssd.random_ratio);
@@ -498,13 +535,13 @@ int cli_bench_kv_run(int argc, char **argv)
         {CLI_ALLOWS, "trace", "plot", "it measures nothing"},
         {CLI_RULES_END},
     };
-    const struct cli_usage usage = {.synopsis = "bench kv [OPTIONS]\nbench kv --trace FILE [--plot FILE]",
-                                    .rules = rules,
-                                    .intro =
-                                        "Measures the host, ssd and shared tiers beside memcpy and fio (where it is "
-                                        "installed) on the same memory and file,\neach read through a kv node "
-                                        "beside the node's own reads, and rows of Engram tables.",
-                                    .options = table};
+    const struct cli_usage usage = {
+        .synopsis = "bench kv [OPTIONS]\nbench kv --trace FILE [--plot FILE]",
+        .rules = rules,
+        .intro = "Measures the device, host, ssd and shared tiers beside memcpy and fio (where it is "
+                 "installed) on the same memory and file,\neach read through a kv node "
+                 "beside the node's own reads, and rows of Engram tables.",
+        .options = table};
     int r = cli_options_parse(&usage, argc, argv, NULL);
     struct bench b = {0};
     struct cfg_error err = {{0}};
@@ -531,6 +568,8 @@ int cli_bench_kv_run(int argc, char **argv)
         fprintf(stderr, "weft: memory is not registered; raise the limit of locked memory (ulimit -l)\n");
     if (!r && !(b.recorder = bench_kv_recorder_new(b.storage)))
         r = -ENOMEM;
+    if (!r)
+        r = bench_device(&b, &err);
     if (!r)
         r = bench_host(&b, &err);
     if (!r)
