@@ -140,6 +140,7 @@ int hf3fs_iorcreate4(struct hf3fs_ior *ior, const char *mount_point, int entries
         r->entries = entries;
         rings[place] = r;
         usrbio_counts.rings++;
+        usrbio_counts.misuses += for_read && !(flags & HF3FS_FORBID_READ_HOLES);
         *ior = (struct hf3fs_ior){.iorh = r, .for_read = for_read, .io_depth = io_depth, .flags = flags};
     }
     pthread_mutex_unlock(&lock);

@@ -24,8 +24,8 @@ struct usrbio_faults {
 /* How often it happened, and a use that the interface forbids: found by dlsym("usrbio_counts"). */
 struct usrbio_counts {
     uint64_t moves, again, reordered, late, short_moves, transients, errors, refused, calls, unopened;
-    uint64_t
-        misuses; /* memory of a request in flight given away again or taken away, a descriptor closed before dereg_fd */
+    uint64_t misuses; /* memory of a request in flight given away again or taken away, a descriptor closed before
+                       * dereg_fd, a ring that reads holes */
     int rings, iovs, descriptors; /* that exist */
 };
 

@@ -229,10 +229,6 @@ Test(usrbio, a_file_that_is_not_registered_is_not_open)
     cr_assert_eq(kv_io_run(storage, &io), 0);
 }
 
-/* ---- rings that end nothing ---- */
-
-enum { PIECE = 8192 };
-
 static int ended;
 
 static void note_end(struct kv_io *io)
@@ -240,6 +236,35 @@ static void note_end(struct kv_io *io)
     ended++;
     (void)io;
 }
+
+/* Memory behind what a read has brought is as it was: what lies in the shared memory there is of other requests. */
+Test(usrbio, a_read_at_the_end_touches_nothing_behind_it)
+{
+    enum { HAVE = 8192, MORE = 4096 };
+    static uint8_t bytes[HAVE + MORE];
+    struct kv_io io = {.op = KV_IO_OPEN, .path = "x", .flags = KV_OPEN_WRITE | KV_OPEN_CREATE};
+    open_storage(20);
+    int64_t file = kv_io_run(storage, &io);
+    cr_assert_ge(file, 0);
+    io = (struct kv_io){.op = KV_IO_WRITE, .file = (int)file, .bytes = bytes, .len = HAVE};
+    cr_assert_eq(kv_io_run(storage, &io), HAVE);
+    memset(bytes, 7, sizeof bytes);
+    ended = 0;
+    io = (struct kv_io){.op = KV_IO_READ, .file = (int)file, .bytes = bytes, .len = sizeof bytes, .done = note_end};
+    kv_io_start(storage, &io); /* kv_io_run has memory of its own */
+    for (int i = 0; i < 100000 && !ended; i++)
+        storage->ops->poll(storage);
+    cr_assert_eq(ended, 1);
+    cr_assert_eq(io.result, HAVE);
+    for (int i = 0; i < HAVE + MORE; i++)
+        cr_assert_eq(bytes[i], i < HAVE ? 0 : 7, "byte %d", i);
+    io = (struct kv_io){.op = KV_IO_CLOSE, .file = (int)file};
+    cr_assert_eq(kv_io_run(storage, &io), 0);
+}
+
+/* ---- rings that end nothing ---- */
+
+enum { PIECE = 8192 };
 
 /* A file with known bytes. */
 static int file_with(int byte)
