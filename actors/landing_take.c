@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "actors/handoff.h"
+#include "actors/tier_device.h"
 
 /* To Decode as a Prefill of this process does it. last [n bytes]: logits, or ids of a sequence that moves and what the
  * planner knows of it. */
@@ -95,6 +96,14 @@ static int load_moved(struct landing *l, struct land_slot *s, const uint8_t *sta
     return r;
 }
 
+/* How the rows came about is part of the names that their blocks get, so what is said of it has to make sense. */
+static bool makes_sense(const struct land_slot *s, const struct act_b_kv_ready *b)
+{
+    uint32_t n = (uint32_t)s->recipe.n_ids;
+    return b->cached <= n && b->decoder_start <= n && b->hit >= ACT_HIT_MIXED && b->hit <= s->recipe.n_ids &&
+           !b->hit == !b->replayed;
+}
+
 int land_hand_on(struct landing *l, struct land_slot *s)
 {
     const size_t body = act_type_info(ACT_KV_READY)->body_size,
@@ -104,7 +113,7 @@ int land_hand_on(struct landing *l, struct land_slot *s)
     size_t bytes = s->ready->size - body;
     enum mdl_handoff_form form = (enum mdl_handoff_form)s->announced.form;
     bool full = form == MDL_HANDOFF_FULL;
-    int r = form >= MDL_HANDOFF_FORMS || b->state > bytes || (land_is_moved(s) && !full) ||
+    int r = form >= MDL_HANDOFF_FORMS || b->state > bytes || !makes_sense(s, b) || (land_is_moved(s) && !full) ||
                     (full && !land_is_moved(s) && bytes - b->state != vocab)
                 ? -EPROTO
             : land_is_moved(s)

@@ -304,7 +304,7 @@ void pre_take_replay(struct prefill *p, struct act_msg *m)
     if (b->form == MDL_HANDOFF_ENCODER) { /* what the first pass had found, as its process knew it */
         j->plan.hit = (int)b->cached;
         j->plan.behind = b->hit;
-    } else if (b->hit && j->plan.behind) {
+    } else if (b->hit) { /* whatever this side's replay alone would make of its own rows */
         j->plan.behind = ACT_HIT_MIXED;
     }
 }

@@ -64,7 +64,7 @@ int below_join(struct below *b, struct below_load *l, const struct below_waiter 
 void below_want(struct below *b, struct act_msg *m);
 /* A block was published: it shall be kept below too. */
 void below_keep(struct below *b, const struct kv_key *key);
-/* A clean block was found on the device: it is offered once more if a tier has refused it. In the order of a prefix. */
+/* A block was found on the device: it is offered once more if a tier has refused it. In the order of a prefix. */
 void below_found(struct below *b, const struct kv_key *key);
 /* Offers what is queued, as far as the limit allows. */
 void below_pump(struct below *b);

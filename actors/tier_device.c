@@ -35,9 +35,10 @@ struct question {
     int want;      /* pages that it waits for */
     uint32_t replay, run_least;
     uint32_t found;
-    uint32_t clean; /* blocks of the hit that are clean: all, until it is known how many there are */
-    uint32_t
-        below; /* of these the ones that come from below, behind `found`, while blocks behind them are looked for */
+    uint32_t clean;                /* blocks of the hit that are clean: all, until it is known how many there are */
+    uint32_t below;                /* of these, while blocks behind them are looked for, those that come from below */
+    uint32_t asked;                /* tiers below that were asked for the clean ones, as bits */
+    bool dear;                     /* some of the clean ones are there and not worth reading */
     struct act_tier_block block[]; /* [in.blocks + 1] */
 };
 
@@ -383,8 +384,8 @@ static int ask_below(struct act_self *self, struct tier *t, struct question *q, 
     struct act_key *key = act_msg_tail(&m, &bytes);
     for (uint32_t i = 0; i < n; i++)
         key[i] = block_key(t, q, first + i);
-    *act_p_tier_find(&m) =
-        (struct act_p_tier_find){.blocks = n, .block_ns = q->token_ns * (uint64_t)t->e->layout.block_tokens};
+    *act_p_tier_find(&m) = (struct act_p_tier_find){
+        .blocks = n, .asked = q->asked, .block_ns = q->token_ns * (uint64_t)t->e->layout.block_tokens};
     m.request = q->id = ++t->next_question;
     r = act_request(self, &m);
     if (r) {
@@ -459,7 +460,7 @@ static void find_run(struct act_self *self, struct tier *t, struct question *q, 
         if (!p->n && q->found < q->in.blocks && may_ask_below(t, q))
             plan_join(t, q, p);
         q->below = p->n;
-        if (!p->load && q->found + p->n < q->in.blocks && may_ask_below(t, q) &&
+        if (!p->load && !q->dear && q->found + p->n < q->in.blocks && may_ask_below(t, q) &&
             !ask_below(self, t, q, q->found + p->n))
             return;
     }
@@ -481,6 +482,8 @@ static void take_below(struct act_self *self, struct tier *t, struct act_msg *m)
     p.n = q->below;
     if (m->type == ACT_TIER_FOUND) {
         p.n += act_p_tier_found(m)->blocks;
+        q->asked = act_p_tier_found(m)->asked;
+        q->dear = act_p_tier_found(m)->dear > 0;
         t->below.recomputed += act_p_tier_found(m)->dear;
     }
     p.n = p.n < q->in.blocks - q->found ? p.n : q->in.blocks - q->found;
@@ -505,7 +508,8 @@ static void begin_question(struct act_self *self, struct tier *t, struct questio
 {
     struct plan p = {0};
     q->clean = q->in.blocks;
-    q->found = q->below = 0;
+    q->found = q->below = q->asked = 0;
+    q->dear = false;
     while (q->found < q->in.blocks && find_next(t, q))
         ;
     if (may_ask_below(t, q) && q->found < q->in.blocks) {

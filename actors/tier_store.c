@@ -197,7 +197,8 @@ static void answer_found(struct ask *a)
 {
     struct act_msg r = act_msg_make(ACT_TIER_FOUND, ACT_NOBODY);
     int n = worth_reading(a);
-    *act_p_tier_found(&r) = (struct act_p_tier_found){.blocks = (uint32_t)n, .dear = (uint32_t)(a->at - n)};
+    *act_p_tier_found(&r) =
+        (struct act_p_tier_found){.blocks = (uint32_t)n, .dear = (uint32_t)(a->at - n), .asked = a->asked};
     act_reply(a->s->self, &a->promise, &r);
     ask_free(a);
 }
@@ -414,6 +415,7 @@ static void take_find(struct store *s, struct act_msg *m)
         return;
     }
     a->block_ns = act_p_tier_find(m)->block_ns;
+    a->asked = act_p_tier_find(m)->asked;
     for (uint32_t i = 0; i < n; i++)
         a->block[i].key = key[i];
     ask_step(a);

@@ -406,3 +406,87 @@ Test(tier_runs, clean_blocks_of_a_decoder_stand_for_clean_ones_only)
         ts_tiers_close(&r, false);
     }
 }
+
+/* Nothing that came to the decoder's process from a run is published there as clean. */
+static bool note_clean_there(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m,
+                             int *fail)
+{
+    int *clean = w->before_ctx;
+    (void)fail;
+    size_t bytes;
+    if (who->part != TS_PART_TIER || who->index < TS_FAR || m->type != ACT_KV_STORE || act_now(self) < 3000 * MS)
+        return false;
+    const struct act_tier_block *b = act_msg_tail(m, &bytes);
+    for (uint32_t i = 0; i < act_p_kv_store(m)->blocks; i++)
+        *clean += !b[i].replayed;
+    return false;
+}
+
+/* The decoder replays more rows than the one that computed the prompt: for it the prompt begins within its replay, and
+ * its own rows would be clean if those before them were. */
+Test(tier_runs, a_decoder_with_a_longer_replay_takes_no_run_for_clean)
+{
+    static const int turns[] = {FIRST, SECOND};
+    static struct ts_tiers r;
+    int clean = 0;
+    memset(&r, 0, sizeof r);
+    ts_tiers_open(&r, 64, false);
+    r.w.store = NULL;
+    say(&r, 2, turns);
+    r.w.before = note_clean_there;
+    r.w.before_ctx = &clean;
+    ts_world_split(&r.w, 64, MDL_HANDOFF_GLOBAL);
+    r.w.far.e.limits.replay = TS_WORLD_IDS;
+    ts_world_run(&r.w, 7);
+    for (int i = 0; i < 2; i++)
+        cr_assert_eq(r.w.got[i].status, 0);
+    cr_assert_eq(r.w.got[1].cached, CLEAN, "%d tokens", r.w.got[1].cached);
+    cr_assert_eq(clean, 0, "%d blocks", clean);
+    ts_tiers_close(&r, false);
+}
+
+/* What a peer says of how its rows came about, one field of it out of what can be. */
+enum lie { LIE_CLEAN, LIE_BEFORE, LIE_BEHIND, LIE_FOUND, LIE_START, LIES };
+
+struct liar {
+    enum lie lie;
+    int told;
+};
+
+static bool tell_lies(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m,
+                      int *fail)
+{
+    struct liar *l = w->before_ctx;
+    (void)self, (void)fail;
+    if (who->part != TS_PART_LANDING || m->type != ACT_KV_READY || !act_b_kv_ready(m)->hit)
+        return false;
+    struct act_b_kv_ready *b = act_b_kv_ready(m);
+    b->replayed = l->lie == LIE_CLEAN ? 0 : b->replayed;
+    b->hit = l->lie == LIE_BEFORE ? ACT_HIT_MIXED - 1 : l->lie == LIE_BEHIND ? SECOND + 1 : b->hit;
+    b->cached = l->lie == LIE_FOUND ? SECOND + 1 : b->cached;
+    b->decoder_start = l->lie == LIE_START ? SECOND + 1 : b->decoder_start;
+    l->told++;
+    return false;
+}
+
+Test(tier_runs, what_cannot_be_said_of_rows_is_refused)
+{
+    static const int turns[] = {FIRST, SECOND};
+    for (int lie = 0; lie < LIES; lie++) {
+        static struct ts_tiers r;
+        struct liar liar = {.lie = (enum lie)lie};
+        memset(&r, 0, sizeof r);
+        ts_tiers_open(&r, 64, false);
+        r.w.store = NULL;
+        say(&r, 2, turns);
+        r.w.before = tell_lies;
+        r.w.before_ctx = &liar;
+        ts_world_split(&r.w, 64, lie % 2 ? MDL_HANDOFF_FULL : MDL_HANDOFF_ENCODER);
+        ts_world_run(&r.w, 7);
+        cr_assert_gt(liar.told, 0);
+        cr_assert_eq(r.w.got[0].status, 0);
+        cr_assert_eq(r.w.got[1].terminal, 1);
+        cr_assert_neq(r.w.got[1].status, 0, "lie %d", lie);
+        ts_tiers_close(&r, false);
+    }
+}

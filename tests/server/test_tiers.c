@@ -354,6 +354,9 @@ Test(tiers, what_is_kept_of_a_conversation_grows_over_restarts)
     start_ssd("false");
     for (int i = 0; i < TURNS; i++) {
         check_turn(want, i, i ? &want[i - 1] : NULL, turn(i));
+        until_hit("ssd", i ? blocks_of(&want[i - 1]) * 32 : 0);
+        cr_expect_leq(tier_metric("asked_tokens_total", "ssd", ""), want[i].prompt,
+                      "turn %d: once, under whatever names", i);
         until_stored("ssd", blocks_of(&want[i]));
         restart_with(i % 2 ? SIGKILL : SIGTERM, blocks_of(&want[i]));
     }

@@ -370,6 +370,11 @@ void ts_world_end_all(struct ts_world *w)
 void ts_world_close(struct ts_world *w)
 {
     act_sim_free(w->sim);
+    ts_world_free(w);
+}
+
+void ts_world_free(struct ts_world *w)
+{
     kv_device_free(w->e.device);
     kv_device_free(w->far.e.device);
     kv_device_free(w->other.e.device);

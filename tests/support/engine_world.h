@@ -146,7 +146,7 @@ struct ts_world {
     int n_old;
     bool deaf;                  /* the client ends when its first tokens come */
     bool client_silent;         /* it hears nothing and does nothing */
-    int64_t patience; /* of requests, ns; 0: as ever */
+    int64_t patience;           /* of requests, ns; 0: as ever */
     enum act_type client_loses; /* the first of these to it is lost; of TOKENS, the first with an end */
     bool watch;                 /* Decode reports to the client; for ts_world_reports */
     struct ts_report report[TS_WORLD_REPORTS];
@@ -213,6 +213,8 @@ struct act_engine *ts_world_engine(struct ts_world *w, enum ts_process p);
 /* The k-th of more_workers. */
 int ts_world_worker(const struct ts_world *w, int k);
 void ts_world_close(struct ts_world *w);
+/* The same when the simulation has ended. */
+void ts_world_free(struct ts_world *w);
 
 /* The tokens of a request without actors; chunk and draft as the engine has them, experts from `providers` (NULL: local
  * ones). out has room for max_new. */

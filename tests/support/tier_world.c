@@ -226,9 +226,7 @@ void ts_tiers_end(struct ts_tiers *r, bool keep)
     }
     kv_storage_free(r->store.storage[0]);
     r->store.storage[0] = NULL;
-    kv_device_free(r->w.e.device);
-    act_map_free(r->w.map);
-    mdl_model_close(r->w.m);
+    ts_world_free(&r->w);
 }
 
 void ts_tiers_prompts(struct ts_tiers *r, int n)
