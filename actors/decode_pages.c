@@ -5,8 +5,9 @@
 #include "actors/decode_impl.h"
 #include "actors/history.h"
 
-/* Pages of tickets that were taken back are waited for so long, before a sequence is parked. */
-enum { REVOKE_NS = 50000000 };
+/* Pages of tickets that were taken back are waited for so long, before a sequence is parked; and so long is it one
+ * Decode's turn to gather pages for a parked sequence. */
+enum { REVOKE_NS = 50000000, TURN_NS = 100000000 };
 
 static uint8_t *page_bytes(const struct decode *d, uint32_t page)
 {
@@ -69,6 +70,20 @@ static int wanted(struct decode *d)
     return d->e->limits.lease + (parked ? blocks_to_go_on(d, parked) : 0) + waiting(d);
 }
 
+/* Whether pages may be gathered one by one. Decodes that only have parked sequences would else each hold a part of
+ * the pool, none of them enough to go on, and wait for each other's without end: so they do it by turns, and out of its
+ * turn one takes all that it wants at once or nothing. One that generates will come to an end, and give pages back. */
+static bool may_gather(const struct decode *d)
+{
+    int n = d->e->n_decode, own = 0;
+    for (int i = 0; i < d->e->limits.streams; i++)
+        if (d->stream[i].state == DEC_RUNNING)
+            return true;
+    while (own < n && d->e->decode[own].index != act_self_addr(d->self).index)
+        own++;
+    return n < 2 || act_now(d->self) / TURN_NS % n == own;
+}
+
 /* Asks for what is missing of them; what is too many goes back. */
 void dec_pages_ask(struct decode *d)
 {
@@ -93,6 +108,12 @@ void dec_pages_given(struct decode *d, struct act_msg *m)
     bool one = d->tier_empty;
     d->asked = 0;
     if (p->status) {
+        if (!may_gather(d)) {
+            dec_pages_return(d, d->lease, d->n_lease);
+            d->n_lease = 0;
+            d->refused = d->tier_empty = true;
+            return;
+        }
         /* The whole lease was not to be had: try a single page before calling the tier empty. */
         d->refused = one;
         d->tier_empty = true;

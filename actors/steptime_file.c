@@ -217,17 +217,14 @@ static json_t *between_json(const struct act_steptime *t)
 int act_steptime_write(const char *path, const struct act_steptime_identity *id, const struct act_steptime *t,
                        struct cfg_error *err)
 {
-    char revision[17], temporary[4096];
+    char revision[17];
     snprintf(revision, sizeof revision, "%016" PRIx64, id->revision);
-    if ((size_t)snprintf(temporary, sizeof temporary, "%s.new", path) >= sizeof temporary)
-        return cfg_error_set(err, ENAMETOOLONG, "%s: the name is too long", path);
     json_t *root = json_pack("{s:i,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:b,s:f,s:f,s:o,s:o,s:o,s:o}", "format", FORMAT, "model",
                              revision, "machine", id->machine, "build", id->build, "build_id", id->build_id, "streams",
                              id->streams, "context", id->context, "block", t->block, "padded", (int)t->padded,
                              "pick_ns", t->pick_ns, "expert_share", t->expert_share, "plain", curve_json(&t->plain),
                              "between", between_json(t), "full", curve_json(&t->full), "draft", curve_json(&t->draft));
-    int r = !root || json_dump_file(root, temporary, JSON_INDENT(1) | JSON_REAL_PRECISION(7) | JSON_PRESERVE_ORDER) ||
-            rename(temporary, path);
+    int r = mdl_json_file_write(path, root, JSON_INDENT(1) | JSON_REAL_PRECISION(7) | JSON_PRESERVE_ORDER, err);
     json_decref(root);
-    return r ? cfg_error_set(err, EIO, "%s cannot be written: %s", path, strerror(errno)) : 0;
+    return r;
 }

@@ -284,6 +284,9 @@ static int read_root(const json_t *root, const char *path, struct bd_results *r,
         bad = read_point(point, &r->setup, where, &p, err);
         if (!bad)
             bad = check_order(&order, &p, where, err);
+        /* Else tokens that came out would stand beside those that were to be expected. */
+        if (!bad && r->n && (p.expected >= 0) != (r->point[0].expected >= 0))
+            bad = cfg_error_set(err, EINVAL, "%s: \"expected\" must be in all points or in none", where);
         if (!bad)
             bad = bd_add(r, &p, err);
     }

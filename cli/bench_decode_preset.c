@@ -48,6 +48,9 @@ int bd_preset_apply(enum bd_preset preset, struct bd_results *r, struct cfg_erro
                              "preset %s: the file does not say what its counters were taken on (\"setup\")",
                              bd_preset_names[preset]);
     int bad = bd_preset_check(preset, &r->setup, "recorded", err);
+    if (!bad && r->setup.context != p->setup.context) /* a model may have room for more, a curve is of one context */
+        bad = cfg_error_set(err, ENOTSUP, "preset %s needs %d tokens of context (recorded: %d)",
+                            bd_preset_names[preset], p->setup.context, r->setup.context);
     for (int i = 0; i < r->n && !bad; i++) {
         char name[16];
         bd_mode_name(r->point[i].mode, name);

@@ -99,10 +99,8 @@ int mdl_calibration_read(const char *path, uint64_t revision, int places, struct
 
 int mdl_calibration_write(const char *path, uint64_t revision, const struct mdl_calibration *c, struct cfg_error *err)
 {
-    char own[17], temporary[4096];
+    char own[17];
     snprintf(own, sizeof own, "%016" PRIx64, revision);
-    if ((size_t)snprintf(temporary, sizeof temporary, "%s.new", path) >= sizeof temporary)
-        return cfg_error_set(err, ENAMETOOLONG, "%s: the name is too long", path);
     json_t *choices = json_object(),
            *root = json_pack("{s:i,s:s,s:i}", "format", FORMAT, "model_revision", own, "block", c->places);
     for (int m = 0; m < MDL_CHOICES; m++) {
@@ -117,10 +115,9 @@ int mdl_calibration_write(const char *path, uint64_t revision, const struct mdl_
                             json_pack("{s:o,s:o}", "temperature", temperature, "shift", shift));
     }
     json_object_set_new(root, "choices", choices);
-    int r = json_dump_file(root, temporary, JSON_INDENT(1) | JSON_REAL_PRECISION(6) | JSON_PRESERVE_ORDER) ||
-            rename(temporary, path);
+    int r = mdl_json_file_write(path, root, JSON_INDENT(1) | JSON_REAL_PRECISION(6) | JSON_PRESERVE_ORDER, err);
     json_decref(root);
-    return r ? cfg_error_set(err, EIO, "%s cannot be written: %s", path, strerror(errno)) : 0;
+    return r;
 }
 
 /* ---- fitting ---- */

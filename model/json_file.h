@@ -12,4 +12,9 @@ enum { MDL_JSON_FILE_MAX = 64 << 20 }; /* bytes */
  * -EINVAL with file, line and column. */
 int mdl_json_file(const char *path, json_t **out, struct cfg_error *err);
 
+/* Writes `root` (flags of json_dumpf). A regular file is replaced by a whole one that has its mode, where a link leads
+ * to, or stays as it is; anything else, such as a device or a pipe, is written to and never replaced. -EIO: err says
+ * why. */
+int mdl_json_file_write(const char *path, const json_t *root, size_t flags, struct cfg_error *err);
+
 #endif

@@ -91,6 +91,33 @@ Test(engine, a_parked_sequence_does_not_take_its_page_back_from_the_one_that_wai
     cr_expect_gt(parked, 0, "it was never parked");
 }
 
+/* Two Decodes share the pages. When each has parked all it had, what one of them gathers to go on must not be what the
+ * other lacks. */
+Test(engine, decodes_with_parked_sequences_alone_do_not_wait_for_each_others_pages)
+{
+    enum { PROMPT = 12, NEW = 76, EACH = (PROMPT + NEW) / 16 + 1, PAGES = EACH + 2 };
+    int parked = 0;
+    for (uint64_t seed = 1; seed <= (TS_LESS > 2 ? 2 : 4); seed++) {
+        struct ts_world w;
+        ts_world_open(&w, PAGES, 2);
+        w.decodes = 2;
+        w.e.limits.lease = 1;
+        ts_world_requests(&w, 4, (unsigned)seed);
+        for (int i = 0; i < w.n; i++) {
+            w.wanted[i].n_prompt = PROMPT;
+            w.wanted[i].max_new = NEW;
+        }
+        ts_world_run(&w, seed);
+        for (int i = 0; i < w.n; i++) {
+            ts_world_check_same(&w, i);
+            parked += w.got[i].parked;
+        }
+        ts_world_check_baseline(&w);
+        ts_world_close(&w);
+    }
+    cr_expect_gt(parked, 2, "%d were parked", parked);
+}
+
 /* Two prompts find ten of their blocks each, which are all pages that there are but one, and each needs two more. */
 Test(engine, two_prompts_with_hits_never_wait_for_each_others_pages)
 {

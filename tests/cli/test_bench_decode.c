@@ -308,6 +308,8 @@ Test(bench_decode, a_preset_is_drawn_from_counters_of_its_setup)
          "3 drafts in every step (recorded: dynamic)", 1},
         {"fixed 2", "\"devices\":64,\"experts\":384,\"redundant\":64,\"context\":131072,\"drafts\":3",
          "3 drafts in every step (recorded: fixed 2)", 1},
+        {"fixed 3", "\"devices\":64,\"experts\":384,\"redundant\":64,\"context\":1048576,\"drafts\":3",
+         "131072 tokens of context (recorded: 1048576)", 1},
         {"fixed 3", "\"devices\":0,\"experts\":384,\"redundant\":64,\"context\":131072,\"drafts\":3", "\"setup\" needs",
          2},
         {"fixed 3", "\"devices\":64,\"experts\":384", "\"setup\" needs", 2},
@@ -380,6 +382,26 @@ Test(bench_decode, a_converted_plot_shows_what_is_printed)
     }
     for (int i = 0; i < 3; i++)
         free(plot[i]);
+    ts_remove_dir(dir);
+    free(dir);
+}
+
+/* Of one way what came out, of the other what was to be expected: no change of speed comes of that. */
+Test(bench_decode, expected_tokens_are_in_all_points_or_in_none)
+{
+    json_t *all = json_load_file("tests/fixtures/bench/decode-recorded.json", 0, NULL),
+           *points = json_object_get(all, "points"), *last = json_array_get(points, json_array_size(points) - 1);
+    char *dir = ts_temp_dir(), path[4200], where[64];
+    struct bd_results got = {0};
+    struct cfg_error err;
+    snprintf(path, sizeof path, "%s/mixed.json", dir);
+    json_object_set_new(last, "expected", json_real((double)json_integer_value(json_object_get(last, "emitted"))));
+    cr_assert_eq(json_dump_file(all, path, 0), 0);
+    cr_expect_eq(bd_read_json(path, &got, &err), -EINVAL);
+    snprintf(where, sizeof where, "point %zu: \"expected\" must be in all points", json_array_size(points));
+    cr_expect_not_null(strstr(err.msg, where), "%s", err.msg);
+    bd_free(&got);
+    json_decref(all);
     ts_remove_dir(dir);
     free(dir);
 }
