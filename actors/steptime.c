@@ -136,6 +136,35 @@ const char *act_steptime_doubt(const struct act_steptime *t, int *point, const c
     return (*point = doubt_curve(&t->draft, ACT_STEPTIME_DRAFT_LEAST, 10 * ACT_STEPTIME_NOISE, why)) ? "draft" : NULL;
 }
 
+/* Somewhat more than the bound, for the digits that a file keeps. */
+static void raise_to(struct act_steptime_curve *c, int i, double from, double noise)
+{
+    double least = 1.0001 * from / noise;
+    c->raw[i] = c->raw[i] > least ? c->raw[i] : least;
+}
+
+static void settle_verify(const struct act_steptime *t, struct act_steptime_curve *c, int drafts)
+{
+    for (int i = 0; drafts && t->plain.n && i < c->n; i++) {
+        int requests = c->at[i] / (drafts + 1);
+        if (requests && requests <= t->plain.at[t->plain.n - 1])
+            raise_to(c, i, act_steptime_at(t, &t->plain, requests), ACT_STEPTIME_NOISE);
+    }
+    settle(c);
+    for (int i = 0; i < c->n; i++)
+        raise_to(c, i, c->ns[i], ACT_STEPTIME_NOISE);
+}
+
+void act_steptime_settle(struct act_steptime *t)
+{
+    settle_verify(t, &t->plain, 0);
+    settle_verify(t, &t->full, t->block);
+    for (int i = 0; i < t->n_between; i++)
+        settle_verify(t, &t->between[i].curve, t->between[i].drafts);
+    for (int i = 0; i < t->draft.n; i++)
+        raise_to(&t->draft, i, t->draft.ns[i], 10 * ACT_STEPTIME_NOISE);
+}
+
 /* 0: one row per request, 1: whole blocks. */
 static double draft_part(const struct act_steptime *t, int requests, int rows)
 {

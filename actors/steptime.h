@@ -69,6 +69,9 @@ bool act_steptime_usable(const struct act_steptime *t);
  * noise, and drafts not cheaper than none by more than that. Of a table from outside. NULL, or the name of the curve
  * that is wrong, with the point (from 1) and a reason. */
 const char *act_steptime_doubt(const struct act_steptime *t, int *point, const char **why);
+/* Of a table that was measured on a machine with other work, where a slow spell falls on some points and not on others:
+ * raises what is so far below the others that it would be doubted, to what is just believed. */
+void act_steptime_settle(struct act_steptime *t);
 
 /* Verification of rows (at least one per request). other_rows: rows of other sources that the busiest expert shard
  * worked on together with this one's when it last reported, in proportion to all of this one's rows; 0: none, or

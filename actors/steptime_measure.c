@@ -213,6 +213,7 @@ static int measure_all(struct bench *b, struct mdl_step *step, struct act_stepti
             r = measure_size(b, n, t, &draft, err);
     }
     split_draft_times(&draft, t);
+    act_steptime_settle(t);
     return r;
 }
 

@@ -269,8 +269,13 @@ static void print_dynamic(const struct bd_results *r, const int *loads, int n)
         printf(" %% +-");
         print_number(v.half, 0, 2);
         printf("   low");
-        print_signed(v.low);
-        printf(" %% (%s)   planning", hardest);
+        if (isfinite(v.low)) {
+            print_signed(v.low);
+            printf(" %% (%s)", hardest);
+        } else {
+            printf(" %6s", "-"); /* one repeat has no interval, so none reaches lowest */
+        }
+        printf("   planning");
         print_number(100 * v.planning, 0, 2);
         printf(" %%   rounds %lld, of these without the drafter %lld, probes %lld\n", (long long)v.rounds,
                (long long)v.skipped, (long long)v.probes);

@@ -406,6 +406,28 @@ Test(plan, a_round_that_is_run_again_counts_once)
     act_plan_free(&p);
 }
 
+/* A round beside a prompt, or one that was run twice, says nothing of what rounds take. */
+Test(plan, a_disturbed_round_teaches_nothing)
+{
+    struct act_steptime t = smooth(1000, 10, 100, 1);
+    struct act_plan p = new_plan(dynamic_options(), &t);
+    struct act_plan_memory m = {0};
+    struct act_plan_request r = {.memory = &m, .cap = BLOCK};
+    for (int k = 0; k < 50; k++) {
+        double before = act_steptime_verify_ns(&t, 1, 1, 0);
+        act_plan_draft(&p, &r, 1, 0);
+        r.drafted = r.draft;
+        for (int j = 0; j < BLOCK; j++)
+            r.confidence[j] = 0.5f;
+        act_plan_split(&p, &r, 1);
+        act_plan_done(&p, 1e4, 1e5, k >= 25);
+        cr_expect_eq(act_steptime_verify_ns(&t, 1, 1, 0) > before, k >= 25, "round %d", k);
+    }
+    cr_expect_gt(p.counters.seen_ns, 24 * 1.1e5);
+    cr_expect_lt(p.counters.seen_ns, 26 * 1.1e5);
+    act_plan_free(&p);
+}
+
 Test(plan, refuses)
 {
     struct act_steptime empty, t = smooth(1, 1, 1, 1);

@@ -439,3 +439,37 @@ Test(steptime, measure)
     cr_expect_eq(act_steptime_measure(m, &how, &t, &err), -EINVAL);
     mdl_model_close(m);
 }
+
+/* One spell of slow readings, one of fast ones, one after the other. */
+static int64_t unsteady_clock(void *ctx)
+{
+    int64_t *c = ctx;
+    return c[0] += c[1]++ / c[2] % 2 ? 1000 : 400000;
+}
+
+/* Whatever else the machine did while a table was measured, the next start takes it. */
+Test(steptime, what_was_measured_is_read_again)
+{
+    struct mdl_model *m;
+    struct cfg_error err;
+    char path[64];
+    path_of(path, sizeof path);
+    cr_assert_eq(mdl_model_open("tests/golden/mini8", 1, NULL, &m, &err), 0, "%s", err.msg);
+    struct act_steptime_identity id = here;
+    id.streams = 4;
+    for (int64_t spell = 150; spell < 1500; spell += 150) {
+        int64_t clock[3] = {0, 0, spell};
+        struct act_steptime t, got;
+        const struct act_steptime_measure how = {.streams = 4,
+                                                 .block = m->cfg->draft_block,
+                                                 .context = 9,
+                                                 .limit_ns = INT64_MAX,
+                                                 .now = unsteady_clock,
+                                                 .ctx = clock};
+        cr_assert_eq(act_steptime_measure(m, &how, &t, &err), 0, "%s", err.msg);
+        cr_assert_eq(act_steptime_write(path, &id, &t, &err), 0, "%s", err.msg);
+        cr_expect_eq(read_back(&id, m->cfg->draft_block, &got, &err), 0, "spell %d: %s", (int)spell, err.msg);
+    }
+    unlink(path);
+    mdl_model_close(m);
+}
