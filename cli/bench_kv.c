@@ -28,6 +28,7 @@
 
 enum { SEGMENT_BYTES = 64 << 20 };
 enum { RUN = 16, OPS_MAX = 16, DEPTH = 192, POOL_RUNS = 16, ROUNDS_MAX = 99, TICK_MS = 20, PATIENCE_S = 60 };
+enum { SPARE_BLOCKS = 6 * 48, FILL_PASSES = 4 };
 
 static struct {
     const char *path, *trace, *plot;
@@ -316,6 +317,14 @@ static double store_pass(struct bench *b, struct kv_tier *t, const int *order, i
     return (double)good * (double)b->layout.block_bytes / took;
 }
 
+/* Room in which the runs of one set stay whole: the tier keeps two slabs empty, one is being filled, one may hold the
+ * end of the set before, and the next to go may be in use. */
+static int64_t ssd_room(const struct bench *b)
+{
+    int more = options.blocks / 5 < SPARE_BLOCKS ? SPARE_BLOCKS : options.blocks / 5;
+    return (int64_t)(options.blocks + more) * (int64_t)b->layout.block_bytes;
+}
+
 static int bench_ssd(struct bench *b, struct cfg_error *err)
 {
     struct kv_tier *t;
@@ -323,7 +332,7 @@ static int bench_ssd(struct bench *b, struct cfg_error *err)
     const struct kv_ssd_params p = {.storage = b->recorder,
                                     .folder = b->folder,
                                     .layout = b->layout,
-                                    .bytes = (int64_t)((double)options.blocks * 1.2) * (int64_t)b->layout.block_bytes,
+                                    .bytes = ssd_room(b),
                                     .direct = true,
                                     .clock = kv_clock_system};
     int r = order ? kv_ssd_new(&p, &t, err) : -ENOMEM;
@@ -340,6 +349,10 @@ static int bench_ssd(struct bench *b, struct cfg_error *err)
     double stored[ROUNDS_MAX];
     int n = options.rounds;
     b->ssd_first_write = store_pass(b, t, order, n);
+    for (int set = n + 1; set < n + FILL_PASSES && !s.evicted; set++) { /* every place has been written once */
+        store_pass(b, t, order, set);
+        t->ops->stat(t, &s);
+    }
     for (int k = 0; k < n; k++)
         stored[k] = store_pass(b, t, order, n - 1 - k);
     b->ssd_write = cli_bench_kv_median(stored, n);
@@ -518,7 +531,8 @@ int cli_bench_kv_run(int argc, char **argv)
 {
     const struct cli_option table[] = {
         {CLI_TEXT, "path", 'p', &options.path, "DIR", "folder on the device to measure; a folder is made in it"},
-        {CLI_INT, "blocks", 'n', &options.blocks, "N", "blocks of the published model's size (236 KiB)", 256, 4096},
+        {CLI_INT, "blocks", 'n', &options.blocks, "N",
+         "blocks of the published model's size (236 KiB), in runs of 16: rounded up", 256, 4096},
         {CLI_INT, "ops", 0, &options.ops, "N", "reads or stores of 16 blocks at a time", 1, OPS_MAX},
         {CLI_INT, "rounds", 'r', &options.rounds, "N", "repetitions; the median counts", 1, ROUNDS_MAX},
         {CLI_DOUBLE, "seconds", 's', &options.seconds, "S",
@@ -549,6 +563,7 @@ int cli_bench_kv_run(int argc, char **argv)
         return r;
     if (options.trace)
         return cli_kv_trace_replay(options.trace, options.plot);
+    options.blocks = (options.blocks + RUN - 1) / RUN * RUN;
     real_layout(&b.layout);
     b.pool_bytes = (size_t)POOL_RUNS * RUN * b.layout.block_bytes;
     b.pool = kv_memory_new(b.pool_bytes);

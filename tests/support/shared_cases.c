@@ -346,12 +346,18 @@ static enum changed flip_drop(const struct sw_kind *kind, struct sw_disk *disk, 
 }
 
 /* Each change on a disk of its own. What a later node delivers is right, what it cannot is not offered again, and it
- * goes on. Returns the misses of blocks 0 to 9. */
+ * goes on. Where hard errors come at random, each is made twice: first without any, which shows what the change alone
+ * does and when there are no more, then with them, at other places each time. Returns the misses of blocks 0 to 9
+ * without an error. */
 static int damage(const struct sw_kind *kind, change *how)
 {
-    int misses = 0;
-    for (int64_t n = 0;; n++) {
-        struct sw_disk *disk = sw_disk_new(kind, 5);
+    int misses = 0, times = kind->errors ? 2 : 1;
+    for (int64_t k = 0;; k++) {
+        int64_t n = k / times;
+        bool with = k % times;
+        struct sw_disk *disk = sw_disk_new(kind, with ? 6 + (uint64_t)n : 5);
+        if (!with)
+            sw_faults_end(disk);
         struct node a, b;
         open_node(&a, disk, "a");
         struct node *one[] = {&a};
@@ -389,9 +395,10 @@ static int damage(const struct sw_kind *kind, change *how)
         must(store(&b, 100));
         pass(all, 1, 500);
         must(read_back(&b, 100), "it goes on");
+        bool no_more = changed == NO_MORE && !sw_error_came(disk);
         close_node(&b);
         finish(disk);
-        if (changed == NO_MORE)
+        if (no_more)
             return misses;
     }
 }
