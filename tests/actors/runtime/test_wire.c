@@ -193,6 +193,15 @@ Test(wire, local_types_do_not_cross)
     }
 }
 
+/* A number of a page means nothing elsewhere, and a peer must not name blocks of this process. */
+Test(wire, nothing_that_names_pages_crosses)
+{
+    static const enum act_type local[] = {ACT_KV_LOOKUP, ACT_KV_FOUND,    ACT_KV_ROWS,    ACT_KV_WANT, ACT_KV_STORE,
+                                          ACT_SNAPSHOT,  ACT_PAGES_GIVEN, ACT_PAGES_BACK, ACT_HANDOFF, ACT_REPLAY};
+    for (size_t i = 0; i < sizeof local / sizeof *local; i++)
+        cr_expect_eq(act_type_info(local[i])->scope, ACT_SCOPE_LOCAL, "%s", act_type_name(local[i]));
+}
+
 Test(wire, refuses_what_does_not_fit)
 {
     struct act_msg m = some_message(ACT_LOAD, true), back;
