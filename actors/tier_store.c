@@ -17,7 +17,6 @@ enum {
     TAG_TICK = 1,
     TAG_POLL = 2,
     TAG_HEDGE = 3,
-    SEGMENTS_MAX = 64,
     SSD_OP_MAX = 64,
     FROM_NODES = 4096
 };
@@ -36,11 +35,13 @@ struct ask {
     struct act_promise promise;
     struct act_addr reader;
     uint32_t load;
-    uint64_t block_ns; /* TIER_FIND */
-    int n, at, tier;   /* blocks; found so far; tier that is being asked */
-    int fruitless;     /* tiers that had none of the next blocks */
-    unsigned asked;    /* tiers that were asked, as bits */
-    struct segment segment[SEGMENTS_MAX];
+    uint64_t block_ns;        /* TIER_FIND */
+    int n, at, tier;          /* blocks; found so far; tier that is being asked */
+    int fruitless;            /* tiers that had none of the next blocks */
+    unsigned asked;           /* tiers that were asked, as bits */
+    int known[ACT_TIERS_MAX]; /* block before which a tier said that it has all from its last question on */
+    bool stepping, answered;  /* ask_step is at work; the lookup that it began has ended */
+    struct segment *segment;  /* [n], of which n_segments are found */
     int n_segments, segments_left;
     int settled; /* sources reported */
     int status;
@@ -190,6 +191,7 @@ static void ask_free(struct ask *a)
         a->next->link = a->link;
     for (int i = 0; i < a->n_segments; i++)
         free(a->segment[i].read);
+    free(a->segment);
     free(a);
 }
 
@@ -296,25 +298,20 @@ static void start_reads(struct ask *a)
 {
     struct store *s = a->s;
     const struct act_store *c = s->c;
-    a->segments_left = a->n_segments;
-    if (!a->n_segments) {
-        answer_done(a);
-        return;
-    }
-    /* Segments may end while others begin: a goes with the last of them. */
-    struct segment run[SEGMENTS_MAX];
-    int n = a->n_segments;
-    memcpy(run, a->segment, (size_t)n * sizeof *run);
-    for (int i = 0; i < n; i++) {
-        run[i].read->began = time_now(s);
-        run[i].read->hedged = s->hedger.after_ns && run[i].tier && c->n_tiers > 2;
-        if (run[i].read->hedged) {
-            act_hedge_read(&s->hedger, run[i].tier, &run[i].read->op);
+    a->segments_left = a->n_segments + 1; /* segments may end while others begin: a is held until all have begun */
+    for (int i = 0; i < a->n_segments; i++) {
+        const struct segment *g = &a->segment[i];
+        g->read->began = time_now(s);
+        g->read->hedged = s->hedger.after_ns && g->tier && c->n_tiers > 2;
+        if (g->read->hedged) {
+            act_hedge_read(&s->hedger, g->tier, &g->read->op);
             continue;
         }
-        read_began(s, run[i].tier, run[i].n);
-        c->tier[run[i].tier]->ops->read(c->tier[run[i].tier], &run[i].read->op);
+        read_began(s, g->tier, g->n);
+        c->tier[g->tier]->ops->read(c->tier[g->tier], &g->read->op);
     }
+    if (--a->segments_left == 0)
+        answer_done(a);
 }
 
 static bool make_reads(struct ask *a)
@@ -352,46 +349,71 @@ static void ask_end(struct ask *a)
     start_reads(a);
 }
 
+/* The tier that is being asked has the next count blocks. What of them memory has too comes from there: the run ends
+ * before it, and goes on behind it without another question. */
+static void take_found(struct ask *a, int count)
+{
+    int n = 1;
+    a->known[a->tier] = a->at + count;
+    while (n < count && (!a->tier || !kv_host_has(a->s->c->tier[0], &a->block[a->at + n].key)))
+        n++;
+    a->segment[a->n_segments++] = (struct segment){.tier = a->tier, .first = a->at, .n = n};
+    a->at += n;
+    a->fruitless = 0;
+    if (!a->reading)
+        a->s->figure[a->tier].found += (uint64_t)n;
+}
+
 static void on_found(struct kv_tier_op *op)
 {
     struct ask *a = op->ctx;
     act_times_add(&a->s->times[a->tier][ACT_TIER_LOOKUP], time_now(a->s) - a->began);
     if (!a->reading) {
         a->s->figure[a->tier].looked_for += a->asked & 1u << a->tier ? 0 : (uint64_t)op->n;
-        a->s->figure[a->tier].found += (uint64_t)op->count;
         a->asked |= 1u << a->tier;
     }
-    if (op->count > 0 && a->n_segments < SEGMENTS_MAX) {
-        a->segment[a->n_segments++] = (struct segment){.tier = a->tier, .first = a->at, .n = op->count};
-        a->at += op->count;
-        a->fruitless = 0;
-    } else {
+    if (op->count > 0)
+        take_found(a, op->count);
+    else
         a->fruitless++;
-    }
     a->tier = (a->tier + 1) % a->s->c->n_tiers;
-    ask_step(a);
+    a->answered = true;
+    if (!a->stepping)
+        ask_step(a);
 }
 
 /* Asks the tiers in turn for the blocks that are not found yet, until none has the next one. */
 static void ask_step(struct ask *a)
 {
-    for (; a->fruitless < a->s->c->n_tiers && a->s->late_read[a->tier]; a->fruitless++)
-        a->tier = (a->tier + 1) % a->s->c->n_tiers;
-    struct kv_tier *t = a->s->c->tier[a->tier];
-    if (a->at == a->n || a->fruitless >= a->s->c->n_tiers || a->n_segments == SEGMENTS_MAX) {
-        ask_end(a);
-        return;
-    }
-    a->op = (struct kv_tier_op){.block = a->block + a->at, .n = a->n - a->at, .done = on_found, .ctx = a};
-    a->began = time_now(a->s);
-    t->ops->lookup(t, &a->op);
+    a->stepping = true;
+    do {
+        for (; a->fruitless < a->s->c->n_tiers && a->s->late_read[a->tier]; a->fruitless++)
+            a->tier = (a->tier + 1) % a->s->c->n_tiers;
+        if (a->at == a->n || a->fruitless >= a->s->c->n_tiers) {
+            ask_end(a);
+            return;
+        }
+        a->answered = a->known[a->tier] > a->at;
+        if (a->answered) {
+            take_found(a, a->known[a->tier] - a->at);
+            a->tier = (a->tier + 1) % a->s->c->n_tiers;
+            continue;
+        }
+        struct kv_tier *t = a->s->c->tier[a->tier];
+        a->op = (struct kv_tier_op){.block = a->block + a->at, .n = a->n - a->at, .done = on_found, .ctx = a};
+        a->began = time_now(a->s);
+        t->ops->lookup(t, &a->op);
+    } while (a->answered);
+    a->stepping = false;
 }
 
 static struct ask *ask_new(struct store *s, struct act_msg *m, int n)
 {
     struct ask *a = calloc(1, sizeof *a + (size_t)n * sizeof *a->block);
-    if (!a)
+    if (!a || !(a->segment = calloc((size_t)n + 1, sizeof *a->segment))) {
+        free(a);
         return NULL;
+    }
     a->s = s;
     a->n = n;
     a->promise = act_promise_of(m);
@@ -813,7 +835,9 @@ static void on_orphan_pushed(struct kv_tier_op *op)
 
 static void on_orphan_found(struct kv_tier_op *op)
 {
-    free(op->ctx);
+    struct ask *a = op->ctx;
+    free(a->segment);
+    free(a);
 }
 
 static void on_orphan_rows(struct kv_tier_op *op, int source, int ok)
@@ -829,6 +853,7 @@ static void orphan_read_end(struct ask *a)
         return;
     for (int i = 0; i < a->n_segments; i++)
         free(a->segment[i].read);
+    free(a->segment);
     free(a);
 }
 

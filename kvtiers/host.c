@@ -387,6 +387,11 @@ void kv_host_memory(struct kv_tier *t, void **base, size_t *len)
     *len = h->memory_len;
 }
 
+bool kv_host_has(struct kv_tier *t, const struct kv_key *key)
+{
+    return find_live((struct host *)t, key) != NONE;
+}
+
 uint8_t *kv_host_pin(struct kv_tier *t, const struct kv_key *key)
 {
     struct host *h = (struct host *)t;

@@ -15,6 +15,8 @@ struct kv_host_params {
 int kv_host_new(const struct kv_host_params *params, struct kv_tier **out, struct cfg_error *err);
 /* The pool's memory, for registration with a storage. */
 void kv_host_memory(struct kv_tier *t, void **base, size_t *len);
+/* Whether lookup would find it; counted nowhere. */
+bool kv_host_has(struct kv_tier *t, const struct kv_key *key);
 /* The bytes of a block, which stays until kv_host_unpin; NULL: it is not here. For tiers below that store from the pool
  * without a further copy. */
 uint8_t *kv_host_pin(struct kv_tier *t, const struct kv_key *key);

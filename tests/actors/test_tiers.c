@@ -7,6 +7,11 @@
 #include "tests/support/less.h"
 #include "tests/support/tier_world.h"
 
+static void stored(struct kv_tier_op *op)
+{
+    (void)op;
+}
+
 Test(tiers, blocks_come_back_from_below)
 {
     static struct ts_tiers r;
@@ -17,6 +22,32 @@ Test(tiers, blocks_come_back_from_below)
     ts_world_check_same(&r.w, 0);
     cr_assert_eq(r.w.got[0].cached, 144, "%d", r.w.got[0].cached);
     cr_assert_eq(r.script.reads, 1);
+    ts_tiers_close(&r, false);
+}
+
+/* Each block comes from the first tier that has it, also where that one lacks some before: what is in memory is not
+ * read from below because something before it was. */
+Test(tiers, blocks_come_from_the_first_tier_that_has_them)
+{
+    static struct ts_tiers r;
+    struct kv_tier_stats before, after;
+    ts_tiers_prepare(&r);
+    ts_tiers_second(&r, 64);
+    for (int i = 1; i < 6; i += 2) {
+        struct kv_tier_op op = {.block = &r.script.block[i], .n = 1, .done = stored};
+        r.store.tier[0]->ops->store(r.store.tier[0], &op);
+        cr_assert_eq(op.count, 1);
+    }
+    r.store.tier[0]->ops->stat(r.store.tier[0], &before);
+    r.script.bytes = 0;
+    ts_tiers_prompts(&r, 1);
+    ts_world_run(&r.w, 2);
+    ts_world_check_same(&r.w, 0);
+    cr_assert_eq(r.w.got[0].cached, 144, "%d", r.w.got[0].cached);
+    r.store.tier[0]->ops->stat(r.store.tier[0], &after);
+    cr_assert_eq(after.read - before.read, 3u, "%d blocks came from memory", (int)(after.read - before.read));
+    cr_assert_eq(r.script.reads, 4, "%d reads", r.script.reads);
+    cr_assert_eq(r.script.bytes, 6 * (uint64_t)r.layout.block_bytes);
     ts_tiers_close(&r, false);
 }
 
