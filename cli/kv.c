@@ -200,6 +200,18 @@ static void on_collect(void *ctx, const struct kv_key *key, const struct kv_bloc
     k->block[k->n++] = (struct kv_tier_block){.key = *key};
 }
 
+/* Files of a shared folder that hold nothing for this configuration. */
+static void print_unusable(struct tool *k, FILE *f)
+{
+    static const char *const why[KV_UNUSABLE_KINDS] = {"other model or layout", "damaged", "cannot be read now"};
+    struct kv_tier_stats s;
+    k->tier->ops->stat(k->tier, &s);
+    for (int i = 0; i < KV_UNUSABLE_KINDS; i++)
+        if (s.unusable[i].files)
+            fprintf(f, "unusable        %" PRIu64 " files, %" PRIu64 " bytes: %s\n", s.unusable[i].files,
+                    s.unusable[i].bytes, why[i]);
+}
+
 static int print_stat(struct tool *k)
 {
     struct kv_tier_stats s;
@@ -208,6 +220,7 @@ static int print_stat(struct tool *k)
            "\nblock           %d tokens, %d sources, %zu bytes\nlayout          %016" PRIx64 "\n",
            k->tier->ops->name, s.blocks, s.bytes, s.capacity, (int)k->layout.block_tokens, k->layout.n_sources,
            k->layout.block_bytes, kv_layout_id(&k->layout));
+    print_unusable(k, stdout);
     return CLI_OK;
 }
 
@@ -287,7 +300,8 @@ int cli_kv_run(int argc, char **argv)
         .synopsis = "kv ls|stat|verify FILE.conf\nkv drop FILE.conf --all | KEY...",
         .intro =
             "Looks at the blocks that a configuration's durable tiers keep.\n"
-            "ls: keys, taint and age in seconds. stat: how much. verify: reads every block and drops what does not\n"
+            "ls: keys, taint and age in seconds. stat: how much. Both tell of files of a shared folder that are of no\n"
+            "use to this configuration. verify: reads every block and drops what does not\n"
             "fit its checksum (in a shared folder it only names them); exit status 1 when there was any. drop: "
             "removes\n"
             "blocks for good, those of a shared folder for all processes that use it, also while they run.\n"
@@ -324,6 +338,8 @@ int cli_kv_run(int argc, char **argv)
         r = verb == STAT     ? print_stat(&k)
             : verb == VERIFY ? verify(&k)
                              : drop(&k, argc - first - 2, argv + first + 2, all);
+    if (k.tier && !r && (verb == LS || verb == DROP))
+        print_unusable(&k, stderr);
     if (k.tier)
         k.tier->ops->free(k.tier);
     kv_storage_free(k.storage);

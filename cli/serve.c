@@ -14,6 +14,7 @@
 #include "cli/cli.h"
 #include "cli/options.h"
 #include "cli/stale.h"
+#include "kvtiers/shared.h"
 
 /* Signals are taken by this thread alone; the workers inherit the mask. */
 static void block_signals(sigset_t *set)
@@ -31,8 +32,8 @@ static void raise_files(const struct cfg_config *c)
 {
     struct rlimit limit;
     rlim_t need = 2 * (rlim_t)c->limits.connections + 64;
-    if (c->kv.shared.path[0]) /* one of each segment, of which some are sealed before they are full */
-        need += 2 * (rlim_t)(c->kv.shared.size / c->kv.shared.segment) + 64;
+    if (c->kv.shared.path[0]) /* USRBIO has a second one of each */
+        need += (rlim_t)(c->kv.shared.usrbio[0] ? 2 : 1) * KV_SHARED_FILES + 64;
     if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= need)
         return;
     limit.rlim_cur = need < limit.rlim_max ? need : limit.rlim_max;

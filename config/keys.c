@@ -223,7 +223,8 @@ const struct cfg_key cfg_keys[] = {
     {"kv.shared.poll", CFG_DURATION, "ms", 1, 3600000, AT(kv.shared.poll_us), .fallback = "1s",
      .help = "The folder is looked at for new files this often."},
     {"kv.shared.orphan", CFG_DURATION, "s", 1, 31536000, AT(kv.shared.orphan_us), .fallback = "10min",
-     .help = "Files that others have not finished after so long are removed."},
+     .help = "Files that others have not finished after so long are removed, and so are the oldest ones of a folder that "
+             "is too full when their node has written nothing for so long."},
     {"kv.shared.removals", CFG_DOUBLE, "files per second", .min = 0.001, .max = 1e6, AT(kv.shared.removals),
      .fallback = "8.0", .help = "Most removals of files, so that a distributed file system is not flooded."},
     {"kv.shared.direct", CFG_BOOL, AT(kv.shared.direct), .fallback = "false",

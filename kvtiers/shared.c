@@ -7,9 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvtiers/bytes.h"
 #include "kvtiers/shared_impl.h"
 
-enum { BUCKETS = 1 << 16, SWEEP_BUCKETS = 2048, ERRORS_MOST = 4, CLAIMS_MOST = 99 };
+enum { SWEEP_ENTRIES = 512, CLAIMS_MOST = 99, LATER_MOST = 8 };
+
+#define LATER_NS INT64_C(1000000000)
 
 void shared_say(const struct shared *t, bool warning, const char *fmt, ...)
 {
@@ -41,41 +44,53 @@ void shared_submit(struct shared *t, struct kv_io *io, void (*done)(struct kv_io
     kv_io_start(t->p.storage, io);
 }
 
+int64_t shared_later(const struct shared *t, int tries)
+{
+    int64_t first = t->p.poll_ns < LATER_NS ? t->p.poll_ns : LATER_NS;
+    return shared_now(t) + (first << (tries - 1 < LATER_MOST ? tries - 1 : (int)LATER_MOST));
+}
+
 /* ---- table: a key may be in several segments ---- */
 
-static struct shared_entry **bucket_of(const struct shared *t, const struct kv_key *key)
+static uint64_t hash_of(const struct kv_key *key)
 {
-    uint32_t v;
-    memcpy(&v, key->b, sizeof v);
-    return &t->bucket[v & (BUCKETS - 1)];
+    return kv_get_uint(key->b, 8);
+}
+
+struct shared_entry *shared_entry_of(const struct shared *t, const struct kv_key *key, const struct shared_entry *e)
+{
+    struct shared_link *l = e ? shared_table_next(&e->by_key) : shared_table_first(&t->keys, hash_of(key));
+    while (l && memcmp(&SHARED_OF(l, struct shared_entry, by_key)->key, key, sizeof *key))
+        l = shared_table_next(l);
+    return l ? SHARED_OF(l, struct shared_entry, by_key) : NULL;
+}
+
+static bool expired(const struct shared *t, const struct shared_entry *e)
+{
+    return t->p.ttl_s && shared_wall(t) - e->stored_s > t->p.ttl_s;
 }
 
 struct shared_entry *shared_find(const struct shared *t, const struct kv_key *key)
 {
-    struct shared_entry *e = *bucket_of(t, key);
-    while (e && (memcmp(&e->key, key, sizeof *key) || (t->p.ttl_s && shared_wall(t) - e->stored_s > t->p.ttl_s)))
-        e = e->chain;
+    struct shared_entry *e = shared_entry_of(t, key, NULL);
+    while (e && (expired(t, e) || (e->try_at && shared_now(t) < e->try_at)))
+        e = shared_entry_of(t, key, e);
     return e;
 }
 
 void shared_list(struct shared *t, struct shared_entry *e)
 {
-    struct shared_entry **head = bucket_of(t, &e->key);
-    e->chain = *head;
+    shared_table_add(&t->keys, &e->by_key, hash_of(&e->key));
     e->listed = true;
     e->segment->listed++;
-    *head = e;
     t->stats.blocks++;
 }
 
 void shared_unlist(struct shared *t, struct shared_entry *e)
 {
-    struct shared_entry **at = bucket_of(t, &e->key);
     if (!e->listed)
         return;
-    while (*at != e)
-        at = &(*at)->chain;
-    *at = e->chain;
+    shared_table_remove(&t->keys, &e->by_key);
     e->listed = false;
     e->segment->listed--;
     t->stats.blocks--;
@@ -95,44 +110,84 @@ static void read_settle(struct shared *t, struct kv_tier_op *op, int block, int 
     kv_op_read_extent(op, t->p.layout.n_sources, block, source, status);
 }
 
-/* A segment that fails again and again is not asked any more. */
-static void read_failed(struct shared *t, struct shared_entry *e)
+/* A block whose bytes are wrong is none. What the file system cannot read now is not found for a while, the longer the
+ * more often that was so. */
+static void read_failed(struct shared *t, struct shared_entry *e, int status)
 {
-    shared_unlist(t, e);
-    t->stats.dropped++;
-    if (++e->segment->errors >= ERRORS_MOST && e->segment->state == SEGMENT_READY)
-        shared_segment_lose(t, e->segment, SEGMENT_BAD);
+    if (status == -EBADMSG || status == -ENODATA) {
+        shared_unlist(t, e);
+        t->stats.dropped++;
+        return;
+    }
+    e->segment->doubtful = true;
+    e->tries += e->tries < UINT8_MAX;
+    e->try_at = shared_later(t, e->tries);
+    if (status == -ENOENT && e->segment->state == SEGMENT_READY) /* it will not be listed any more */
+        shared_segment_set(t, e->segment, SEGMENT_GONE, 0);
+}
+
+/* The end of an extent, after which x and its op may be others'. */
+static void read_end(struct shared *t, struct shared_read *x, int status)
+{
+    struct shared_entry *e = x->entry;
+    struct kv_tier_op *op = x->op;
+    int block = x->block, source = x->source;
+    if (status && e->listed)
+        read_failed(t, e, status);
+    else if (!status)
+        e->tries = 0, e->try_at = 0;
+    shared_file_leave(t, e->segment);
+    e->segment->pins--;
+    x->next = t->free_read;
+    t->free_read = x;
+    t->reads--;
+    read_settle(t, op, block, source, status == -ENODATA ? -EIO : status);
+    shared_pump(t);
 }
 
 static void on_read(struct kv_io *io)
 {
     struct shared_read *x = io->ctx;
     struct shared *t = x->t;
-    struct shared_entry *e = x->entry;
-    struct kv_tier_op *op = x->op;
-    int block = x->block, source = x->source, status = 0;
+    const struct shared_entry *e = x->entry;
+    int status = 0;
+    t->in_flight--;
     if (io->result < 0) {
         status = (int)io->result;
         t->stats.errors++;
     } else if ((size_t)io->result != io->len) {
-        status = -EIO;
+        status = -ENODATA; /* the file was cut */
         t->stats.short_reads++;
-    } else if (kv_extent_sum(&e->key, source, e->segment->id, io->bytes, io->len) != e->sum[source]) {
+    } else if (kv_extent_sum(&e->key, x->source, e->segment->id, io->bytes, io->len) != e->sum[x->source]) {
         status = -EBADMSG;
         t->stats.bad++;
     } else {
         t->stats.read_bytes += io->len;
-        t->stats.read += source == t->p.layout.n_sources - 1;
+        t->stats.read += x->source == t->p.layout.n_sources - 1;
     }
-    if (status && e->listed)
-        read_failed(t, e);
-    e->segment->pins--;
-    x->next_free = t->free_read;
-    t->free_read = x;
-    t->in_flight--;
-    t->reads--;
-    read_settle(t, op, block, source, status);
-    shared_pump(t);
+    read_end(t, x, status);
+}
+
+void shared_read_go_on(struct shared *t, struct shared_read *x, int status)
+{
+    const struct kv_layout *l = &t->p.layout;
+    const struct shared_entry *e = x->entry;
+    if (status) {
+        t->stats.errors += status != -ENOENT;
+        read_end(t, x, status);
+        return;
+    }
+    x->io = (struct kv_io){.op = KV_IO_READ,
+                           .file = e->segment->file,
+                           .flags = t->p.direct ? KV_OPEN_DIRECT : 0,
+                           .bytes = x->op->block[x->block].bytes + l->offset[x->source],
+                           .len = l->bytes[x->source],
+                           .offset = e->offset + (uint64_t)e->run_len * l->offset[x->source] +
+                                     (uint64_t)e->run_at * l->bytes[x->source],
+                           .done = on_read,
+                           .ctx = x};
+    t->in_flight++;
+    kv_io_start(t->p.storage, &x->io);
 }
 
 static void work_unlink(struct shared *t, struct shared_work **at)
@@ -154,14 +209,13 @@ static struct shared_work **read_pick(struct shared *t, int64_t now, bool *first
 
 static void pump_read(struct shared *t, struct shared_work **at)
 {
-    const struct kv_layout *l = &t->p.layout;
     struct shared_work *w = *at;
     struct kv_tier_op *op = w->op;
     int block = w->block, source = w->source;
     struct shared_entry *e = w->entry[block];
     if (++w->block == w->n) {
         w->block = 0;
-        if (++w->source == l->n_sources) {
+        if (++w->source == t->p.layout.n_sources) {
             work_unlink(t, at);
             free(w);
         }
@@ -171,20 +225,15 @@ static void pump_read(struct shared *t, struct shared_work **at)
         return;
     }
     struct shared_read *x = t->free_read;
-    t->free_read = x->next_free;
+    t->free_read = x->next;
     *x = (struct shared_read){.t = t, .op = op, .entry = e, .block = block, .source = source};
-    x->io = (struct kv_io){.op = KV_IO_READ,
-                           .file = e->segment->file,
-                           .flags = t->p.direct ? KV_OPEN_DIRECT : 0,
-                           .bytes = op->block[block].bytes + l->offset[source],
-                           .len = l->bytes[source],
-                           .offset = e->offset + (uint64_t)e->run_len * l->offset[source] +
-                                     (uint64_t)e->run_at * l->bytes[source],
-                           .done = on_read,
-                           .ctx = x};
-    t->in_flight++;
     t->reads++;
-    kv_io_start(t->p.storage, &x->io);
+    if (shared_file_use(t, e->segment)) {
+        shared_read_go_on(t, x, 0);
+        return;
+    }
+    x->next = e->segment->waiting;
+    e->segment->waiting = x;
 }
 
 static void pump_reads(struct shared *t)
@@ -291,10 +340,8 @@ static void shared_stat(struct kv_tier *tier, struct kv_tier_stats *out)
     *out = t->stats;
     out->capacity = (uint64_t)t->p.bytes;
     out->read_only = t->read_only;
-    out->rebuilding = !t->listed_at || shared_drops_pending(t);
+    out->rebuilding = !t->listed_at || shared_drops_pending(t) || t->n_new;
     out->queue = t->in_flight;
-    for (const struct shared_segment *s = t->segments; s; s = s->next)
-        out->rebuilding |= s->state == SEGMENT_NEW;
     for (const struct shared_segment *s = t->segments; s; s = s->next)
         if (s->state == SEGMENT_READY && shared_wall(t) - s->newest_s > out->oldest_s)
             out->oldest_s = shared_wall(t) - s->newest_s;
@@ -303,16 +350,16 @@ static void shared_stat(struct kv_tier *tier, struct kv_tier_stats *out)
 /* Blocks too old go though nobody asks for them: some buckets a tick, round and round. */
 static void sweep(struct shared *t)
 {
-    int64_t now = shared_wall(t);
-    for (int i = 0; t->p.ttl_s && i < SWEEP_BUCKETS; i++) {
-        for (struct shared_entry *e = t->bucket[t->sweep_at], *next; e; e = next) {
-            next = e->chain;
-            if (now - e->stored_s > t->p.ttl_s) {
+    for (int n = 0; t->p.ttl_s && n < SWEEP_ENTRIES; n++) {
+        for (struct shared_link *l = t->keys.bucket[t->sweep_at], *next; l; l = next, n++) {
+            struct shared_entry *e = SHARED_OF(l, struct shared_entry, by_key);
+            next = l->next;
+            if (expired(t, e)) {
                 shared_unlist(t, e);
                 t->stats.expired++;
             }
         }
-        t->sweep_at = (t->sweep_at + 1) & (BUCKETS - 1);
+        t->sweep_at = (t->sweep_at + 1) & (t->keys.n_buckets - 1);
     }
 }
 
@@ -347,7 +394,12 @@ void shared_pump(struct shared *t)
         pump_reads(t);
         shared_write_turn(t);
         shared_folder_turn(t);
+        if (!t->ending) {
+            shared_load_turn(t);
+            shared_room_turn(t);
+        }
         shared_drop_turn(t);
+        shared_files_turn(t);
     }
     t->pumping = false;
 }
@@ -382,7 +434,7 @@ static void shared_free(struct kv_tier *tier)
     }
     for (struct shared_segment *s = t->segments; s && alive; s = s->next) {
         struct kv_io io = {.op = KV_IO_CLOSE, .file = s->file};
-        if (s->file >= 0 && kv_io_run(t->p.storage, &io) == -ETIMEDOUT)
+        if (s->file_state == FILE_OPEN && kv_io_run(t->p.storage, &io) == -ETIMEDOUT)
             alive = false;
     }
     struct kv_io unlock = {.op = KV_IO_CLOSE, .file = t->lock_file};
@@ -390,11 +442,16 @@ static void shared_free(struct kv_tier *tier)
         kv_io_run(t->p.storage, &unlock);
     shared_segments_free(t);
     shared_drops_free(t);
+    for (int k = 0; k < SHARED_KINDS; k++)
+        shared_table_free(&t->names[k]);
+    shared_table_free(&t->keys);
+    shared_table_free(&t->ids);
+    shared_table_free(&t->dropped);
+    shared_table_free(&t->owner_names);
     free(t->footer);
     free(t->seal_bytes);
     free(t->written);
     free(t->read);
-    free(t->bucket);
     free(t);
 }
 
@@ -438,6 +495,15 @@ static void claim_name(struct shared *t)
         shared_say(t, false, "%s: another process writes there as %s, this one does as %s", t->p.folder, base, t->node);
 }
 
+static bool make_tables(struct shared *t)
+{
+    bool names = true;
+    for (int k = 0; k < SHARED_KINDS; k++)
+        names = names && shared_table_new(&t->names[k]);
+    return names && shared_table_new(&t->keys) && shared_table_new(&t->ids) && shared_table_new(&t->dropped) &&
+           shared_table_new(&t->owner_names);
+}
+
 int kv_shared_new(const struct kv_shared_params *params, struct kv_tier **out, struct cfg_error *err)
 {
     *out = NULL;
@@ -462,14 +528,16 @@ int kv_shared_new(const struct kv_shared_params *params, struct kv_tier **out, s
     t->lock_file = -1;
     t->backoff = INT64_C(1000000000);
     t->removals_at = shared_now(t);
-    t->bucket = calloc(BUCKETS, sizeof *t->bucket);
+    t->to_load_end = &t->to_load;
+    t->later_at = INT64_MAX;
+    t->p.files = t->files_most = params->files ? params->files : KV_SHARED_FILES;
     t->read = calloc(SHARED_READS, sizeof *t->read);
-    if (!t->bucket || !t->read) {
+    if (!t->read || !make_tables(t)) {
         shared_free(&t->base);
         return cfg_error_set(err, ENOMEM, "shared tier: out of memory");
     }
     for (int i = 0; i < SHARED_READS; i++) {
-        t->read[i].next_free = t->free_read;
+        t->read[i].next = t->free_read;
         t->free_read = &t->read[i];
     }
     /* Whether this file system takes what will be asked of it is better known now. */

@@ -7,15 +7,20 @@
  * because every extent proves itself after it was read, by a checksum seeded with key, source and the number of the
  * segment. A segment that vanishes, is cut short or never was finished is a miss.
  *
- * Room: a process removes its own segments, the least used first, when the folder holds more than its size; those of
- * others only when that does not help. Unfinished segments are removed by a later life of their writer, or by anybody
- * when they stayed unfinished for a long time. Removals are limited in rate. One thread. docs/FORMATS.md has the bytes.
+ * Room: when the folder holds more than its size, the oldest segments have to go, whoever wrote them: so each process
+ * knows how much of that is its part, and removes so many bytes of its own segments, the least used first. Those of
+ * others it removes when they are not gone after a long time, or when the folder holds much more than its size.
+ * Segments that this process cannot use (of another layout, damaged) count as the others do. Unfinished segments are
+ * removed by a later life of their writer, or by anybody when they stayed unfinished for a long time. Removals are
+ * limited in rate. One thread. docs/FORMATS.md has the bytes.
  */
 #ifndef WEFT_KVTIERS_SHARED_H
 #define WEFT_KVTIERS_SHARED_H
 
 #include "kvtiers/storage.h"
 #include "kvtiers/tier.h"
+
+enum { KV_SHARED_FILES = 256 };
 
 struct kv_shared_params {
     struct kv_storage *storage; /* of the folder; borrowed, outlives the tier */
@@ -31,6 +36,7 @@ struct kv_shared_params {
     double removals_per_s;
     int64_t ttl_s; /* 0: none */
     bool direct;
+    int files; /* of segments open at a time; 0: KV_SHARED_FILES */
     struct kv_clock clock;
     void (*log)(void *ctx, bool warning, const char *text);
     void *log_ctx;

@@ -23,12 +23,10 @@ static const char magic[8] = "WEFTKVSD";
 
 /* ---- what is dropped ---- */
 
-static struct shared_drop *drop_find(struct shared *t, const char *name)
+static struct shared_drop *drop_find(const struct shared *t, const char *name)
 {
-    struct shared_drop *d = t->drops;
-    while (d && strcmp(d->name, name))
-        d = d->next;
-    return d;
+    struct shared_link *l = shared_name_find(t, SHARED_DROPS, name);
+    return l ? SHARED_OF(l, struct shared_drop, by_name) : NULL;
 }
 
 static struct shared_drop *drop_new(struct shared *t, const char *name)
@@ -36,28 +34,56 @@ static struct shared_drop *drop_new(struct shared *t, const char *name)
     struct shared_drop *d = calloc(1, sizeof *d);
     if (!d)
         return NULL;
+    char node[SHARED_NODE];
+    uint64_t epoch;
     snprintf(d->name, sizeof d->name, "%s", name);
+    d->own = shared_name_parse(name, "drop", node, &epoch) && !strcmp(node, t->node);
+    d->since_s = shared_wall(t);
     d->next = t->drops;
     t->drops = d;
+    shared_name_add(t, SHARED_DROPS, &d->by_name, d->name);
     return d;
 }
 
 void shared_drop_see(struct shared *t, const char *name)
 {
     struct shared_drop *d = drop_find(t, name);
-    d = d ? d : drop_new(t, name);
+    if (!d && (d = drop_new(t, name))) {
+        t->drops_at = 0;
+        t->n_new_drops++;
+    }
     if (d)
-        d->seen = true;
+        d->seen = t->listings;
 }
 
-void shared_drops_unsee(struct shared *t)
+static uint64_t pair_hash(uint64_t segment, const struct kv_key *key)
 {
-    for (struct shared_drop *d = t->drops; d; d = d->next)
-        d->seen = false;
+    return kv_get_uint(key->b, 8) ^ segment * UINT64_C(0x9e3779b97f4a7c15);
 }
 
-static void drop_free(struct shared_drop *d)
+/* From now on what the file names is found by nobody here. */
+static void publish(struct shared *t, struct shared_drop *d)
 {
+    d->state = DROP_READY;
+    for (int i = 0; i < d->n; i++) {
+        const struct shared_drop_pair *p = &d->pair[i];
+        shared_table_add(&t->dropped, &d->pair[i].by_block, pair_hash(p->segment, &p->key));
+        for (struct shared_entry *e = shared_entry_of(t, &p->key, NULL), *next; e; e = next) {
+            next = shared_entry_of(t, &p->key, e);
+            if (e->segment->id != p->segment)
+                continue;
+            e->segment->dropped++;
+            shared_unlist(t, e);
+        }
+    }
+}
+
+static void drop_free(struct shared *t, struct shared_drop *d)
+{
+    for (int i = 0; i < d->n && d->state == DROP_READY; i++)
+        shared_table_remove(&t->dropped, &d->pair[i].by_block);
+    shared_table_remove(&t->names[SHARED_DROPS], &d->by_name);
+    t->n_new_drops -= d->state == DROP_NEW;
     free(d->pair);
     free(d);
 }
@@ -66,13 +92,13 @@ void shared_drops_forget(struct shared *t)
 {
     for (struct shared_drop **at = &t->drops; *at;) {
         struct shared_drop *d = *at;
-        if (d->seen || d == t->drop_loading || d->fresh) {
+        if (d->seen == t->listings || d == t->drop_loading || d->fresh) {
             d->fresh = false; /* the listing may have begun before it was there */
             at = &d->next;
             continue;
         }
         *at = d->next;
-        drop_free(d);
+        drop_free(t, d);
     }
 }
 
@@ -81,7 +107,7 @@ void shared_drops_free(struct shared *t)
     while (t->drops) {
         struct shared_drop *d = t->drops;
         t->drops = d->next;
-        drop_free(d);
+        drop_free(t, d);
     }
     free(t->drop_bytes);
     free(t->drop_pair);
@@ -89,47 +115,42 @@ void shared_drops_free(struct shared *t)
 
 bool shared_drops_pending(const struct shared *t)
 {
-    for (const struct shared_drop *d = t->drops; d; d = d->next)
-        if (d->state == DROP_NEW)
-            return true;
-    return false;
+    return t->n_new_drops > 0;
 }
 
 bool shared_dropped(const struct shared *t, uint64_t segment, const struct kv_key *key)
 {
-    for (const struct shared_drop *d = t->drops; d; d = d->next)
-        for (int i = 0; i < d->n; i++)
-            if (d->pair[i].segment == segment && !memcmp(&d->pair[i].key, key, sizeof *key))
-                return true;
+    struct shared_link *l = shared_table_first(&t->dropped, pair_hash(segment, key));
+    for (; l; l = shared_table_next(l)) {
+        const struct shared_drop_pair *p = SHARED_OF(l, struct shared_drop_pair, by_block);
+        if (p->segment == segment && !memcmp(&p->key, key, sizeof *key))
+            return true;
+    }
     return false;
 }
 
-static void apply(struct shared *t, const struct shared_drop *d)
+/* Whether a segment is there that the file may name. */
+static bool wanted(const struct shared *t, const struct shared_drop *d)
 {
-    for (struct shared_segment *s = t->segments; s; s = s->next)
-        for (int i = 0; i < s->n && s->state == SEGMENT_READY; i++) {
-            struct shared_entry *e = shared_entry_at(t, s->entries, i);
-            for (int k = 0; k < d->n && e->listed; k++)
-                if (d->pair[k].segment == s->id && !memcmp(&d->pair[k].key, &e->key, sizeof e->key))
-                    shared_unlist(t, e);
-        }
+    if (d->state == DROP_BAD && d->foreign)
+        return t->stats.unusable[KV_OTHER_LAYOUT].files > 0;
+    if (d->state == DROP_BAD) /* maybe only here: what it names is gone, too, after so long */
+        return !d->own && (!t->p.ttl_s || shared_wall(t) - d->since_s <= 2 * t->p.ttl_s);
+    for (int i = 0; i < d->n; i++)
+        if (shared_table_first(&t->ids, d->pair[i].segment))
+            return true;
+    return d->state != DROP_READY;
 }
 
 /* A file that has done its work: all segments in the folder are known, and for long none of its own was among them (a
  * folder may show its names late). */
 const char *shared_drop_done(struct shared *t)
 {
-    for (const struct shared_segment *s = t->segments; s; s = s->next)
-        if (s->state == SEGMENT_NEW)
-            return NULL;
-    for (struct shared_drop *d = t->drops; d; d = d->next) {
-        bool wanted = d->state != DROP_READY || d->fresh || d->removing;
-        for (int i = 0; i < d->n && !wanted; i++)
-            for (const struct shared_segment *s = t->segments; s && !wanted; s = s->next)
-                wanted = s->id == d->pair[i].segment && s->state != SEGMENT_GONE;
-        int64_t now = shared_now(t);
-        d->done_at = wanted ? 0 : d->done_at ? d->done_at : now;
-        if (!wanted && now - d->done_at >= t->p.orphan_ns) {
+    int64_t now = shared_now(t);
+    for (struct shared_drop *d = t->drops; d && !t->n_new && !t->n_unread; d = d->next) {
+        bool is = d->fresh || d->removing || wanted(t, d);
+        d->done_at = is ? 0 : d->done_at ? d->done_at : now;
+        if (!is && now - d->done_at >= t->p.orphan_ns) {
             d->removing = true;
             return d->name;
         }
@@ -139,17 +160,28 @@ const char *shared_drop_done(struct shared *t)
 
 /* ---- reading a file ---- */
 
-/* A drop that cannot be read now holds up the segments that are not known yet: they may have what it names. */
-static void load_end(struct shared *t, enum shared_drop_state state)
+/* A drop that cannot be read now holds up the segments that are not known yet: they may have what it names. Not for
+ * ever, but it is tried again all the same. */
+static void load_end(struct shared *t)
 {
     struct shared_drop *d = t->drop_loading;
+    int64_t result = t->drop_result;
     t->drop_loading = NULL;
     free(t->drop_bytes);
     t->drop_bytes = NULL;
-    if (state == DROP_READY || !t->drop_retry)
-        d->state = state;
-    if (state == DROP_READY)
-        apply(t, d);
+    t->stats.errors += result < 0 && result != -ENOENT && result != -EBADMSG;
+    bool was_new = d->state == DROP_NEW;
+    if (result >= 0) {
+        publish(t, d);
+    } else if (d->foreign || (result == -EBADMSG && d->tries + 1 >= SHARED_TRIES)) {
+        d->state = DROP_BAD;
+    } else {
+        d->try_at = shared_later(t, ++d->tries);
+        t->drops_at = d->try_at < t->drops_at ? d->try_at : t->drops_at;
+        if (result == -ENOENT || result == -EBADMSG || d->tries >= SHARED_TRIES)
+            d->state = DROP_LATE;
+    }
+    t->n_new_drops -= was_new && d->state != DROP_NEW;
     shared_pump(t);
 }
 
@@ -163,48 +195,56 @@ static void on_load_closed(struct kv_io *io)
 {
     struct shared *t = io->ctx;
     t->in_flight--;
-    load_end(t, t->drop_good ? DROP_READY : DROP_BAD);
+    load_end(t);
+}
+
+static void load_close(struct shared *t, int64_t result)
+{
+    t->drop_result = result;
+    load_step(t, (struct kv_io){.op = KV_IO_CLOSE, .file = t->drop_file}, on_load_closed);
+}
+
+static bool sealed(const uint8_t *p)
+{
+    return !memcmp(p, magic, 8) && kv_get_uint(p + PAGE_SUM, 8) == XXH3_64bits(p, PAGE_SUM);
+}
+
+/* Of another version or layout. */
+static bool foreign(const struct shared *t, const uint8_t *p)
+{
+    return sealed(p) && (kv_get_uint(p + 8, 4) != VERSION || kv_get_uint(p + 24, 8) != t->layout_id);
 }
 
 static bool page_good(const struct shared *t, const uint8_t *p, uint64_t number, uint64_t pages)
 {
-    return !memcmp(p, magic, 8) && kv_get_uint(p + 8, 4) == VERSION && kv_get_uint(p + 12, 4) <= PER_PAGE &&
-           kv_get_uint(p + 16, 8) == number && kv_get_uint(p + 24, 8) == t->layout_id &&
-           kv_get_uint(p + 32, 8) == pages && kv_get_uint(p + PAGE_SUM, 8) == XXH3_64bits(p, PAGE_SUM);
+    return sealed(p) && !foreign(t, p) && kv_get_uint(p + 12, 4) <= PER_PAGE && kv_get_uint(p + 16, 8) == number &&
+           kv_get_uint(p + 32, 8) == pages;
 }
 
-static bool parse(struct shared *t, const uint8_t *bytes, uint64_t pages)
+/* 0, -EBADMSG, -ENOMEM. */
+static int parse(struct shared *t, const uint8_t *bytes, uint64_t pages)
 {
     struct shared_drop *d = t->drop_loading;
+    d->foreign = foreign(t, bytes);
+    for (uint64_t p = 0; p < pages; p++)
+        if (!page_good(t, bytes + p * KV_PAGE, p, pages))
+            return -EBADMSG;
     d->pair = calloc((size_t)pages * PER_PAGE, sizeof *d->pair);
-    for (uint64_t p = 0; d->pair && p < pages; p++, bytes += KV_PAGE) {
-        if (!page_good(t, bytes, p, pages)) {
-            d->n = 0;
-            return false;
-        }
+    for (uint64_t p = 0; d->pair && p < pages; p++, bytes += KV_PAGE)
         for (uint64_t i = 0; i < kv_get_uint(bytes + 12, 4); i++) {
             const uint8_t *at = bytes + HEAD + i * ENTRY;
             d->pair[d->n].segment = kv_get_uint(at, 8);
             memcpy(&d->pair[d->n++].key, at + 8, KV_KEY_BYTES);
         }
-    }
-    return d->pair != NULL;
-}
-
-static void load_result(struct shared *t, int64_t result)
-{
-    struct shared_drop *d = t->drop_loading;
-    t->stats.errors += result < 0 && result != -ENOENT;
-    t->drop_retry = shared_try_again(t, result, &d->tries, &d->try_at);
+    return d->pair ? 0 : -ENOMEM;
 }
 
 static void on_load_read(struct kv_io *io)
 {
     struct shared *t = io->ctx;
+    int64_t result = io->result < 0 ? io->result : io->result < (int64_t)io->len ? -EBADMSG : 0;
     t->in_flight--;
-    load_result(t, io->result);
-    t->drop_good = io->result == (int64_t)io->len && parse(t, t->drop_bytes, io->len / KV_PAGE);
-    load_step(t, (struct kv_io){.op = KV_IO_CLOSE, .file = t->drop_file}, on_load_closed);
+    load_close(t, result ? result : parse(t, t->drop_bytes, io->len / KV_PAGE));
 }
 
 static void on_load_size(struct kv_io *io)
@@ -212,12 +252,10 @@ static void on_load_size(struct kv_io *io)
     struct shared *t = io->ctx;
     int64_t size = io->result;
     t->in_flight--;
-    load_result(t, size);
     bool fits = size >= KV_PAGE && size % KV_PAGE == 0 && size <= (int64_t)PAGES_MAX * KV_PAGE;
-    t->drop_good = false;
     t->drop_bytes = fits ? aligned_alloc(KV_PAGE, (size_t)size) : NULL;
     if (!t->drop_bytes) {
-        load_step(t, (struct kv_io){.op = KV_IO_CLOSE, .file = t->drop_file}, on_load_closed);
+        load_close(t, size < 0 ? size : fits ? -ENOMEM : -EBADMSG);
         return;
     }
     load_step(t,
@@ -233,9 +271,10 @@ static void on_load_opened(struct kv_io *io)
 {
     struct shared *t = io->ctx;
     t->in_flight--;
-    load_result(t, io->result);
     if (io->result < 0) {
-        load_end(t, DROP_BAD);
+        shared_files_fewer(t, io->result);
+        t->drop_result = io->result;
+        load_end(t);
         return;
     }
     t->drop_file = (int)io->result;
@@ -267,9 +306,10 @@ static void take_op(struct shared *t, struct kv_tier_op *op)
     for (int i = 0; i < op->n; i++) {
         const struct kv_key *key = &op->block[i].key;
         bool any = shared_unwrite(t, key);
-        for (; (e = shared_find(t, key)); any = true) {
+        for (; (e = shared_entry_of(t, key, NULL)); any = true) { /* also what cannot be read now */
             if (!pair_add(t, e->segment->id, key))
                 op->status = -ENOMEM;
+            e->segment->dropped++;
             shared_unlist(t, e);
         }
         op->count += any;
@@ -284,15 +324,15 @@ static void write_end(struct shared *t, int status)
     t->drop_writing = false;
     free(t->drop_bytes);
     t->drop_bytes = NULL;
-    if (!status) { /* known without being read */
+    if (!status && !drop_find(t, t->drop_name)) { /* known without being read */
         struct shared_drop *d = drop_new(t, t->drop_name);
         if (d) {
-            d->state = DROP_READY;
             d->fresh = true;
             d->pair = t->drop_pair;
             d->n = t->n_drop_pairs;
             t->drop_pair = NULL;
             t->drop_pair_cap = 0;
+            publish(t, d);
         }
     } else {
         t->stats.errors++;
@@ -333,6 +373,7 @@ static void on_write_step(struct kv_io *io)
     t->in_flight--;
     bool whole = io->op != KV_IO_WRITE || io->result == (int64_t)io->len;
     if (io->result < 0 || !whole) {
+        shared_files_fewer(t, io->result);
         write_failed(t, io->result < 0 ? (int)io->result : -ENOSPC);
         return;
     }
@@ -443,21 +484,32 @@ static void write_begin(struct shared *t)
  * misses nothing. */
 static bool view_complete(const struct shared *t)
 {
-    if (!t->listed_at || t->listing || t->loading || t->writer == WRITER_SEALING || shared_drops_pending(t))
-        return false;
-    for (const struct shared_segment *s = t->segments; s; s = s->next)
-        if (s->state == SEGMENT_NEW)
-            return false;
-    return true;
+    return t->listed_at && !t->listing && !t->loading && t->writer != WRITER_SEALING && !shared_drops_pending(t) &&
+           !t->n_new;
+}
+
+/* A file that can be read now; NULL: none. */
+static struct shared_drop *next_unread(struct shared *t)
+{
+    int64_t now = shared_now(t), soonest = INT64_MAX;
+    if (now < t->drops_at)
+        return NULL;
+    for (struct shared_drop *d = t->drops; d; d = d->next) {
+        if (d->state == DROP_READY || d->state == DROP_BAD)
+            continue;
+        if (now >= d->try_at)
+            return d;
+        soonest = d->try_at < soonest ? d->try_at : soonest;
+    }
+    t->drops_at = soonest;
+    return NULL;
 }
 
 void shared_drop_turn(struct shared *t)
 {
-    struct shared_drop *d = t->drops;
     if (t->drop_writing || t->drop_loading || t->ending)
         return;
-    while (d && (d->state != DROP_NEW || shared_now(t) < d->try_at))
-        d = d->next;
+    struct shared_drop *d = next_unread(t);
     if (d) {
         t->drop_loading = d;
         load_step(

@@ -75,6 +75,18 @@ bool shared_trailer_read(const struct shared *t, const uint8_t *page, uint64_t s
            *offset <= size && *offset + (*pages + 1) * KV_PAGE == size;
 }
 
+bool shared_trailer_foreign(const struct shared *t, const uint8_t *pages, int64_t *newest)
+{
+    const uint8_t *last = pages + KV_PAGE;
+    uint64_t id = kv_get_uint(last + 16, 8), version = kv_get_uint(last + 8, 4);
+    if (!sealed(last, trailer_magic, id) || (version == VERSION && kv_get_uint(last + 24, 8) == t->layout_id))
+        return false;
+    /* An entry begins alike in every layout. */
+    bool known = version == VERSION && sealed(pages, page_magic, id) && kv_get_uint(pages + 8, 4);
+    *newest = known ? (int64_t)kv_get_uint(pages + SHARED_HEAD + 56, 8) : 0;
+    return true;
+}
+
 int shared_footer_read(const struct shared *t, const uint8_t *footer, uint64_t pages, uint64_t id, uint64_t end,
                        uint8_t **entries)
 {
@@ -86,12 +98,12 @@ int shared_footer_read(const struct shared *t, const uint8_t *footer, uint64_t p
         if (!sealed(page, page_magic, id) || kv_get_uint(page + 16, 8) != p || here > per) {
             free(*entries);
             *entries = NULL;
-            return -1;
+            return -EBADMSG;
         }
         for (int i = 0; i < here; i++)
             n += entry_read(t, page + SHARED_HEAD + (size_t)i * disk_entry(t), end, shared_entry_at(t, *entries, n));
     }
-    return *entries ? n : -1;
+    return *entries ? n : -ENOMEM;
 }
 
 /* ---- the open segment ---- */
@@ -165,6 +177,7 @@ static void on_created(struct kv_io *io)
     t->in_flight--;
     t->allocated = false;
     if (io->result < 0) {
+        shared_files_fewer(t, io->result);
         if (io->result != -EEXIST) /* somebody has this name: the next number */
             stop_storing(t, (int)io->result, "a segment cannot be made");
         writer_none(t);

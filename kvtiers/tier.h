@@ -57,6 +57,9 @@ struct kv_tier_op {
     int64_t began;
 };
 
+/* Why a file that has the name of the tier's holds no block for this process. */
+enum kv_unusable { KV_OTHER_LAYOUT, KV_DAMAGED, KV_UNREADABLE /* now */, KV_UNUSABLE_KINDS };
+
 struct kv_tier_stats {
     uint64_t capacity, bytes; /* of blocks */
     uint64_t blocks;
@@ -71,6 +74,9 @@ struct kv_tier_stats {
     int64_t oldest_s; /* age of the oldest block, about; 0: none */
     int queue;        /* requests under way */
     bool read_only, rebuilding;
+    struct {
+        uint64_t files, bytes; /* bytes: as far as known; not in those above */
+    } unusable[KV_UNUSABLE_KINDS];
 };
 
 /* Time as tiers see it. */

@@ -1,6 +1,8 @@
 /* `weft kv` and `weft bench kv`, as programs. */
 #include "tests/harness.h"
 
+#include <errno.h>
+#include <glob.h>
 #include <stdio.h>
 #include <sys/stat.h>
 
@@ -164,16 +166,15 @@ Test(kv, lists_verifies_and_drops)
 }
 
 /* Six blocks in a segment of the shared folder. */
-static void make_shared(void)
+static void make_shared(const char *node, struct kv_layout l)
 {
-    const struct kv_layout l = layout();
     struct cfg_error err;
     struct kv_storage *s;
     struct kv_tier *t;
     cr_assert_eq(kv_storage_uring_new(folder, 16, &s, &err), 0, "%s", err.msg);
     const struct kv_shared_params p = {.storage = s,
                                        .folder = folder,
-                                       .node = "writer",
+                                       .node = node,
                                        .layout = l,
                                        .bytes = 8 << 20,
                                        .segment_bytes = 4 << 20,
@@ -193,7 +194,7 @@ static void make_shared(void)
 Test(kv, looks_at_a_shared_folder_and_drops_from_it)
 {
     make();
-    make_shared();
+    make_shared("writer", layout());
     struct ts_result r = ts_run(ts_weft(), "kv", "ls", "--tier", "shared", conf);
     char key[2][65] = {"", ""};
     cr_assert_eq(sscanf(r.out, "%64s clean %*d %64s clean", key[0], key[1]), 2, "%s%s", r.out, r.err);
@@ -218,6 +219,43 @@ Test(kv, looks_at_a_shared_folder_and_drops_from_it)
     ts_result_free(&r);
     r = kv("stat", NULL);
     cr_assert(strstr(r.out, "blocks          5\n"), "the other tier has its own: %s", r.out);
+    ts_result_free(&r);
+}
+
+/* Of five damaged blocks in one segment verify names these five; segments of another layout are told of. */
+Test(kv, names_bad_blocks_alone_and_what_is_of_no_use)
+{
+    make();
+    make_shared("writer", layout());
+    make_shared("other", ts_layout(256));
+    struct kv_layout l = layout();
+    glob_t g;
+    char pattern[4400];
+    snprintf(pattern, sizeof pattern, "%s/seg-writer-*", folder);
+    cr_assert_eq(glob(pattern, 0, NULL, &g), 0);
+    FILE *f = fopen(g.gl_pathv[0], "r+");
+    cr_assert_not_null(f);
+    for (int i = 0; i < 5; i++) {
+        cr_assert_eq(fseek(f, i * (long)l.block_bytes, SEEK_SET), 0);
+        int c = fgetc(f);
+        cr_assert_eq(fseek(f, -1, SEEK_CUR), 0);
+        fputc(c ^ 1, f);
+    }
+    fclose(f);
+    globfree(&g);
+    struct ts_result r = ts_run(ts_weft(), "kv", "verify", "--tier", "shared", conf);
+    cr_assert(strstr(r.out, "6 blocks, 5 bad\n"), "%s", r.out);
+    cr_assert_not(strstr(r.out, strerror(ENOENT)));
+    ts_result_free(&r);
+    char line[200];
+    snprintf(line, sizeof line, "unusable        1 files, %zu bytes: other model or layout\n",
+             6 * ts_layout(256).block_bytes + 2 * (size_t)KV_PAGE);
+    r = ts_run(ts_weft(), "kv", "stat", "--tier", "shared", conf);
+    cr_assert(strstr(r.out, line), "%s", r.out);
+    cr_assert(strstr(r.out, "blocks          6\n"), "%s", r.out);
+    ts_result_free(&r);
+    r = ts_run(ts_weft(), "kv", "ls", "--tier", "shared", conf);
+    cr_assert(strstr(r.err, line), "%s", r.err);
     ts_result_free(&r);
 }
 

@@ -41,6 +41,7 @@ struct gate {
     unsigned boot;
     struct kv_io *queue; /* held back so far */
     struct kv_storage_stats stats;
+    int segments, most_segments; /* open, at most so far */
     struct {
         int file; /* -1: unused */
         char name[NAME_BYTES];
@@ -91,6 +92,9 @@ static void note_open(struct gate *g, int old, int file, const char *name)
 {
     for (int i = 0; i < OPEN_MAX_FILES; i++)
         if (g->open[i].file == old) {
+            g->segments += old == -1 && !strncmp(name, "seg-", 4);
+            g->segments -= old != -1 && !strncmp(g->open[i].name, "seg-", 4);
+            g->most_segments = g->segments > g->most_segments ? g->segments : g->most_segments;
             g->open[i].file = file;
             snprintf(g->open[i].name, NAME_BYTES, "%s", name);
             return;
@@ -452,6 +456,11 @@ void sw_disk_free(struct sw_disk *d)
 struct kv_storage *sw_storage(struct sw_disk *d)
 {
     return d->memory ? kv_storage_sim_new(d->memory) : gate_new(d);
+}
+
+int sw_most_open(struct kv_storage *s)
+{
+    return s->ops == &gate_ops ? ((struct gate *)s)->most_segments : 0;
 }
 
 bool sw_direct(const struct sw_disk *d)

@@ -38,6 +38,8 @@ struct sw_disk *sw_disk_new(const struct sw_kind *kind, uint64_t seed);
 void sw_disk_free(struct sw_disk *d);
 /* A storage on it; several at a time are several processes. */
 struct kv_storage *sw_storage(struct sw_disk *d);
+/* Files of segments that were open at a time at most; 0 in memory. */
+int sw_most_open(struct kv_storage *s);
 /* Past the page cache, where the file system has that. */
 bool sw_direct(const struct sw_disk *d);
 /* A hard error has been given out on this disk. */
