@@ -272,7 +272,8 @@ test-systemd: all
 
 # The provider rdma against the kernel's soft-RoCE, in a virtual machine (tests/rdma/guest.sh). One test at a time: they
 # change devices and look at what these count.
-RDMA_SUITES := transport/test_rdma transport/test_rdma_faults transport/test_rdma_reasons transport/test_net_by_hand server/test_rdma_nodes
+RDMA_SUITES := transport/test_rdma transport/test_rdma_faults transport/test_rdma_reasons transport/test_net_by_hand server/test_rdma_nodes \
+	server/test_forms
 test-rdma: deps
 	@sh tools/deps.sh qemu-system-x86 busybox-static cpio kmod xz-utils zstd iproute2 ibverbs-providers perftest || \
 		echo 'test-rdma: going on without'

@@ -156,6 +156,7 @@ struct cfg_config {
             char devices[CFG_ADDRESS_TEXT];            /* "", "auto", or names separated by commas */
             int class_control, class_kv, class_expert; /* traffic class bytes; 0: the network's default */
             int64_t spin_us, register_max;             /* 0: none; 0: what the device allows */
+            int64_t stripe_min;                        /* bytes */
         } rdma;
     } transport;
     struct {

@@ -327,6 +327,10 @@ const struct cfg_key cfg_keys[] = {
     {"transport.rdma.register_max", CFG_SIZE, "B", 0, INT64_C(1) << 50, AT(transport.rdma.register_max),
      .fallback = "0",
      .help = "Most bytes that are registered at once; more is registered in pieces. 0: what the device allows."},
+    {"transport.rdma.stripe_min", CFG_SIZE, "B", 1, INT64_C(1) << 40, AT(transport.rdma.stripe_min),
+     .fallback = "128KiB",
+     .help = "With several devices: transfers of at least so many bytes are striped over them, smaller ones take the "
+             "first. Less than 4 KiB per device is never striped."},
 
     {"cluster", CFG_GROUP, .help = "How the nodes of a deployment reach each other. Not used by one node alone."},
     {"cluster.secret_file", CFG_TEXT, "file", AT(cluster.secret_file), .fallback = "",

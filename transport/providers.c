@@ -57,7 +57,8 @@ int tp_provider_of(const struct cfg_config *c, const struct cfg_node *node, stru
                                         .traffic_class = {[TP_CLASS_CONTROL] = c->transport.rdma.class_control,
                                                           [TP_CLASS_KV] = c->transport.rdma.class_kv,
                                                           [TP_CLASS_EXPERT] = c->transport.rdma.class_expert},
-                                        .register_max = (uint64_t)c->transport.rdma.register_max};
+                                        .register_max = (uint64_t)c->transport.rdma.register_max,
+                                        .stripe_min = (uint64_t)c->transport.rdma.stripe_min};
     out->ops = plugin->ops;
     out->config = &out->rdma;
     return 0;

@@ -130,11 +130,12 @@ struct tp_rdma_config {
     const char *address;
     int traffic_class[TP_RDMA_CLASSES]; /* the byte of the IP header, by enum tp_class; 0: the network's default */
     uint64_t register_max;              /* bytes per registration, below the device's own limit; 0: that limit */
+    uint64_t stripe_min;                /* puts of so many bytes are striped over several devices; 0: 128 KiB */
 };
 
 /* ---- the library ----------------------------------------------------------------------------------------------- */
 
-enum { TP_RDMA_ABI = 3 };
+enum { TP_RDMA_ABI = 4 };
 
 /* What weft-rdma.so exports as "tp_rdma_plugin". */
 struct tp_rdma_plugin {

@@ -1,5 +1,5 @@
-/* Prefill and decode as processes of their own over tcp: the tokens of one process in every form of hand-off, through
- * the death, the silence and the return of each node. */
+/* Prefill and decode as processes of their own over tcp: the tokens of one process through the death, the silence and
+ * the return of each node. test_forms.c has every form of hand-off. */
 #include <jansson.h>
 #include <signal.h>
 #include <unistd.h>
@@ -46,27 +46,6 @@ Test(cluster, every_node_may_die_stand_still_and_come_back)
     ts_node_start(&ts_cluster.node[D1]);
     ts_node_wait_ready(&ts_cluster.node[GATEWAY], 200);
     ts_cluster_check(s, want, "one of two is back");
-    ts_cluster_forget(want);
-}
-
-/* full and encoder give what one process says. global is the approximation of a prefix hit: every request is served,
- * and a repetition says the same. */
-Test(cluster, forms_of_hand_off)
-{
-    char *want[TS_CLUSTER_PROMPTS];
-    const struct ts_server *s = &ts_cluster.node[GATEWAY].http;
-    ts_cluster_ask_alone("", want);
-    ts_cluster_start(nodes, NODES, "handoff = \"full\";", "");
-    ts_cluster_check(s, want, "full");
-    ts_cluster_end();
-    ts_cluster_start(nodes, NODES, "handoff = \"encoder\";", "");
-    ts_cluster_check(s, want, "encoder");
-    ts_cluster_end();
-    ts_cluster_forget(want);
-    ts_cluster_start(nodes, NODES, "handoff = \"global\";", "");
-    for (int i = 0; i < TS_CLUSTER_PROMPTS; i++)
-        want[i] = ts_cluster_complete(s, ts_cluster_prompts[i]);
-    ts_cluster_check(s, want, "global");
     ts_cluster_forget(want);
 }
 

@@ -249,13 +249,14 @@ int rdma_send(struct tp_channel *base, const struct iovec *part, int n)
 
 /* ---- puts ---------------------------------------------------------------------------------------------------- */
 
-/* Where each lane's part begins and ends. Lane 0 always has one, the last: it carries the immediate. */
+/* Where each lane's part begins and ends: all lanes have one, or lane 0 alone. Its part is the last: it carries the
+ * immediate. */
 static void cut(struct rdma_channel *c, struct rdma_out *o)
 {
-    size_t size = o->put.size, share = size;
-    o->lanes = size >= RDMA_STRIPE_MIN && o->window.rails >= c->lanes ? c->lanes : 1;
-    if (o->lanes > 1)
-        share = (size / (size_t)o->lanes + STRIPE_ALIGN - 1) / STRIPE_ALIGN * STRIPE_ALIGN;
+    size_t size = o->put.size, lanes = (size_t)c->lanes,
+           share = (size / lanes + STRIPE_ALIGN - 1) / STRIPE_ALIGN * STRIPE_ALIGN;
+    bool large = size >= c->lane[0].rail->ep->config.stripe_min && size > (lanes - 1) * share;
+    o->lanes = large && o->window.rails >= c->lanes ? c->lanes : 1;
     for (int i = 1; i < o->lanes; i++) {
         o->at[i] = (size_t)(i - 1) * share;
         o->end[i] = o->at[i] + share;

@@ -119,9 +119,10 @@ static bool rdma_arm(struct tp_endpoint *base)
 
 static void copy_config(struct rdma *ep, const struct tp_rdma_config *c)
 {
+    ep->config = c ? *c : (struct tp_rdma_config){0};
+    ep->config.stripe_min = ep->config.stripe_min ? ep->config.stripe_min : RDMA_STRIPE_MIN;
     if (!c)
         return;
-    ep->config = *c;
     snprintf(ep->devices, sizeof ep->devices, "%s", c->devices ? c->devices : "");
     snprintf(ep->address, sizeof ep->address, "%s", c->address ? c->address : "");
     ep->config.devices = ep->devices;

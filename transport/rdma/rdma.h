@@ -52,7 +52,7 @@ enum {
     RDMA_BUCKETS = 256,
 };
 
-#define RDMA_STRIPE_MIN ((size_t)128 << 10) /* smaller puts take one lane */
+#define RDMA_STRIPE_MIN ((size_t)128 << 10) /* smaller puts take one lane, unless the configuration says otherwise */
 #define RDMA_SEGMENT ((size_t)1 << 20)      /* longest single write: bounds how long a lane is kept */
 
 /* Why a channel ends over which a write came before trust. */
