@@ -17,12 +17,20 @@ extern struct verbs_faults {
     int mr_error;           /* nothing is registered */
     size_t short_by;        /* the next registration leaves out so many bytes at its end */
     uint8_t retries;        /* times that adapters send again what is not acknowledged; 0: as they are told */
+    int open;               /* queue pairs take remote writes from the beginning */
     uint64_t mr_size_max;   /* devices say that they register no more at once; 0: what they say */
 } verbs_faults;
 struct verbs_faults verbs_faults;
 
 /* Places in a device's attributes and in a queue pair's, and the bit that says that the latter is set. */
-enum { MR_SIZE_MAX_AT = 80, RETRIES_AT = 131, RETRIES_SET = 1 << 10 };
+enum {
+    MR_SIZE_MAX_AT = 80,
+    ACCESS_AT = 32,
+    RETRIES_AT = 131,
+    ACCESS_SET = 1 << 3,
+    RETRIES_SET = 1 << 10,
+    REMOTE_WRITE = 2
+};
 
 int ibv_modify_qp(void *qp, const void *attributes, int mask);
 void *ibv_create_qp(void *pd, void *attributes);
@@ -51,6 +59,8 @@ int ibv_modify_qp(void *qp, const void *attributes, int mask)
     }
     if (verbs_faults.retries && mask & RETRIES_SET)
         memcpy((char *)(uintptr_t)attributes + RETRIES_AT, &verbs_faults.retries, 1);
+    if (verbs_faults.open && mask & ACCESS_SET)
+        memcpy((char *)(uintptr_t)attributes + ACCESS_AT, &(int){REMOTE_WRITE}, sizeof(int));
     return f ? f(qp, attributes, mask) : ENOSYS;
 }
 

@@ -123,6 +123,30 @@ Test(rdma_faults, a_rail_that_does_not_reach_is_left_out)
     tr_free(r);
 }
 
+/* A striped put with an immediate costs two credits, a frame one: the last one that is left is not enough for both. */
+Test(rdma_faults, stripes_with_an_odd_number_of_credits)
+{
+    const struct tr_kind kind = kind_of(rr_set_up_rails);
+    struct tr_rig *r = tr_prepare(&kind);
+    r->config[0].depth = r->config[1].depth = 5;
+    tr_open(r);
+    struct tp_channel *c[2];
+    tr_join(r, TP_CLASS_KV, c);
+    memset(r->window[0], 0x5a, TR_WINDOW);
+    enum { PUTS = 24 };
+    for (int i = 0; i < PUTS; i++) {
+        tr_put(r, c[0], 0, 0, 128 << 10, i, (uint64_t)i);
+        if (i % 3 == 0)
+            tr_send_number(r, c[0], (uint64_t)i / 3, 8);
+    }
+    tr_until(r, &r->side[0].puts_done, PUTS);
+    tr_until(r, &r->side[1].immediates, PUTS);
+    tr_until(r, &r->side[1].frames, PUTS / 3);
+    cr_expect(r->side[1].in_order);
+    cr_expect_arr_eq(r->window[0], r->window[1], 128 << 10);
+    tr_free(r);
+}
+
 /* ---- classes --------------------------------------------------------------------------------------------------- */
 
 /* Whether a packet of RoCE with this traffic class is among those that a socket has seen. */

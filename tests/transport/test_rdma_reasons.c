@@ -4,12 +4,21 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 
 #include "tests/support/process.h"
 #include "tests/support/rdma_rig.h"
+#include "transport/rdma_hello.h"
+
+#if __has_include(<rdma/rdma_cma.h>)
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <rdma/rdma_cma.h>
+#define HAVE_CM
+#endif
 
 /* As tests/doubles/verbs.c has it. */
 struct verbs_faults {
@@ -17,6 +26,7 @@ struct verbs_faults {
     int cq_error, qp_error, srq_error, mr_error;
     size_t short_by;
     uint8_t retries;
+    int open;
     uint64_t mr_size_max;
 };
 
@@ -282,3 +292,157 @@ Test(rdma_reasons, a_write_from_memory_that_is_not_registered_is_named_and_ends_
     tr_until(r, &r->side[1].frames, 1);
     tr_free(r);
 }
+
+/* An adapter that does not ask whether a queue pair takes writes: nobody is told of one that came too early. */
+Test(rdma_reasons, a_write_that_an_adapter_lets_through_too_early_is_not_told_of)
+{
+    struct tr_rig *r = open_rig();
+    struct tp_channel *c[2];
+    faults->open = 1;
+    r->wary = true;
+    tr_join(r, TP_CLASS_KV, c);
+    tr_put(r, c[0], 0, 0, 8, 7, 1);
+    tr_until(r, &r->side[1].closed, 1);
+    cr_expect_eq(r->side[1].immediates, 0);
+    cr_expect_eq(r->side[1].log[r->side[1].n - 1].status, -EACCES);
+    EXPECT_WHY(&r->side[1], "before it had proved who it is");
+    *faults = (struct verbs_faults){0};
+    tr_free(r);
+}
+
+/* ---- who speaks to the connection manager by hand --------------------------------------------------------------- */
+
+#ifdef HAVE_CM
+
+#define CM(X)                                                                                                          \
+    X(rdma_create_event_channel)                                                                                       \
+    X(rdma_destroy_event_channel)                                                                                      \
+    X(rdma_create_id)                                                                                                  \
+    X(rdma_destroy_id)                                                                                                 \
+    X(rdma_resolve_addr) X(rdma_resolve_route) X(rdma_connect) X(rdma_get_cm_event) X(rdma_ack_cm_event)
+
+static struct {
+#define X(name) __typeof__(name) *name;
+    CM(X)
+#undef X
+} cm;
+
+static struct rdma_event_channel *open_cm(void)
+{
+    void *library = dlopen("librdmacm.so.1", RTLD_NOW);
+    cr_assert_not_null(library, "%s", dlerror());
+#define X(name)                                                                                                        \
+    *(void **)&cm.name = dlsym(library, #name);                                                                        \
+    cr_assert_not_null(cm.name, #name);
+    CM(X)
+#undef X
+    struct rdma_event_channel *events = cm.rdma_create_event_channel();
+    cr_assert_not_null(events);
+    cr_assert_eq(fcntl(events->fd, F_SETFL, O_NONBLOCK), 0);
+    return events;
+}
+
+/* The next event of the hand; why: what came with a refusal. */
+static enum rdma_cm_event_type next_event(struct tr_rig *r, struct rdma_event_channel *events, char *why)
+{
+    struct rdma_cm_event *e;
+    for (int turns = 0; cm.rdma_get_cm_event(events, &e); turns++) {
+        cr_assert_lt(turns, TURNS, "no event comes");
+        tr_turn(r);
+    }
+    enum rdma_cm_event_type type = e->event;
+    if (type == RDMA_CM_EVENT_REJECTED)
+        tp_rdma_refusal_read(e->param.conn.private_data, e->param.conn.private_data_len, why);
+    cm.rdma_ack_cm_event(e);
+    return type;
+}
+
+/* Asks side 1 for a lane with these bytes, from one address to another. What it says; why: "" unless it refuses. */
+static enum rdma_cm_event_type ask(struct tr_rig *r, struct rdma_event_channel *events, const char *from,
+                                   const char *to, const uint8_t *bytes, size_t size, struct rdma_cm_id **id,
+                                   char why[TP_RDMA_REFUSAL])
+{
+    struct sockaddr_in a[2] = {{.sin_family = AF_INET}, {.sin_family = AF_INET}};
+    inet_pton(AF_INET, from, &a[0].sin_addr);
+    inet_pton(AF_INET, to, &a[1].sin_addr);
+    a[1].sin_port = htons((uint16_t)atoi(strrchr(r->bound, ':') + 1));
+    static uint32_t qp_num = 4; /* one that is used already counts as a stale connection */
+    why[0] = '\0';
+    cr_assert_eq(cm.rdma_create_id(events, id, NULL, RDMA_PS_TCP), 0);
+    cr_assert_eq(cm.rdma_resolve_addr(*id, (struct sockaddr *)&a[0], (struct sockaddr *)&a[1], 20000), 0);
+    cr_assert_eq(next_event(r, events, why), RDMA_CM_EVENT_ADDR_RESOLVED);
+    cr_assert_eq(cm.rdma_resolve_route(*id, 20000), 0);
+    cr_assert_eq(next_event(r, events, why), RDMA_CM_EVENT_ROUTE_RESOLVED);
+    struct rdma_conn_param p = {.private_data = bytes,
+                                .private_data_len = (uint8_t)size,
+                                .responder_resources = 1,
+                                .initiator_depth = 1,
+                                .retry_count = 7,
+                                .rnr_retry_count = 7,
+                                .srq = 1,
+                                .qp_num = ++qp_num};
+    cr_assert_eq(cm.rdma_connect(*id, &p), 0);
+    return next_event(r, events, why);
+}
+
+static size_t in_use(void)
+{
+    struct mallinfo2 m = mallinfo2();
+    return m.uordblks + m.hblkhd;
+}
+
+/* The second lane fails at the side that is asked, again and again, then not; asked for once more, and without a
+ * channel, it is refused. */
+Test(rdma_reasons, a_lane_that_failed_may_be_asked_for_again_and_costs_nothing)
+{
+    enum { TRIES = 8, DEPTH = 2000 };
+    struct tr_kind kind = {.ops = ops(), .set_up = rr_set_up_rails, .uses_base = true};
+    struct tr_rig *r = tr_prepare(&kind);
+    for (int i = 0; i < 2; i++) {
+        r->config[i].depth = DEPTH;
+        r->config[i].frame_max = TP_FRAME_MIN;
+    }
+    tr_open(r);
+    struct rdma_event_channel *events = open_cm();
+    struct rdma_cm_id *id[TRIES + 5];
+    char why[TP_RDMA_REFUSAL];
+    uint8_t bytes[TP_RDMA_ASK];
+    int n = 0;
+    struct tp_rdma_ask a = {
+        .lanes = 2, .class = TP_CLASS_KV, .frame_max = TP_FRAME_MIN, .depth = DEPTH, .mtu = 4096, .channel = 77};
+    tp_rdma_ask_write(&a, bytes);
+    cr_assert_eq(ask(r, events, "10.77.1.1", "10.77.1.2", bytes, 3, &id[n++], why), RDMA_CM_EVENT_REJECTED);
+    cr_expect_neq(why[0], '\0', "nonsense is refused without a word");
+    a.lane = 1;
+    tp_rdma_ask_write(&a, bytes);
+    cr_assert_eq(ask(r, events, "10.77.2.1", "10.77.2.2", bytes, sizeof bytes, &id[n++], why), RDMA_CM_EVENT_REJECTED);
+    cr_expect_str_eq(why, "no channel waits for this lane");
+    a.lane = 0;
+    tp_rdma_ask_write(&a, bytes);
+    cr_assert_eq(ask(r, events, "10.77.1.1", "10.77.1.2", bytes, sizeof bytes, &id[n++], why),
+                 RDMA_CM_EVENT_CONNECT_RESPONSE);
+    cr_expect_eq(r->side[1].ep->channels, 1);
+    a.lane = 1;
+    tp_rdma_ask_write(&a, bytes);
+    size_t before = 0;
+    for (int i = 0; i < TRIES; i++) {
+        *faults = (struct verbs_faults){.state = RTR, .error = EINVAL};
+        cr_assert_eq(ask(r, events, "10.77.2.1", "10.77.2.2", bytes, sizeof bytes, &id[n++], why),
+                     RDMA_CM_EVENT_REJECTED);
+        cr_expect(strstr(why, "cannot go to RTR"), "%s", why);
+        before = i == 0 ? in_use() : before;
+    }
+    /* A lane has 2 * DEPTH requests at least. */
+    cr_expect_lt(in_use(), before + (size_t)DEPTH * 2 * 16, "what failed is not given back");
+    cr_assert_eq(ask(r, events, "10.77.2.1", "10.77.2.2", bytes, sizeof bytes, &id[n++], why),
+                 RDMA_CM_EVENT_CONNECT_RESPONSE);
+    cr_assert_eq(ask(r, events, "10.77.2.1", "10.77.2.2", bytes, sizeof bytes, &id[n++], why), RDMA_CM_EVENT_REJECTED);
+    cr_expect_str_eq(why, "no channel waits for this lane");
+    cr_expect_eq(r->side[1].accepted, 0, "nobody has said START");
+    while (n--)
+        cm.rdma_destroy_id(id[n]);
+    cm.rdma_destroy_event_channel(events);
+    tr_free(r);
+}
+
+#endif
