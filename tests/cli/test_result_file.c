@@ -167,7 +167,7 @@ Test(result_file, decode)
         {{"points.0.planning"}, {"0.2"}, {"point 1: \"planning\" is 0.2 s", "0.104"}},
         {{"points.0.planning"}, {"-1"}, {"point 1: \"planning\" must be"}},
         {{"points.0.planning"}, {"null"}, {"point 1: \"planning\" must be"}},
-        {{"points.0.expected"}, {"100"}, {NULL}},
+        {{"points.0.expected"}, {"100"}, {"point 2: \"expected\" must be in all points"}},
         {{"points.0.expected"}, {"52"}, {"point 1: \"expected\" is 52", "53 to 212"}},
         {{"points.0.expected"}, {"213"}, {"point 1: \"expected\" is 213", "53 to 212"}},
         {{"points.0.seconds"}, {"0"}, {"point 1: \"seconds\" must be"}},
