@@ -350,7 +350,7 @@ static void ask_end(struct ask *a)
 }
 
 /* The tier that is being asked has the next count blocks. What of them memory has too comes from there: the run ends
- * before it, and goes on behind it without another question. */
+ * before it, memory is asked next, and the run goes on behind it without another question. */
 static void take_found(struct ask *a, int count)
 {
     int n = 1;
@@ -362,6 +362,13 @@ static void take_found(struct ask *a, int count)
     a->fruitless = 0;
     if (!a->reading)
         a->s->figure[a->tier].found += (uint64_t)n;
+    a->tier = a->tier ? 0 : 1 % a->s->c->n_tiers;
+}
+
+static void take_none(struct ask *a)
+{
+    a->fruitless++;
+    a->tier = (a->tier + 1) % a->s->c->n_tiers;
 }
 
 static void on_found(struct kv_tier_op *op)
@@ -375,8 +382,7 @@ static void on_found(struct kv_tier_op *op)
     if (op->count > 0)
         take_found(a, op->count);
     else
-        a->fruitless++;
-    a->tier = (a->tier + 1) % a->s->c->n_tiers;
+        take_none(a);
     a->answered = true;
     if (!a->stepping)
         ask_step(a);
@@ -396,7 +402,6 @@ static void ask_step(struct ask *a)
         a->answered = a->known[a->tier] > a->at;
         if (a->answered) {
             take_found(a, a->known[a->tier] - a->at);
-            a->tier = (a->tier + 1) % a->s->c->n_tiers;
             continue;
         }
         struct kv_tier *t = a->s->c->tier[a->tier];

@@ -2,8 +2,9 @@
  * asked. It alone calls them and their storages.
  *
  * Finished blocks come as TIER_STORE: they are copied into the host tier, which gives the pages back at once, and go on
- * from there to the durable tiers. A lookup takes each block from the first tier that has it; a read reports source by
- * source. Pages that a read was given are touched until its TIER_DONE, whatever became of who asked.
+ * from there to the durable tiers. A lookup takes what memory has from there, also behind gaps, and other blocks in
+ * runs, from the first tier that has the next one; a read reports source by source. Pages that a read was given are
+ * touched until its TIER_DONE, whatever became of who asked.
  *
  * A tier that hangs costs what was asked of it, and no more: while a read of it is late nothing is found in it, while a
  * store to it is late it is given nothing, and what waits for it pins at most its share of the host tier. */
