@@ -1,6 +1,7 @@
 /* From the configuration to the tiers below the device. They are opened before the actors exist and closed after them.
  */
 #include <errno.h>
+#include <sys/resource.h>
 
 #include "actors/runtime/log.h"
 #include "actors/server_impl.h"
@@ -20,6 +21,15 @@ static void on_shared_log(void *ctx, bool warning, const char *text)
 {
     act_log_write(((struct act_server *)ctx)->log, warning ? ACT_LOG_WARNING : ACT_LOG_INFO, "tier-shared", 0, "%s",
                   text);
+}
+
+/* Segments of the shared tier may be open at a time: where few descriptors are had, a quarter of them, since
+ * connections need theirs. Rings of USRBIO take two for each. */
+static int segments_open(bool usrbio)
+{
+    struct rlimit limit;
+    rlim_t share = getrlimit(RLIMIT_NOFILE, &limit) ? KV_SHARED_FILES : limit.rlim_cur / (usrbio ? 8 : 4);
+    return share < 1 ? 1 : share < KV_SHARED_FILES ? (int)share : KV_SHARED_FILES;
 }
 
 void server_add_tier(struct act_store *c, enum act_tier_kind kind, struct kv_tier *t)
@@ -105,6 +115,7 @@ static int open_shared(struct act_server *s, struct cfg_error *err)
                                        .poll_ns = c->kv.shared.poll_us * 1000,
                                        .orphan_ns = c->kv.shared.orphan_us * 1000,
                                        .removals_per_s = c->kv.shared.removals,
+                                       .files = segments_open(c->kv.shared.usrbio[0]),
                                        .ttl_s = c->kv.ttl_us / US_PER_S,
                                        .direct = c->kv.shared.direct,
                                        .clock = kv_clock_system,

@@ -9,7 +9,7 @@ struct attempt {
     struct kv_tier_op op;
     struct act_hedge *g;
     int tier;
-    bool live;
+    bool live, reporting; /* its tier has not ended it; is in its call */
     int64_t began;
     int settled, ok[KV_SOURCES_MAX]; /* sources that it has reported */
     uint8_t *memory;
@@ -62,7 +62,9 @@ static void on_rows(struct kv_tier_op *op, int source, int ok)
     struct attempt *a = op->ctx;
     a->ok[source] = ok;
     a->settled = source + 1;
-    hedge_look(a->g);
+    a->reporting = true;
+    hedge_look(a->g); /* a is live, so both stay */
+    a->reporting = false;
 }
 
 static void on_done(struct kv_tier_op *op)
@@ -179,7 +181,8 @@ static void op_end(struct act_hedge *g)
         g->h->stats.won[g->attempt[g->last].tier] += (uint64_t)g->count;
     for (int i = 0; i < g->n; i++) {
         struct kv_tier *t = g->h->tier[g->attempt[i].tier];
-        if (g->attempt[i].live && t->ops->cancel)
+        /* Not from inside its own call: the tier is not done with what it tells there, and will be soon. */
+        if (g->attempt[i].live && !g->attempt[i].reporting && t->ops->cancel)
             t->ops->cancel(t, &g->attempt[i].op);
     }
     kv_op_finish(op, g->count, g->count < op->n ? g->status : 0);

@@ -304,7 +304,9 @@ int cli_kv_run(int argc, char **argv)
             "use to this configuration. verify: reads every block and drops what does not\n"
             "fit its checksum (in a shared folder it only names them); exit status 1 when there was any. drop: "
             "removes\n"
-            "blocks for good, those of a shared folder for all processes that use it, also while they run.\n"
+            "blocks for good, those of a shared folder for all processes that use it, also while they run; what these "
+            "have\n"
+            "in tiers of their own stays there, and may be stored again.\n"
             "--node NAME, on the machine of that node: the files of a kv node.\n"
             "The ssd tier must not be in use by a server, which reports the same figures under /metrics, or to\n"
             "`weft status --json`.",

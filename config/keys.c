@@ -188,7 +188,8 @@ const struct cfg_key cfg_keys[] = {
          "For finding defects: finished blocks and snapshots in kv.memory have a checksum, verified whenever they are "
          "found; one that was written to is dropped and counted as an error of kind checksum of the device tier."},
     {"kv.ttl", CFG_DURATION, "h", 0, 31536000, AT(kv.ttl_us), .fallback = "72h",
-     .help = "Blocks older than this are not used any more, and their places are free. 0: no limit."},
+     .help = "Blocks that were stored in a tier, or brought into it, longer ago than this are not used from there any "
+             "more, and their places are free. 0: no limit."},
     {"kv.read_timeout", CFG_DURATION, "ms", 1, 600000, AT(kv.read_timeout_us), .fallback = "5s",
      .help = "A prompt waits this long for blocks from the tiers below; what has not come then is computed."},
     {"kv.hedge", CFG_DURATION, "ms", 0, 600000, AT(kv.hedge_us), .fallback = "0",
@@ -223,8 +224,9 @@ const struct cfg_key cfg_keys[] = {
     {"kv.shared.poll", CFG_DURATION, "ms", 1, 3600000, AT(kv.shared.poll_us), .fallback = "1s",
      .help = "The folder is looked at for new files this often."},
     {"kv.shared.orphan", CFG_DURATION, "s", 1, 31536000, AT(kv.shared.orphan_us), .fallback = "10min",
-     .help = "Files that others have not finished after so long are removed, and so are the oldest ones of a folder that "
-             "is too full when their node has written nothing for so long."},
+     .help =
+         "Files that others have not finished after so long are removed, and so are the oldest ones of a folder that "
+         "is too full when their node has written nothing for so long."},
     {"kv.shared.removals", CFG_DOUBLE, "files per second", .min = 0.001, .max = 1e6, AT(kv.shared.removals),
      .fallback = "8.0", .help = "Most removals of files, so that a distributed file system is not flooded."},
     {"kv.shared.direct", CFG_BOOL, AT(kv.shared.direct), .fallback = "false",

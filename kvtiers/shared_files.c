@@ -156,7 +156,7 @@ void shared_files_turn(struct shared *t)
                              .done = on_opened,
                              .ctx = s});
     }
-    while (t->files_wanted.n && t->files_idle.n && t->files - t->files_closing > t->files_most - t->files_wanted.n) {
+    while (t->files_idle.n && t->files - t->files_closing > t->files_most - t->files_wanted.n) {
         struct shared_segment *s = t->files_idle.head;
         queue_remove(&t->files_idle, s);
         close_file(t, s);

@@ -293,6 +293,49 @@ Test(hedge, what_has_not_begun_is_cancelled)
     close_two(&t);
 }
 
+/* A tier whose reads the test answers. */
+static struct kv_tier_op *teller_op, *telling;
+
+static void teller_read(struct kv_tier *t, struct kv_tier_op *op)
+{
+    (void)t;
+    teller_op = op;
+}
+
+static void teller_cancel(struct kv_tier *t, struct kv_tier_op *op)
+{
+    (void)t;
+    cr_assert(op != telling, "cancelled by what it tells");
+}
+
+/* Tiers end a read inside cancel, so the one that brings the last source isn't cancelled from inside its call. */
+Test(hedge, who_brings_the_last_source_is_not_cancelled_meanwhile)
+{
+    static const struct kv_tier_ops teller_ops = {.name = "teller", .read = teller_read, .cancel = teller_cancel};
+    struct kv_tier teller = {.ops = &teller_ops}, *real;
+    struct two t;
+    struct ts_op o;
+    open_two(&t);
+    real = t.tier[SECOND];
+    t.tier[SECOND] = &teller;
+    kv_disk_hold(t.disk[FIRST], KV_IO_READ, "weft-kv.000", true);
+    begin(&t, &o, BLOCKS);
+    ts_clock_ns += 1001;
+    turn(&t);
+    cr_assert_not_null(teller_op);
+    telling = teller_op;
+    for (int source = 0; source < t.layout.n_sources; source++)
+        teller_op->rows(teller_op, source, BLOCKS);
+    telling = NULL;
+    cr_assert_eq(o.done, 1);
+    teller_op->count = BLOCKS;
+    teller_op->done(teller_op);
+    cr_assert_eq(o.done, 1);
+    t.tier[SECOND] = real;
+    ts_op_free(&o);
+    close_two(&t);
+}
+
 /* Beyond its memory a read is an ordinary one. */
 Test(hedge, memory_is_bounded)
 {
