@@ -34,8 +34,7 @@ void act_expert_slots_free(struct act_expert_slots *s);
 bool act_expert_slots_take(struct act_expert_slots *s, struct act_msg *m, struct act_slot_work *out);
 /* Where the rows of an answer of so many bytes go; NULL: it is to be sent as a message. */
 uint8_t *act_expert_slots_answer(struct act_expert_slots *s, const struct act_slot_work *w, size_t bytes);
-/* They are there. others: rows of other sources that were worked on together with them. -EAGAIN, -ENOMEM: as a message.
- */
+/* They are there. others: rows of other sources worked on together with them. -EAGAIN, -ENOMEM: as a message. */
 int act_expert_slots_put(struct act_expert_slots *s, const struct act_slot_work *w, size_t bytes, int others);
 /* EXPERT_RESULT that came back, of a dispatch in a slot: its source is gone. Whoever has its place now needs the slot's
  * answer to use it again: an empty one is put there. */

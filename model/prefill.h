@@ -5,15 +5,19 @@
  * then layers from the cut on for the last R tokens only, as a segment that sees no window row before its start. The
  * normal mode: an approximation that the model was trained for; equal to exact when N <= R.
  *
- * A prefix hit of H tokens (even) brings their global rows along (mdl_seq_copy_prefix):
- *   replay, window rows of the encoder present and N - H >= R: the encoder goes on at H as if nothing had happened;
- * with `extra` more rows also when H - (N - R) <= extra, from N - R on replay otherwise: the encoder is replayed from
- * max(0, H - max(W, R)), sees nothing before, writes no row below H
- *   replay, rows from C < H on written behind a replayed hit of C tokens: the run that wrote them goes on, with its
- * bits; it begins where it did, or at H - (cut (W-1) + W-1 + R), from where on each layer drops its first W-1 rows, and
- * writes no row below H exact: tokens from H - (layers (W-1) + W) run again through all layers; each layer drops its
- * first W-1 rows, which saw a short window, so everything from H on has the bits of a cold run. A shorter prefix counts
- * as a miss.
+ * A prefix hit of H tokens (even) brings their global rows along (mdl_seq_copy_prefix).
+ *
+ * Replay, with window rows of the encoder and N - H >= R (with `extra` more rows also when H - (N - R) <= extra, from
+ * N - R on): the encoder goes on at H as if nothing had happened.
+ *
+ * Replay otherwise: the encoder is replayed from max(0, H - max(W, R)), sees nothing before, writes no row below H.
+ *
+ * Replay, with rows from C < H on that were written behind a replayed hit of C tokens: the run that wrote them goes on,
+ * with its bits. It begins where it did, or at H - (cut (W-1) + W-1 + R), from where on each layer drops its first W-1
+ * rows, and writes no row below H.
+ *
+ * Exact: tokens from H - (layers (W-1) + W) run again through all layers; each layer drops its first W-1 rows, which
+ * saw a short window, so everything from H on has the bits of a cold run. A shorter prefix counts as a miss.
  *
  * A plan belongs to the owner of its sequence. It borrows ids. */
 #ifndef WEFT_MODEL_PREFILL_H
