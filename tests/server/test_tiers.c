@@ -529,6 +529,13 @@ Test(tiers, engram_rows_give_one_text_wherever_they_come_from)
     ts_answer_free(&mapped);
 }
 
+/* Lines of a trace are written beside the answers: at the end of the server they are there. */
+static void end_of_trace(void)
+{
+    kill(server.pid, SIGTERM);
+    cr_assert_eq(ts_server_wait(&server), 0);
+}
+
 /* A trace of the requests, and what its replay says of them. */
 Test(tiers, a_trace_holds_no_text_and_is_replayed)
 {
@@ -542,6 +549,7 @@ Test(tiers, a_trace_holds_no_text_and_is_replayed)
         struct ts_answer a = ask(i % 3);
         ts_answer_free(&a);
     }
+    end_of_trace();
     char *lines = ts_read_file(path, NULL);
     cr_assert_not_null(lines);
     int n = 0;
@@ -585,6 +593,7 @@ Test(tiers, a_trace_is_opened_again_on_sighup)
     cr_assert_eq(access(path, F_OK), 0, "the file was not opened again");
     a = ask(0);
     ts_answer_free(&a);
+    end_of_trace();
     char *before = ts_read_file(moved, NULL), *after = ts_read_file(path, NULL);
     cr_assert(before && after);
     const char *b = strstr(before, "\"blocks\":["), *c = strstr(after, "\"blocks\":[");
