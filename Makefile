@@ -194,6 +194,9 @@ $(TEST_BIN): $(BUILD)/%: $(BUILD)/%.o $(SUPPORT_OBJ) $(TEST_RUNNER) $(LIB_OBJ)
 	$(say) LINK $@
 	$(Q)$(CC) $(ALL_CFLAGS) $^ -o $@ $(WEFT_LIBS) $(TEST_LIBS)
 
+# Sees what a shard loads.
+$(BUILD)/tests/actors/test_loading: TEST_LIBS += -Wl,--wrap=mdl_expert_load
+
 $(PLAIN_BIN) $(PLANTED_BIN): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/tests/plain_runner.o
 	$(say) LINK $@
 	$(Q)$(CC) $(ALL_CFLAGS) $^ -o $@ -lm -pthread
