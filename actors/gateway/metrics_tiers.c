@@ -60,6 +60,12 @@ static const struct {
               {"gone", FIELD(gone)}, {"no_space", FIELD(no_space)}, {"closed", FIELD(closed)}};
 
 static const struct {
+    const char *cause;
+    size_t field;
+} unusable[] = {
+    {"other_layout", FIELD(other_layout)}, {"damaged", FIELD(damaged)}, {"unreadable", FIELD(unreadable)}};
+
+static const struct {
     const char *name, *help;
 } times[ACT_TIER_VERBS] = {
     [ACT_TIER_LOOKUP] = {"lookup_latency_seconds", "From a question for blocks to its answer."},
@@ -171,6 +177,13 @@ void gw_metrics_tiers(const struct gw_context *g, struct gw_bytes *b)
         for (size_t k = 0; k < sizeof errors / sizeof *errors; k++)
             gw_bytes_printf(b, "weft_kv_tier_errors_total{tier=\"%s\",kind=\"%s\"} %llu\n", tier[t].name,
                             errors[k].kind, (unsigned long long)value(&tier[t], errors[k].field));
+    head(b, "unusable_bytes", "gauge",
+         "Bytes of files in the tier's folder that this process cannot use, by cause: other_layout: of another model, "
+         "block size or version; damaged; unreadable: the file system fails to read them now.");
+    for (int t = 0; t < n; t++)
+        for (size_t k = 0; k < sizeof unusable / sizeof *unusable; k++)
+            gw_bytes_printf(b, "weft_kv_tier_unusable_bytes{tier=\"%s\",cause=\"%s\"} %llu\n", tier[t].name,
+                            unusable[k].cause, (unsigned long long)value(&tier[t], unusable[k].field));
     head(b, "requests", "gauge", "Requests to the storage under way.");
     for (int t = 0; t < n; t++)
         gw_bytes_printf(b, "weft_kv_tier_requests{tier=\"%s\"} %u\n", tier[t].name, tier[t].last->queue);

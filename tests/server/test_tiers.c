@@ -411,6 +411,25 @@ static const char *through_usrbio(const char *faults)
     return more;
 }
 
+/* Files that take room and hold nothing are seen in the figures. */
+Test(tiers, figures_tell_of_files_that_are_of_no_use)
+{
+    char path[4200];
+    static const char junk[8192] = "no segment";
+    folder = ts_temp_dir();
+    snprintf(path, sizeof path, "%s/seg-other-0000000000000001-00000001", folder);
+    FILE *f = fopen(path, "w");
+    cr_assert(f && fwrite(junk, sizeof junk, 1, f) == 1 && !fclose(f));
+    char *text = shared_config("");
+    start("true", text);
+    for (int64_t end = ends(); tier_metric("unusable_bytes", "shared", ",cause=\"damaged\"") == 0 && more(end);)
+        ;
+    cr_expect_eq(tier_metric("unusable_bytes", "shared", ",cause=\"damaged\""), sizeof junk);
+    cr_expect_eq(tier_metric("unusable_bytes", "shared", ",cause=\"other_layout\""), 0);
+    cr_expect_eq(tier_metric("unusable_bytes", "shared", ",cause=\"unreadable\""), 0);
+    free(text);
+}
+
 /* Each turn comes to the other one of two processes that share a folder and keep no window rows. */
 Test(tiers, what_is_kept_of_a_conversation_grows_from_process_to_process)
 {
