@@ -91,6 +91,37 @@ Test(engine, a_parked_sequence_does_not_take_its_page_back_from_the_one_that_wai
     cr_expect_gt(parked, 0, "it was never parked");
 }
 
+/* Three of one age come to the end of their pages together, and the fourth was parked for them: what is at hand is for
+ * all that wait, before the parked one takes from it. Else it comes back to be parked again at once. */
+Test(engine, a_parked_sequence_comes_back_behind_all_that_wait)
+{
+    static const struct {
+        int pages, prompt; /* of the fourth: it has a page, two, three */
+    } at[] = {{10, 2}, {11, 18}, {12, 34}};
+    for (int k = 0; k < 9; k++) {
+        struct ts_world w;
+        int parked = 0;
+        ts_world_open(&w, at[k / 3].pages, 2);
+        w.e.limits.lease = 1;
+        w.cost[TS_PART_DECODE] = 1000000;
+        ts_world_requests(&w, 4, 1);
+        for (int i = 0; i < w.n; i++) {
+            w.wanted[i].n_prompt = i < 3 ? 12 : at[k / 3].prompt;
+            w.wanted[i].max_new = i < 3 ? 60 : 30;
+            w.wanted[i].start = i < 3 ? 1 : 1 + (1 + k % 3) * INT64_C(20000000);
+        }
+        ts_world_run(&w, 1);
+        for (int i = 0; i < w.n; i++) {
+            ts_world_check_same(&w, i);
+            parked += w.got[i].parked;
+        }
+        cr_expect(parked >= 1 && parked <= 3, "%d pages, case %d: parked %d, %d, %d, %d times", at[k / 3].pages, k % 3,
+                  w.got[0].parked, w.got[1].parked, w.got[2].parked, w.got[3].parked);
+        ts_world_check_baseline(&w);
+        ts_world_close(&w);
+    }
+}
+
 /* Two Decodes share the pages. When each has parked all it had, what one of them gathers to go on must not be what the
  * other lacks. */
 Test(engine, decodes_with_parked_sequences_alone_do_not_wait_for_each_others_pages)

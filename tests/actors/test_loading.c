@@ -1,6 +1,7 @@
 /* A shard that loads what the next map gives it, beside its work: loading comes to its end although there is always
- * work, and nobody's rows wait for more than one expert of it. In virtual time, in which a turn of the shard and loading
- * an expert cost what is said here. The Makefile puts __wrap_mdl_expert_load between the shard and mdl_expert_load. */
+ * work, and nobody's rows wait for more than one expert of it. In virtual time, in which a turn of the shard and
+ * loading an expert cost what is said here. The Makefile puts __wrap_mdl_expert_load between the shard and
+ * mdl_expert_load. */
 #include "tests/harness.h"
 
 #include "actors/exchange.h"
@@ -137,10 +138,8 @@ static int asker_receive(struct act_self *self, void *state, struct act_msg *m, 
 static void run(bool with_plan, bool steady, int64_t single, int64_t until)
 {
     static struct act_behaviour watched;
-    const struct act_behaviour asker = {.name = "asker",
-                                        .state_size = 2 * sizeof(struct act_timer),
-                                        .start = asker_start,
-                                        .receive = asker_receive};
+    const struct act_behaviour asker = {
+        .name = "asker", .state_size = 2 * sizeof(struct act_timer), .start = asker_start, .receive = asker_receive};
     struct act_config c = {.epoch = 1, .workers = 2};
     struct act_map *map;
     struct act_runtime *rt;
