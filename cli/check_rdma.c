@@ -49,9 +49,10 @@ void cli_check_rdma(const struct cfg_config *c, const struct cfg_node *node, int
     static struct tp_rdma_facts facts;
     const struct tp_rdma_plugin *plugin;
     struct cfg_error err;
-    struct tp_rdma_want want = {
-        .devices = c->transport.rdma.devices, .channels = TP_CLASSES * (c->n_nodes - 1), .known = known};
-    want.register_bytes = window_bytes(c, node) + (uint64_t)slot_bytes + tp_rdma_frame_bytes(want.channels);
+    struct tp_rdma_want want = {.devices = c->transport.rdma.devices,
+                                .window_bytes = window_bytes(c, node) + (uint64_t)slot_bytes,
+                                .peers = c->n_nodes - 1,
+                                .known = known};
     if (tp_rdma_load(&plugin, &err) || plugin->inspect(&facts, &err)) {
         if (!known)
             say(ctx, TP_RDMA_PROBLEM, err.msg);

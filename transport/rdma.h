@@ -83,9 +83,9 @@ struct tp_rdma_want {
     /* "": the device that has the address, alone. "auto": with it every usable device that is as near. Else names,
      * separated by commas; the first one is primary, and has the address if one is given. */
     const char *devices;
-    uint64_t register_bytes; /* memory that will be registered on every device that is used; 0: not known */
-    int channels;            /* connections expected at a time; 0: not known */
-    bool known;              /* judge: what the machine has was said before */
+    uint64_t window_bytes; /* memory that others write to, or that is written from; 0: not known */
+    int peers;             /* nodes that it has a channel of every class with; 0: not known */
+    bool known;            /* judge: what the machine has was said before */
 };
 
 /* One device, and the way it is used. Rail i of one node talks to rail i of another. */
@@ -112,11 +112,18 @@ void tp_rdma_port_usable(const struct tp_rdma_device *d, const struct tp_rdma_po
 
 enum tp_rdma_finding { TP_RDMA_FINE, TP_RDMA_WARNING, TP_RDMA_PROBLEM };
 
-/* Bytes that so many connections register on a device for their frames, at the default depth and size. */
-uint64_t tp_rdma_frame_bytes(int channels);
+/* Devices, out of so many, that a channel of this class (enum tp_class) has a connection on: what steers nodes needs
+ * one, what carries much is spread over all. */
+int tp_rdma_lanes(int class, int rails);
+/* Connections with so many peers on the rail-th of the devices in use. */
+int tp_rdma_connections(int peers, int rail);
+/* Bytes that an endpoint on so many devices has registered in all when it has a channel of every class with each of its
+ * peers, as the kernel counts them: windows on every device, receive buffers on each device for the connections there,
+ * and each channel's send buffers on its first device. At the default depth and size of frames. */
+uint64_t tp_rdma_register_bytes(uint64_t window_bytes, int peers, int rails);
 
 /* Calls say once per finding: the interface, every device with its limits, ports and GID table (not those when they
- * are known), the choice, locked memory against register_bytes, limits against channels. Returns the number of
+ * are known), the choice, locked memory against what will be registered, limits against peers. Returns the number of
  * problems. */
 int tp_rdma_judge(const struct tp_rdma_facts *facts, const struct tp_rdma_want *want,
                   void (*say)(void *ctx, enum tp_rdma_finding how, const char *text), void *ctx);

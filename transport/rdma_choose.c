@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "transport/transport.h"
+
 static const char *gid_type_name(enum tp_rdma_gid_type t)
 {
     return t == TP_RDMA_GID_ROCE_V2 ? "RoCE v2" : t == TP_RDMA_GID_ROCE_V1 ? "RoCE v1" : "InfiniBand";
@@ -349,16 +351,31 @@ static void judge_machine(struct judge *j, const struct tp_rdma_facts *f)
              "container the device");
 }
 
-uint64_t tp_rdma_frame_bytes(int channels)
+int tp_rdma_lanes(int class, int rails)
 {
-    uint64_t n = channels > 0 ? (uint64_t)channels : 0, per_pool = TP_RDMA_POOL / (TP_RDMA_DEPTH + TP_RDMA_RESERVE);
-    return ((n + per_pool - 1) / per_pool * TP_RDMA_POOL + n * TP_RDMA_DEPTH) * TP_RDMA_FRAME;
+    return class == TP_CLASS_CONTROL ? 1 : rails;
+}
+
+int tp_rdma_connections(int peers, int rail)
+{
+    int n = 0;
+    for (int class = 0; class < TP_CLASSES; class ++)
+        n += tp_rdma_lanes(class, rail + 1) > rail ? peers : 0;
+    return n;
+}
+
+uint64_t tp_rdma_register_bytes(uint64_t window_bytes, int peers, int rails)
+{
+    const int per_pool = TP_RDMA_POOL / (TP_RDMA_DEPTH + TP_RDMA_RESERVE);
+    uint64_t frames = (uint64_t)peers * TP_CLASSES * TP_RDMA_DEPTH;
+    for (int rail = 0; rail < rails; rail++)
+        frames += (uint64_t)((tp_rdma_connections(peers, rail) + per_pool - 1) / per_pool) * TP_RDMA_POOL;
+    return window_bytes * (uint64_t)rails + frames * TP_RDMA_FRAME;
 }
 
 static void judge_memory(struct judge *j, const struct tp_rdma_facts *f, const struct tp_rdma_want *w, int rails)
 {
-    /* The kernel counts what is registered twice twice. */
-    uint64_t bytes = w->register_bytes * (uint64_t)(rails > 1 ? rails : 1);
+    uint64_t bytes = tp_rdma_register_bytes(w->window_bytes, w->peers, rails > 1 ? rails : 1);
     char how_much[64] = "";
     snprintf(how_much, sizeof how_much, "%llu MiB will be registered", (unsigned long long)(bytes >> 20));
     if (rails > 1)
@@ -382,19 +399,20 @@ static void judge_limits(struct judge *j, const struct tp_rdma_facts *f, const s
 {
     for (int i = 0; i < c->rail_count; i++) {
         const struct tp_rdma_device *d = &f->device[c->rail[i].device];
-        if (w->register_bytes > d->mr_size_max)
+        int connections = tp_rdma_connections(w->peers, i);
+        if (w->window_bytes > d->mr_size_max)
             tell(j, TP_RDMA_FINE, "%s: %llu MiB are registered in pieces of up to %llu MiB", d->name,
-                 (unsigned long long)(w->register_bytes >> 20), (unsigned long long)(d->mr_size_max >> 20));
-        if (d->mr_size_max && w->register_bytes / d->mr_size_max >= (uint64_t)d->mr_max)
+                 (unsigned long long)(w->window_bytes >> 20), (unsigned long long)(d->mr_size_max >> 20));
+        if (d->mr_size_max && w->window_bytes / d->mr_size_max >= (uint64_t)d->mr_max)
             tell(j, TP_RDMA_PROBLEM,
                  "%s: that needs more registrations than the %d that the device has; lower "
                  "kv.memory",
                  d->name, d->mr_max);
-        if (w->channels > d->qp_max)
+        if (connections > d->qp_max)
             tell(j, TP_RDMA_PROBLEM,
                  "%s: %d connections are expected, it has %d queue pairs; use fewer nodes, or "
                  "another device",
-                 d->name, w->channels, d->qp_max);
+                 d->name, connections, d->qp_max);
     }
 }
 

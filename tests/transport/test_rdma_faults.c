@@ -337,6 +337,47 @@ Test(rdma_faults, pieces_count_on_every_device)
     tr_free(r);
 }
 
+/* What the kernel counts as registered by this process, in bytes. */
+static uint64_t pinned(void)
+{
+    unsigned long long kib = 0;
+    char line[256];
+    FILE *f = fopen("/proc/self/status", "r");
+    cr_assert_not_null(f);
+    while (fgets(line, sizeof line, f) && sscanf(line, "VmPin: %llu kB", &kib) != 1)
+        ;
+    fclose(f);
+    return (uint64_t)kib << 10;
+}
+
+/* Each side as a node with three peers, all of which are the other side. */
+Test(rdma_faults, what_is_registered_is_what_weft_check_says)
+{
+    enum { PEERS = 3 };
+    for (int rails = 1; rails <= 2; rails++) {
+        const struct tr_kind kind = kind_of(rails == 1 ? rr_set_up_wire : rr_set_up_rails);
+        struct tr_rig *r = tr_new(&kind);
+        /* The rig's windows begin in the middle of a page. */
+        uint64_t windows = 2 * tp_rdma_register_bytes(TR_WINDOW + 4096, 0, rails),
+                 all = windows + 2 * tp_rdma_register_bytes(0, PEERS, rails);
+        cr_expect_eq(pinned(), windows, "%d devices: %llu KiB", rails, (unsigned long long)(pinned() >> 10));
+        int sent = 0;
+        for (int i = 0; i < PEERS * TP_CLASSES; i++) {
+            struct tp_channel *c[2];
+            tr_join(r, (enum tp_class)(i % TP_CLASSES), c);
+            for (int side = 0; side < 2; side++)
+                tr_send_number(r, c[side], 0, 4096); /* too large to go without a send buffer */
+            sent++;
+            for (int side = 0; side < 2; side++)
+                tr_until(r, &r->side[side].frames, sent);
+        }
+        cr_expect_eq(pinned(), all, "%d devices: %llu KiB are registered, %llu said", rails,
+                     (unsigned long long)(pinned() >> 10), (unsigned long long)(all >> 10));
+        tr_free(r);
+        cr_expect_eq(pinned(), 0);
+    }
+}
+
 /* Runs f in a process of its own that may lock 64 KiB. Returns its exit status. */
 static int in_a_tight_process(int (*f)(void))
 {

@@ -274,7 +274,7 @@ static void route_resolved(struct rdma_lane *l)
     struct rdma *ep = rdma_of(c);
     uint8_t bytes[TP_RDMA_ASK];
     const struct tp_rdma_ask ask = {.lane = (uint8_t)l->index,
-                                    .lanes = (uint8_t)(c->base.class == TP_CLASS_CONTROL ? 1 : ep->rails),
+                                    .lanes = (uint8_t)tp_rdma_lanes(c->base.class, ep->rails),
                                     .class = (uint8_t)c->base.class,
                                     .frame_max = ep->frame_max,
                                     .depth = (uint16_t)ep->depth,
