@@ -256,6 +256,7 @@ static void report_load(struct decode *d)
     kv_device_stat(d->e->device, &s);
     load.pages_total = (uint32_t)s.pages;
     load.pages_free = (uint32_t)(s.pages > held ? s.pages - held : 0);
+    load.experts = act_exchange_experts(&d->exchange);
     load.step_us = d->stats.last_round_us;
     act_load_report(d->self, to, CFG_ROLE_DECODE, &d->load_sequence, &load);
 }

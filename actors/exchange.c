@@ -251,6 +251,56 @@ static void look_at_peers(struct act_exchange *e)
     }
 }
 
+/* Whether some expert has nobody who computes it without these. */
+static bool is_missing(const struct act_exchange *e, const struct act_shard_set *without)
+{
+    const struct act_map *map = e->map;
+    int there = 0;
+    for (int s = 0; s < e->experts->n; s++)
+        there += !act_shard_in(without, s);
+    if (!e->experts->limits.no_takeover || there == e->experts->n || !there)
+        return e->experts->n && !there;
+    for (int i = 0; i < map->layers * map->experts; i++) {
+        int n, out = 0;
+        const uint16_t *owner = act_map_owners(map, i / map->experts, i % map->experts, &n);
+        for (int k = 0; k < n; k++)
+            out += act_shard_in(without, owner[k]);
+        if (out == n)
+            return true;
+    }
+    return false;
+}
+
+/* Shards whose time is over are worth a try; that one answers again is known only when it has, or was found anew. */
+enum act_experts_state act_exchange_experts(struct act_exchange *e)
+{
+    struct act_shard_set out = {{0}}, doubtful = {{0}};
+    int64_t now = act_now(e->self);
+    for (int s = 0; s < e->experts->n; s++) {
+        const struct act_exchange_peer *p = &e->peer[s];
+        bool gone = act_addr_is_nobody(p->addr) ||
+                    (!p->addr.peer && act_addr_is_nobody(act_current(act_self_runtime(e->self), p->addr)));
+        if (gone || p->out_until > now)
+            act_shard_add(&out, s);
+        if (gone || p->fails)
+            act_shard_add(&doubtful, s);
+    }
+    if (e->stalled || is_missing(e, &out))
+        e->state = ACT_EXPERTS_MISSING;
+    else
+        e->state = e->state && is_missing(e, &doubtful) ? ACT_EXPERTS_DOUBTFUL : ACT_EXPERTS_THERE;
+    bool there = e->state == ACT_EXPERTS_THERE;
+    e->complete |= there;
+    e->gave_up_told &= !there;
+    if (there == e->missing_told && e->complete) {
+        e->missing_told = !there;
+        if (e->experts->log)
+            act_log_event(e->experts->log, there ? ACT_LOG_INFO : ACT_LOG_ERROR, "experts", 0,
+                          there ? "experts_back" : "experts_missing", "stream=%u shards=%d", e->stream, e->experts->n);
+    }
+    return e->state;
+}
+
 static int peer_of(const struct act_exchange *e, struct act_addr src)
 {
     for (int s = 0; s < e->experts->n; s++)
@@ -279,17 +329,18 @@ static void refused(struct act_exchange *e, int shard)
     lose(e);
 }
 
-/* The step fails: says so once, with what is known of the cause. */
+/* The step fails: says so, with what is known of the cause; once for all that fail while experts are missing. */
 static int give_up(struct act_exchange *e, int status, const char *why)
 {
     int out = 0;
     for (int s = 0; s < e->experts->n; s++)
         out += act_shard_in(&e->out, s);
     snprintf(e->reason, sizeof e->reason, "%s; %d of %d expert shards are left out", why, out, e->experts->n);
-    if (e->experts->log)
+    if (e->experts->log && !(e->gave_up && e->gave_up_told))
         act_log_write(e->experts->log, ACT_LOG_ERROR, "experts", 0,
                       "stream %u, step of sequence %u fails: %s; the lines before say which and why", e->stream,
                       e->sequence, e->reason);
+    e->gave_up_told |= e->gave_up;
     return status;
 }
 

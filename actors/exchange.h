@@ -89,6 +89,9 @@ struct act_exchange_counters {
     uint64_t puts, fences;      /* dispatches that went into slots; connections ended because of slots in use */
 };
 
+/* Whether somebody computes every expert; DOUBTFUL: nobody does, as far as is known, but trying again is due. */
+enum act_experts_state { ACT_EXPERTS_THERE, ACT_EXPERTS_DOUBTFUL, ACT_EXPERTS_MISSING };
+
 enum { ACT_EXCHANGE_COUNTERS = sizeof(struct act_exchange_counters) / sizeof(uint64_t) };
 
 /* A shard, as one stream sees it. */
@@ -135,6 +138,9 @@ struct act_exchange {
     int64_t stalled_at,
         waited;       /* since when; how long the step has stalled before that, and those given up before it */
     bool gave_up;     /* the step has waited as long as it may */
+    enum act_experts_state state;
+    bool complete;                   /* all experts were there at some time */
+    bool missing_told, gave_up_told; /* in the log, since they are not */
     char reason[128]; /* of the last step that was given up */
     struct act_timer timer;
     struct act_addr balancer;
@@ -156,6 +162,9 @@ void act_exchange_end(struct act_exchange *e);
 void act_exchange_abandon(struct act_exchange *e);
 /* What a step that failed with this status is to be told as: why it was given up here, else `other`. */
 const char *act_exchange_reason(const struct act_exchange *e, int status, const char *other);
+/* The experts, as this stream sees them. Called with each report of the actor's load; says in the log when they go
+ * missing, except at a start, and when they are back. */
+enum act_experts_state act_exchange_experts(struct act_exchange *e);
 /* Whether a LINK_PUT_DONE, or a LINK_PUT that came back, is of a dispatch. */
 bool act_exchange_is_put(const struct act_msg *m);
 /* Takes EXPERT_RESULT, UNDELIVERABLE of a dispatch, EXPERT_SWITCH, EXPERT_SHARD, LINK_IMMEDIATE and LINK_PUT_DONE of a

@@ -59,6 +59,7 @@ struct act_b_load act_gauge_sum(const struct act_gauge_arg *g, unsigned role)
         sum.tokens_outstanding += g->load[i].tokens_outstanding;
         sum.pages_free = g->load[i].pages_free;
         sum.pages_total = g->load[i].pages_total;
+        sum.experts |= g->load[i].experts;
     }
     return sum;
 }

@@ -608,6 +608,7 @@ static void take_down(struct landing *l, struct act_msg *m)
 static void report_load(struct landing *l)
 {
     struct act_b_load sum = {0};
+    uint32_t experts = ACT_EXPERTS_MISSING;
     for (int i = 0; i < l->e->n_decode; i++) {
         const struct act_b_load *b = &l->decode[i].load;
         if (act_addr_is_nobody(l->decode[i].addr))
@@ -616,6 +617,8 @@ static void report_load(struct landing *l)
         sum.waiting += b->waiting;
         sum.pages_total = b->pages_total;
         sum.pages_free = b->pages_free > sum.pages_free ? b->pages_free : sum.pages_free;
+        experts = b->experts < experts ? b->experts : experts;
+        sum.experts = experts;
         sum.step_us = b->step_us > sum.step_us ? b->step_us : sum.step_us;
     }
     act_load_report(l->self, l->arg->router ? *l->arg->router : ACT_NOBODY, CFG_ROLE_DECODE, &l->load_sequence, &sum);

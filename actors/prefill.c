@@ -745,6 +745,7 @@ static void tell_busy(struct prefill *p, bool busy)
 static void report_load(struct prefill *p)
 {
     struct act_b_load load = {0};
+    load.experts = act_exchange_experts(&p->exchange);
     load.token_ns = p->token_ns < UINT32_MAX ? (uint32_t)p->token_ns : UINT32_MAX;
     load.read_ns = p->read_ns < UINT32_MAX ? (uint32_t)p->read_ns : UINT32_MAX;
     act_timer_after(p->self, &p->report, ACT_LOAD_REPORT_NS, TAG_REPORT);

@@ -1,6 +1,7 @@
 #include "actors/router.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,6 +14,7 @@ struct member {
     struct act_addr addr; /* nobody: the place in the table is free */
     unsigned role;
     bool draining;
+    uint32_t experts; /* enum act_experts_state */
     int64_t heard; /* ns */
     uint32_t sequence;
     uint64_t own, others; /* prompt tokens (Prefill), sequences (Decode), placed by this Router and by all others */
@@ -163,6 +165,7 @@ struct want {
     int last;                     /* a member that just failed this request, or had it; -1: none */
     const struct act_addr *avoid; /* others that have failed it */
     int n_avoid;
+    bool running; /* it has what it needs where it is */
 };
 
 static bool is_avoided(const struct router *r, int i, const struct want *w)
@@ -260,10 +263,19 @@ static bool is_better(const struct router *r, int a, int b, const struct want *w
     return load_x != load_y ? load_x < load_y : room_x > room_y;
 }
 
-/* The number of a member, or the reason why there is none. One that is to be avoided only where there is no other. */
+/* How much better another place is: this one has failed the request, or has no experts. Where they are doubtful, only
+ * what is new there shows whether they are back. */
+static int shortcomings(const struct router *r, int i, const struct want *w)
+{
+    uint32_t experts = r->member[i].experts;
+    return 2 * (experts == ACT_EXPERTS_MISSING || (w->running && experts)) + is_avoided(r, i, w);
+}
+
+/* The number of a member, or the reason why there is none. One with shortcomings only where there is no other: rather
+ * the one that failed than one without experts, and the last one rather not. */
 static int choose(struct router *r, unsigned role, const struct want *w)
 {
-    int *list = r->list, n = 0, avoided = -1;
+    int *list = r->list, n = 0, worse = -1;
     bool draining = false;
     for (int i = 0; i < r->members; i++) {
         const struct member *m = &r->member[i];
@@ -272,13 +284,14 @@ static int choose(struct router *r, unsigned role, const struct want *w)
         draining |= m->draining;
         if (m->draining)
             continue;
-        if (!is_avoided(r, i, w))
+        int less = shortcomings(r, i, w), least = worse < 0 ? INT_MAX : shortcomings(r, worse, w);
+        if (!less)
             list[n++] = i;
-        else if (avoided < 0 || avoided == w->last)
-            avoided = i;
+        else if (less < least || (less == least && worse == w->last))
+            worse = i;
     }
     if (!n)
-        return avoided >= 0 ? avoided : draining ? -ESHUTDOWN : -EHOSTDOWN;
+        return worse >= 0 && !w->running ? worse : draining ? -ESHUTDOWN : -EHOSTDOWN;
     if (r->arg->prefix && r->arg->cost && role == CFG_ROLE_PREFILL)
         return least_time(r, list, n, w);
     if (r->arg->prefix && role == CFG_ROLE_PREFILL) {
@@ -390,7 +403,7 @@ static void move_away(struct router *r, int i)
         for (struct placed *p = r->bucket[b]; p; p = p->next) {
             if (p->decode != i || p->prefill >= 0)
                 continue;
-            const struct want w = {.tokens = p->tokens, .pages = p->pages, .last = i};
+            const struct want w = {.tokens = p->tokens, .pages = p->pages, .last = i, .running = true};
             int to = choose(r, CFG_ROLE_DECODE, &w);
             if (to < 0 || to == i)
                 return;
@@ -453,6 +466,10 @@ static void take_load(struct router *r, struct act_msg *m)
         act_log_event(r->arg->log, ACT_LOG_INFO, "router", 0, "part_draining", "part=%s peer=%d",
                       who->role == CFG_ROLE_PREFILL ? "prefill" : "decode", (int)who->addr.peer);
     who->draining = b->draining;
+    if (!who->experts != !b->experts)
+        act_log_event(r->arg->log, ACT_LOG_INFO, "router", 0, b->experts ? "part_without_experts" : "part_has_experts",
+                      "part=%s peer=%d", who->role == CFG_ROLE_PREFILL ? "prefill" : "decode", (int)who->addr.peer);
+    who->experts = b->experts;
     who->others = all > who->own ? all - who->own : 0;
     who->own_pages = 0;
     who->pages_free = b->pages_free;

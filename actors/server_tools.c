@@ -80,6 +80,12 @@ static json_t *load_json(struct act_server *s)
     return load;
 }
 
+/* Of a node that computes. */
+static bool lacks_experts(struct act_server *s)
+{
+    return act_gauge_sum(&s->gauge, CFG_ROLE_PREFILL).experts || act_gauge_sum(&s->gauge, CFG_ROLE_DECODE).experts;
+}
+
 static const char *health_of(struct act_server *s, int64_t age)
 {
     pthread_mutex_lock(&s->lock);
@@ -87,7 +93,13 @@ static const char *health_of(struct act_server *s, int64_t age)
     pthread_mutex_unlock(&s->lock);
     bool lost = server_has(s, CFG_ROLE_GATEWAY) && s->gateway.lost;
     bool stuck = age > s->config->limits.stuck_us * 1000;
-    return failed ? "failed" : drained ? "drained" : draining ? "draining" : lost ? "lost" : stuck ? "stuck" : "ok";
+    return failed             ? "failed"
+           : drained          ? "drained"
+           : draining         ? "draining"
+           : lost             ? "lost"
+           : lacks_experts(s) ? "no-experts"
+           : stuck            ? "stuck"
+                              : "ok";
 }
 
 /* What waits for the next start. */

@@ -198,6 +198,9 @@ static void look_at(struct findings *f, int i)
     bool well = !strcmp(health, "ok");
     if (!strcmp(health, "lost"))
         find(f, "%s: takes no requests, as no %s node is connected", n->name, text_of(a->json, "lacks"));
+    if (!strcmp(health, "no-experts"))
+        find(f, "%s: some of its experts are computed by nobody; its log says which expert shards are left out and why",
+             n->name);
     if (!strcmp(health, "stuck"))
         find(f, "%s: has had work without progress for %.0f s; its log and /debug/actors say where", n->name,
              json_real_value(json_object_get(a->json, "progress_age_s")));
@@ -294,10 +297,10 @@ int cli_status_run(int argc, char **argv)
         .synopsis = "status [--json] [--timeout SECONDS] FILE.conf [NODE...]",
         .intro =
             "Asks every node of a deployment, or those that are named, all at a time, and prints a line for each:\n"
-            "health (ok; draining, drained; lost: a gateway without prefill or decode nodes; stuck: work without\n"
-            "progress for limits.stuck; failed), seconds since the last progress (0 when idle), boot epoch, connected\n"
-            "peers, and load (running+waiting). Below it: what is wrong, and what to do. It needs "
-            "cluster.secret_file.\n"
+            "health (ok; draining, drained; lost: a gateway without prefill or decode nodes; no-experts: some\n"
+            "of its experts are computed by nobody; stuck: work without progress for limits.stuck; failed), seconds\n"
+            "since the last progress (0 when idle), boot epoch, connected peers, and load (running+waiting). Below it:\n"
+            "what is wrong, and what to do. It needs cluster.secret_file.\n"
             "Exit status 0: every node asked is ok and connected to the others; 1: not so; 2: the file is wrong.",
         .options = options,
         .min_args = 1,

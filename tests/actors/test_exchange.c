@@ -591,6 +591,88 @@ Test(exchange, shards_of_other_nodes_are_found_lost_and_found_again)
     }
 }
 
+/* ---- a source alone ---- */
+
+enum { PEERS = 3 };
+
+/* A source without steps, whose finder says that shard s is there, or gone. */
+struct source {
+    struct ts_world *w;
+    struct act_experts experts;
+    struct act_exchange e;
+};
+
+static void find_shard(struct source *s, int shard, bool there)
+{
+    struct act_msg m = act_msg_make(ACT_EXPERT_SHARD, act_self_addr(s->e.self));
+    *act_p_expert_shard(&m) = (struct act_p_expert_shard){
+        .index = (uint32_t)shard,
+        .shard = there ? (struct act_addr){.generation = 1, .peer = (uint16_t)(shard + 1), .index = 1} : ACT_NOBODY};
+    act_exchange_message(&s->e, &m);
+}
+
+static int source_start(struct act_self *self, void *state, const void *arg)
+{
+    struct source *s = *(struct source **)state = (struct source *)(uintptr_t)arg;
+    cr_assert_eq(act_exchange_init(&s->e, self, s->w->m, 0, &s->experts), 0);
+    cr_expect_eq(act_exchange_experts(&s->e), ACT_EXPERTS_MISSING, "nobody was found yet");
+    for (int i = 0; i < PEERS; i++)
+        find_shard(s, i, true);
+    cr_expect_eq(act_exchange_experts(&s->e), ACT_EXPERTS_THERE);
+    bool one = s->experts.limits.no_takeover; /* the experts of one shard are nowhere without it */
+    find_shard(s, 1, false);
+    cr_expect_eq(act_exchange_experts(&s->e), one ? ACT_EXPERTS_MISSING : ACT_EXPERTS_THERE, "takeover %d", !one);
+    find_shard(s, 0, false);
+    find_shard(s, 2, false);
+    cr_expect_eq(act_exchange_experts(&s->e), ACT_EXPERTS_MISSING);
+    for (int i = 0; i < PEERS; i++)
+        find_shard(s, i, true);
+    cr_expect_eq(act_exchange_experts(&s->e), ACT_EXPERTS_THERE);
+    for (int i = 0; i < PEERS; i++) { /* all are late */
+        s->e.peer[i].fails = 1;
+        s->e.peer[i].out_until = act_now(self) + 10 * (int64_t)MS;
+    }
+    cr_expect_eq(act_exchange_experts(&s->e), ACT_EXPERTS_MISSING);
+    for (int i = 0; i < PEERS; i++)
+        s->e.peer[i].out_until = act_now(self);
+    cr_expect_eq(act_exchange_experts(&s->e), ACT_EXPERTS_DOUBTFUL, "they may be tried again");
+    s->e.peer[2].fails = 0;
+    cr_expect_eq(act_exchange_experts(&s->e), one ? ACT_EXPERTS_DOUBTFUL : ACT_EXPERTS_THERE, "takeover %d", !one);
+    act_exchange_free(&s->e);
+    return 0;
+}
+
+static int source_receive(struct act_self *self, void *state, struct act_msg *m, int count)
+{
+    (void)self, (void)state, (void)m, (void)count;
+    return 0;
+}
+
+Test(exchange, a_source_knows_when_nobody_computes_its_experts)
+{
+    static const struct act_behaviour behaviour = {
+        .name = "source", .state_size = sizeof(struct source *), .start = source_start, .receive = source_receive};
+    for (int takeover = 0; takeover < 2; takeover++) {
+        struct ts_world w;
+        struct act_map *even;
+        struct cfg_error err;
+        struct act_addr addr;
+        ts_world_open(&w, 4, 1);
+        cr_assert_eq(act_map_even(1, w.map->layers, w.map->experts, PEERS, &even), 0);
+        struct source s = {.w = &w, .experts = {.n = PEERS, .map = even, .limits.no_takeover = !takeover}};
+        cr_assert_eq(act_sim_new(&(struct act_sim_config){.seed = 1}, &w.sim, &err), 0);
+        struct act_config c = {.epoch = 1, .workers = 1};
+        c.worker[0] = (struct act_worker_config){.name = "engine", .kind = ACT_WORKER_ENGINE, .cpu = -1};
+        cr_assert_eq(act_sim_add(w.sim, &c, &w.rt, &err), 0);
+        const struct act_spawn spec = {.behaviour = &behaviour, .worker = 0, .arg = &s};
+        cr_assert_eq(act_runtime_spawn(w.rt, &spec, &addr, &err), 0);
+        act_sim_run(w.sim, MS, 1000);
+        cr_assert_not_null(s.e.self, "it did not run");
+        act_map_free(even);
+        ts_world_close(&w);
+    }
+}
+
 /* ---- a shard alone ---- */
 
 /* Sends what the test has made, and notes in which order the answers come. */

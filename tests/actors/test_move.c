@@ -216,6 +216,35 @@ Test(move, without_another_decode_sequences_end_where_they_are)
     ts_world_close(&w);
 }
 
+/* The other Decode has told that its experts are gone. */
+static bool without_experts(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m,
+                            int *fail)
+{
+    (void)self, (void)fail;
+    if (who->part == TS_PART_LANDING && who->index >= TS_OTHER && m->type == ACT_LOAD &&
+        act_p_load(m)->role == CFG_ROLE_DECODE)
+        act_b_load(m)->experts = *(const uint32_t *)w->before_ctx;
+    return false;
+}
+
+Test(move, no_sequence_goes_where_the_experts_are_missing)
+{
+    static struct undisturbed u;
+    run_undisturbed(7, 24, MDL_HANDOFF_FULL, false, &u);
+    for (uint32_t experts = ACT_EXPERTS_DOUBTFUL; experts <= ACT_EXPERTS_MISSING; experts++) {
+        struct ts_world w;
+        open_world(&w, 7, 24, MDL_HANDOFF_FULL);
+        w.before = without_experts;
+        w.before_ctx = &experts;
+        drain(&w, moment(&u, 1, 2), false);
+        ts_world_run(&w, 7);
+        check_undisturbed(&w, &u, "nowhere to go");
+        cr_expect_eq(moved(&w), 0);
+        cr_expect_eq(replaced(&w), 0);
+        ts_world_close(&w);
+    }
+}
+
 /* The other side has room for few: the rest asks again until it has. */
 Test(move, a_crowd_before_a_small_decoder)
 {

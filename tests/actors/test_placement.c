@@ -509,6 +509,26 @@ Test(router, a_decode_actor_without_room_is_left_alone)
     cr_expect_eq(n[1], ASKED, "%d went to the Decode actor without room", n[0]);
 }
 
+Test(router, members_without_experts_get_something_where_there_are_no_others)
+{
+    static struct rig g;
+    int n[MEMBERS];
+    g.done = true;
+    g.load[0].experts = g.load[2].experts = ACT_EXPERTS_MISSING; /* the first Prefill and the first Decode */
+    g.load[1].tokens_outstanding = 5000;
+    g.load[3].running = 9;
+    run_router(&g, 2, 2, 1);
+    count(g.prefill, ASKED, 2, n);
+    cr_expect_eq(n[1], ASKED, "%d went to the Prefill actor without experts", n[0]);
+    count(g.decode, ASKED, 2, n);
+    cr_expect_eq(n[1], ASKED, "%d went to the Decode actor without experts", n[0]);
+    static struct rig all;
+    all.load[0].experts = all.load[1].experts = ACT_EXPERTS_MISSING;
+    run_router(&all, 1, 1, 1);
+    cr_expect_eq(all.status, 0);
+    count(all.decode, ASKED, 1, n);
+}
+
 Test(router, draining_members_get_nothing_and_all_draining_says_so)
 {
     static struct rig g;

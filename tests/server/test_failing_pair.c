@@ -199,6 +199,67 @@ Test(failing_pair, of_groups_of_experts)
     ts_cluster_forget(want);
 }
 
+static void until_health(const char *conf, const struct ts_node *n, const char *health)
+{
+    char want[64];
+    snprintf(want, sizeof want, "\"health\": \"%s\"", health);
+    for (int t = 0;; t++) {
+        struct ts_result r = ts_run(ts_weft(), "status", "--json", conf, n->name);
+        bool is = strstr(r.out, want) != NULL;
+        if (!is && t == 300) {
+            ts_cluster_show_logs();
+            cr_assert_fail("%s is not %s: %s", n->name, health, r.out);
+        }
+        ts_result_free(&r);
+        if (is)
+            return;
+        usleep(100000);
+    }
+}
+
+/* A decode node whose experts are gone gets nothing new, and what is drained does not move there, however long requests
+ * there may wait. */
+Test(failing_pair, a_decode_node_without_experts_is_left_alone)
+{
+    enum { GATE, P, D0, D1, E, NODES };
+    static const struct ts_node nodes[] = {[GATE] = {.name = "gateway", .roles = "\"gateway\""},
+                                           [P] = {.name = "p", .roles = "\"prefill\", \"expert\"", .group = "p"},
+                                           [D0] = {.name = "d0", .roles = "\"decode\", \"expert\"", .group = "d0"},
+                                           [D1] = {.name = "d1", .roles = "\"decode\"", .group = "d1"},
+                                           [E] = {.name = "e", .roles = "\"expert\"", .group = "d1"}};
+    char *want[TS_CLUSTER_PROMPTS], conf[4300];
+    const struct ts_server *s = &ts_cluster.node[GATE].http;
+    struct load load;
+    ask_alone(want);
+    ts_cluster_start(nodes, NODES, "", EXACT "experts = { patience = \"1h\"; };");
+    snprintf(conf, sizeof conf, "%s/weft.conf", ts_cluster.dir);
+    until_health(conf, &ts_cluster.node[D1], "ok");
+    ts_node_kill(&ts_cluster.node[E]);
+    until_health(conf, &ts_cluster.node[D1], "no-experts");
+    ts_node_wait_log(&ts_cluster.node[D1], "experts_missing");
+    struct ts_result r = ts_run(ts_weft(), "status", conf, "d1");
+    cr_expect(strstr(r.out, "d1: some of its experts are computed by nobody"), "%s", r.out);
+    cr_expect_eq(r.status, 1);
+    ts_result_free(&r);
+    ts_node_wait_log(&ts_cluster.node[GATE], "part_without_experts part=decode");
+    begin(&load, s, ts_cluster_prompts);
+    until_under_way(&load);
+    r = ts_run(ts_weft(), "drain", "--wait", "0", conf, "d0");
+    ts_result_free(&r);
+    end(&load, want, "the other decode node has no experts");
+    r = ts_run(ts_weft(), "drain", conf, "d0");
+    ts_result_free(&r);
+    cr_expect_eq(ts_metric(s, "weft_requests_replaced_total"), 0);
+    cr_expect_eq(ts_metric(s, "weft_requests_moved_total"), 0);
+    ts_node_start(&ts_cluster.node[E]);
+    until_health(conf, &ts_cluster.node[D1], "ok");
+    ts_node_wait_log(&ts_cluster.node[D1], "experts_back");
+    char *got = complete(s, 0);
+    cr_assert_str_eq(got, want[0], "its experts are back");
+    free(got);
+    ts_cluster_forget(want);
+}
+
 static void until_idle(const char *conf, const char *node, const char *part)
 {
     for (int t = 0;; t++) {
