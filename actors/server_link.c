@@ -159,6 +159,9 @@ int server_plan_link(struct act_server *s, uint64_t epoch, struct cfg_error *err
                                     .block_tokens = (uint32_t)c->kv.block_tokens};
     snprintf(a->net.self.name, sizeof a->net.self.name, "%s", s->node->name);
     snprintf(a->net.self.numerics, sizeof a->net.self.numerics, "cpu/%s", s->m->exec.be->name);
+    /* A gateway has no rows, but chooses who works together on a prompt. */
+    if (server_has(s, CFG_ROLE_GATEWAY | CFG_ROLE_PREFILL | CFG_ROLE_DECODE))
+        cfg_replay_text(c, s->m->cfg->window, s->m->cfg->cut >= 0, a->net.self.replay, sizeof a->net.self.replay);
     a->net.handshake_ns = c->cluster.connect_us * 1000;
     a->net.ping_ns = c->cluster.ping_us * 1000;
     a->net.silence_ns = c->cluster.silence_us * 1000;

@@ -159,6 +159,7 @@ static void check_model(struct check *k)
         mdl_tokenizer_free(tok);
     }
     k->revision = ck->revision;
+    cfg_replay_text(k->c, ck->config.window, ck->config.cut >= 0, k->replay, sizeof k->replay);
     check_fit(k, &ck->config);
     cli_check_memory(k, &ck->config);
     if (k->node->roles & (CFG_ROLE_PREFILL | CFG_ROLE_DECODE))
@@ -294,6 +295,7 @@ static void check_cluster(struct check *k)
                                                   .timeout_s = k->timeout_s,
                                                   .revision = k->revision,
                                                   .numerics = k->backend ? numerics : NULL,
+                                                  .replay = k->replay,
                                                   .say = say_cluster,
                                                   .ctx = k});
 }

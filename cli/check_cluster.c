@@ -150,6 +150,9 @@ static void judge_peer(const struct cli_check_cluster *k, const struct cfg_node 
     else if (h->block_tokens != (uint32_t)k->c->kv.block_tokens)
         say(k, CLI_PROBLEM, "peer", "%s at %s has kv.block_tokens = %u, here it is %d; give all nodes the same file",
             n->name, a->address, h->block_tokens, k->c->kv.block_tokens);
+    else if (k->replay[0] && h->replay[0] && strcmp(h->replay, k->replay))
+        say(k, CLI_PROBLEM, "peer", "%s at %s has replay.%s, here it is replay.%s; give all nodes the same file",
+            n->name, a->address, h->replay, k->replay);
     else if (h->kv_format != KV_FORMAT_ROWS)
         say(k, CLI_PROBLEM, "peer", "%s at %s keeps rows in format %u, here it is %u; run the same version everywhere",
             n->name, a->address, h->kv_format, (unsigned)KV_FORMAT_ROWS);

@@ -19,6 +19,7 @@ struct cli_check_cluster {
     int timeout_s;        /* for all other nodes together; they are asked at a time */
     uint64_t revision;    /* of the model; 0: it could not be read */
     const char *numerics; /* "cpu/avx2"; NULL: not known */
+    const char *replay;   /* as cfg_replay_text; "": not known */
     void (*say)(void *ctx, enum cli_finding how, const char *part, const char *text);
     void *ctx;
 };

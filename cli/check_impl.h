@@ -19,6 +19,7 @@ struct check {
     const char *file;
     int timeout_s;       /* for other nodes to answer */
     uint64_t revision;   /* of the model; 0: not known */
+    char replay[64];     /* how it goes on behind a known prefix (cfg_replay_text); "": not known */
     size_t block_bytes;  /* of its rows; 0: not known */
     int64_t slot_bytes;  /* of its windows for the expert exchange; 0: none, or not known */
     const char *backend; /* name of the CPU path; NULL: none */

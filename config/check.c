@@ -227,6 +227,15 @@ int cfg_replay_rows(const struct cfg_config *c, int window)
     return c->replay.rows > 0 ? c->replay.rows : window + c->replay.rollback;
 }
 
+void cfg_replay_text(const struct cfg_config *c, int window, bool cut, char *out, size_t size)
+{
+    if (c->replay.exact || !cut)
+        snprintf(out, size, "exact = true");
+    else
+        snprintf(out, size, "rows = %d, bridge_window = %s", cfg_replay_rows(c, window),
+                 c->replay.bridge_window == CFG_BRIDGE_FULL ? "full" : "truncate");
+}
+
 int cfg_config_check_model(const struct cfg_config *c, int window, int max_position, int draft_block,
                            struct cfg_report *report)
 {

@@ -204,6 +204,11 @@ int cfg_config_check_model(const struct cfg_config *c, int window, int max_posit
 /* Rows of bounded replay for a model with this window. */
 int cfg_replay_rows(const struct cfg_config *c, int window);
 
+/* How a prompt goes on behind a known prefix with a model of this window, as in a file without "replay.":
+ * "exact = true", which it also is for a model without a cut, or "rows = 140, bridge_window = truncate". Tokens depend
+ * on it, so nodes that work on the same prompts need the same. */
+void cfg_replay_text(const struct cfg_config *c, int window, bool cut, char *out, size_t size);
+
 /* Whether text is HOST:PORT with a port of 0 to 65535; an IPv6 address is in brackets. */
 bool cfg_address_valid(const char *text);
 

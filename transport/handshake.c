@@ -58,6 +58,7 @@ static void put_self(struct writer *w, const struct tp_hello *h)
     put_text(w, h->name, sizeof h->name);
     put_text(w, h->wanted, sizeof h->wanted);
     put_text(w, h->numerics, sizeof h->numerics);
+    put_text(w, h->replay, sizeof h->replay);
     put_bytes(w, h->nonce, sizeof h->nonce);
 }
 
@@ -202,6 +203,7 @@ int tp_hello_decode(const uint8_t *frame, size_t size, struct tp_hello *out, str
     get_text(&r, out->name, sizeof out->name);
     get_text(&r, out->wanted, sizeof out->wanted);
     get_text(&r, out->numerics, sizeof out->numerics);
+    get_text(&r, out->replay, sizeof out->replay);
     get_bytes(&r, out->nonce, sizeof out->nonce);
     size_t proof = frame[0] == TP_FRAME_CHALLENGE ? TP_PROOF : 0;
     if (r.bad || (size_t)(r.end - r.at) != proof || out->class >= TP_CLASSES || !out->name[0] ||

@@ -18,9 +18,10 @@
 #include "transport/transport.h"
 
 enum {
-    TP_PROTOCOL = 3, /* version of handshake, frames and messages */
+    TP_PROTOCOL = 4, /* version of handshake, frames and messages */
     TP_NAME_TEXT = 64,
     TP_NUMERICS_TEXT = 32,
+    TP_REPLAY_TEXT = 64,
     TP_SECRET = 32,
     TP_NONCE = 32,
     TP_PROOF = 32,
@@ -49,7 +50,7 @@ enum tp_refusal {
     TP_REFUSED_STALE = 4,     /* a newer incarnation of it was seen */
     TP_REFUSED_DUPLICATE = 5, /* another process lives under this name */
     TP_REFUSED_MODEL = 6,     /* another model revision */
-    TP_REFUSED_FORMAT = 7,    /* another KV format, or other numerics */
+    TP_REFUSED_FORMAT = 7,    /* another KV format, other numerics, or another replay */
     TP_REFUSED_ROLE = 8,      /* the other side is not who was wanted, or does not talk to this kind */
     TP_REFUSED_BUSY = 9,      /* too many handshakes at a time, or none possible now; worth another try */
 };
@@ -67,7 +68,8 @@ struct tp_hello {
     uint64_t model; /* revision */
     uint32_t kv_format, block_tokens;
     char numerics[TP_NUMERICS_TEXT];
-    char wanted[TP_NAME_TEXT]; /* whom the dialler wants to reach; from the acceptor: "" */
+    char replay[TP_REPLAY_TEXT]; /* how prompts go on behind a known prefix (cfg_replay_text); "": nothing to it */
+    char wanted[TP_NAME_TEXT];   /* whom the dialler wants to reach; from the acceptor: "" */
     uint16_t wanted_number;
     uint32_t generation; /* of this class's channel between these two, counted by the dialler */
     uint8_t nonce[TP_NONCE];

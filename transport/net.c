@@ -223,6 +223,14 @@ static bool acceptable_node(struct net_conn *c)
                         self->kv_format, self->block_tokens);
         return false;
     }
+    if (o->replay[0] && self->replay[0] && strcmp(o->replay, self->replay) != 0) {
+        net_conn_refuse(
+            c, TP_REFUSED_FORMAT,
+            "node %s goes on behind a known prefix with replay.%s, node %s with replay.%s, and other tokens "
+            "come of it; set all of replay to the same on all nodes",
+            o->name, o->replay, self->name, self->replay);
+        return false;
+    }
     if (!accepts) {
         /* Here, as what dials learns it too late from the other's WELCOME, and the other would never learn why. */
         if (o->epoch < net->peer[c->peer].seen)

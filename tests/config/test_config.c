@@ -330,6 +330,17 @@ Test(config, combinations_with_the_model_are_reported)
     cr_expect_eq(cfg_replay_rows(&c, 127), 139);
     expect_fine("", &c);
     cr_expect_eq(cfg_replay_rows(&c, 128), 140);
+    char text[64];
+    cfg_replay_text(&c, 128, true, text, sizeof text);
+    cr_expect_str_eq(text, "rows = 140, bridge_window = truncate");
+    c.replay.bridge_window = CFG_BRIDGE_FULL;
+    cfg_replay_text(&c, 128, true, text, sizeof text);
+    cr_expect_str_eq(text, "rows = 140, bridge_window = full");
+    cfg_replay_text(&c, 128, false, text, sizeof text);
+    cr_expect_str_eq(text, "exact = true");
+    c.replay.exact = true;
+    cfg_replay_text(&c, 128, true, text, sizeof text);
+    cr_expect_str_eq(text, "exact = true");
     cr_expect_eq(cfg_config_check_model(&c, 128, 4096, 0, &report), 0, "a default draft length needs no drafter");
 }
 

@@ -115,6 +115,50 @@ Test(deployment, status_tells_the_nodes_that_are_well_from_those_that_are_not)
     json_decref(j);
 }
 
+static void write_rows(const char *replay)
+{
+    char *text = ts_read_file(conf(), NULL), *out = NULL, *old = strstr(text, "replay = ");
+    cr_assert(asprintf(&out, "%.*s%s\n", old ? (int)(old - text) : (int)strlen(text), text, replay) > 0);
+    free(ts_write_file(ts_cluster.dir, "weft.conf", out));
+    free(text);
+    free(out);
+}
+
+/* Tokens behind a known prefix depend on how long its replay is: nodes that prompts go through need the same, and those
+ * with experts or blocks alone have nothing to do with it. */
+Test(deployment, a_node_with_another_replay_is_refused_where_tokens_depend_on_it)
+{
+    enum { G, P, D, E, N };
+    static const struct ts_node apart[N] = {
+        [G] = {.name = "gateway", .roles = "\"gateway\""},
+        [P] = {.name = "p0", .roles = "\"prefill\""},
+        [D] = {.name = "d0", .roles = "\"decode\""},
+        [E] = {.name = "e0", .roles = "\"expert\""},
+    };
+    struct ts_node *const n = ts_cluster.node;
+    ts_cluster_start(apart, N, "", "");
+    char *want = ts_cluster_complete(&n[G].http, ts_cluster_prompts[0]);
+    ts_node_kill(&n[P]);
+    ts_node_kill(&n[E]);
+    write_rows("replay = { rows = 200; };");
+    struct ts_result r = ts_run(ts_weft(), "check", "--node", "p0", conf());
+    cr_expect(strstr(r.out, "d0 at ") && strstr(r.out, "here it is replay.rows = 200"), "%s%s", r.out, r.err);
+    ts_result_free(&r);
+    ts_node_start(&n[E]);
+    ts_node_start(&n[P]);
+    for (int i = G; i <= D; i++)
+        ts_node_wait_log(&n[i], "with replay.rows = 200, bridge_window = truncate");
+    ts_node_wait_ready(&n[G], 503);
+    ts_node_kill(&n[P]);
+    write_rows("");
+    ts_node_start(&n[P]);
+    ts_node_wait_ready(&n[G], 200);
+    char *got = ts_cluster_complete(&n[G].http, ts_cluster_prompts[0]);
+    cr_expect_str_eq(got, want);
+    free(got);
+    free(want);
+}
+
 /* The stream that the drained node has ends whole; what comes meanwhile runs elsewhere; the node ends by itself. */
 Test(deployment, a_drained_node_finishes_and_the_others_go_on)
 {

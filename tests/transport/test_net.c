@@ -183,7 +183,8 @@ static struct tp_net_config config_of(struct rig *r, int at, int number, uint64_
                  .model = 77,
                  .kv_format = 1,
                  .block_tokens = 256,
-                 .numerics = "cpu/test"}};
+                 .numerics = "cpu/test",
+                 .replay = "rows = 140, bridge_window = truncate"}};
     snprintf(c.self.name, sizeof c.self.name, "node%d", number);
     memset(c.secret, 5, sizeof c.secret);
     return c;
@@ -433,30 +434,25 @@ static void other_blocks(struct tp_net_config *c)
     c->self.block_tokens = 128;
 }
 
+static void other_replay(struct tp_net_config *c)
+{
+    strcpy(c->self.replay, "rows = 200, bridge_window = truncate");
+}
+
 static void other_name(struct tp_net_config *c)
 {
     strcpy(c->self.name, "somebody");
 }
 
-Test(net, another_secret_is_refused_on_both_sides)
+Test(net, a_node_that_differs_is_refused_on_both_sides)
 {
     refused(other_secret, "the secrets differ", true);
-}
-
-Test(net, another_model_is_refused_on_both_sides)
-{
+    refused(other_name, "somebody", true);
     refused(other_model, "serves model revision", true);
-}
-
-Test(net, other_numerics_are_refused_on_both_sides)
-{
     refused(other_numerics, "cpu/other", true);
     refused(other_blocks, "blocks of 128", true);
-}
-
-Test(net, somebody_else_is_refused_on_both_sides)
-{
-    refused(other_name, "somebody", true);
+    refused(other_replay, "with replay.rows = 200, bridge_window = truncate", true);
+    refused(other_replay, "with replay.rows = 140, bridge_window = truncate", true);
 }
 
 /* One of the two is frozen after each turn of a handshake that goes well, or that is refused: what the other one waits
