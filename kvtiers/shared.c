@@ -422,12 +422,14 @@ static void shared_free(struct kv_tier *tier)
             next = op->next;
             kv_op_finish(op, 0, -ESHUTDOWN);
         }
+    if (!alive && !kv_storage_leave(t->p.storage))
+        return;
     while (t->works) {
         struct shared_work *w = t->works;
         t->works = w->next;
         free(w);
     }
-    while (t->running) { /* the storage is dead */
+    while (t->running) { /* the storage has left them */
         struct shared_write *w = t->running;
         t->running = w->next;
         free(w);

@@ -901,6 +901,14 @@ static void ssd_free(struct kv_tier *tier)
     bool alive = true;
     while (alive && (t->in_flight || t->reads))
         alive = t->p.storage->ops->wait(t->p.storage, 10000) > 0;
+    struct kv_tier_op *ops[] = {t->stores, t->batch[0].ops, t->batch[1].ops};
+    for (int i = 0; i < 3; i++)
+        for (struct kv_tier_op *op = ops[i], *next; op; op = next) {
+            next = op->next;
+            kv_op_finish(op, 0, -ESHUTDOWN);
+        }
+    if (!alive && !kv_storage_leave(t->p.storage))
+        return;
     while (t->reads) {
         struct ssd_work *w = t->reads;
         t->reads = w->next;
@@ -911,12 +919,6 @@ static void ssd_free(struct kv_tier *tier)
         t->writes = w->next;
         free(w);
     }
-    struct kv_tier_op *ops[] = {t->stores, t->batch[0].ops, t->batch[1].ops};
-    for (int i = 0; i < 3; i++)
-        for (struct kv_tier_op *op = ops[i], *next; op; op = next) {
-            next = op->next;
-            kv_op_finish(op, 0, -ESHUTDOWN);
-        }
     if (alive)
         close_files(t);
     free(t->slab);

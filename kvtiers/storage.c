@@ -165,8 +165,14 @@ void kv_storage_forget(struct kv_storage *s)
     }
 }
 
+bool kv_storage_leave(struct kv_storage *s)
+{
+    s->hung = s->ops->outlasts;
+    return !s->hung;
+}
+
 void kv_storage_free(struct kv_storage *s)
 {
-    if (s)
+    if (s && !s->hung)
         s->ops->free(s);
 }

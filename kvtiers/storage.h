@@ -76,6 +76,7 @@ struct kv_storage_stats {
 
 struct kv_storage_ops {
     const char *name;
+    bool outlasts; /* a request that hangs may yet end, and move bytes, whoever waits for it */
     void (*submit)(struct kv_storage *s, struct kv_io *io);
     /* Calls done for what has completed; returns how many. */
     int (*poll)(struct kv_storage *s);
@@ -94,6 +95,7 @@ struct kv_storage_ops {
 struct kv_storage {
     const struct kv_storage_ops *ops;
     struct kv_io_run *left; /* of kv_io_run: requests for which nobody waits any more */
+    bool hung;              /* kv_storage_leave: it is never polled again, nor freed */
 };
 
 /* Files below `folder`, which must exist. depth: requests at a time in the kernel, 1..4096; more wait inside. Errors
@@ -110,6 +112,10 @@ void kv_io_start(struct kv_storage *s, struct kv_io *io);
 int64_t kv_io_run(struct kv_storage *s, struct kv_io *io);
 /* For storages, before they are freed: requests that kv_io_run has left, and that can end no more. */
 void kv_storage_forget(struct kv_storage *s);
+/* Gives up waiting for what is in flight: done is never called for it. False: its memory, and that of all it moves, has
+ * to stay until the process ends. */
+bool kv_storage_leave(struct kv_storage *s);
+/* NULL: nothing. */
 void kv_storage_free(struct kv_storage *s);
 
 #endif

@@ -422,6 +422,7 @@ static void uring_free(struct kv_storage *s)
 
 static const struct kv_storage_ops uring_ops = {
     .name = "io_uring",
+    .outlasts = true,
     .submit = uring_submit,
     .poll = uring_poll,
     .wait = uring_wait,

@@ -461,6 +461,7 @@ static void usrbio_free(struct kv_storage *base)
 
 static const struct kv_storage_ops usrbio_ops = {
     .name = "usrbio",
+    .outlasts = true,
     .submit = usrbio_submit,
     .poll = usrbio_poll,
     .wait = usrbio_wait,

@@ -486,7 +486,10 @@ Test(tiers, a_shared_folder_that_hangs_keeps_no_process)
         ts_answer_free(&a);
     }
     kill(server.pid, SIGTERM);
-    cr_assert_eq(ts_server_wait(&server), 0);
+    int status = ts_server_wait(&server);
+    char *log = ts_server_log(&server);
+    cr_assert_eq(status, 0, "%d: %s", status, log);
+    free(log);
 }
 
 /* Late errors cost hits. The text stays, and what is stored later is read. */
