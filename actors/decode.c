@@ -120,9 +120,13 @@ static void take_reserve(struct decode *d, struct act_msg *m)
     if (m->attempt) /* whatever became of the cancel of the older ones */
         cancel_attempts(d, m->request, m->attempt - 1);
     for (int i = 0; i < d->e->limits.streams; i++) {
-        parked |= d->stream[i].state == DEC_PARKED;
-        if (!s && d->stream[i].state == DEC_FREE)
-            s = &d->stream[i];
+        struct dec_stream *at = &d->stream[i];
+        /* Who asks again has given up the first question, though its answer may be on the way: it is the same place. */
+        if (at->state == DEC_RESERVED && at->request == m->request && at->attempt == m->attempt)
+            dec_stream_end(d, s = at);
+        parked |= at->state == DEC_PARKED;
+        if (!s && at->state == DEC_FREE)
+            s = at;
     }
     if (!s || parked) {
         reserved(d, &p, NULL, -EAGAIN);

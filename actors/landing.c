@@ -82,14 +82,14 @@ static void tell_writer(struct landing *l, struct act_addr writer, uint64_t requ
 
 /* In order with the question for the next place, or that would be given back too: a writer that begins again asks as
  * the same attempt. */
-static void give_place_back(struct landing *l, const struct land_slot *s)
+static void give_place_back(struct landing *l, struct act_addr decode, uint64_t request, uint16_t attempt)
 {
-    struct act_msg m = act_msg_make(ACT_CANCEL, l->decode[s->decode].addr);
-    m.request = s->request;
-    m.attempt = s->attempt;
+    struct act_msg m = act_msg_make(ACT_CANCEL, decode);
+    m.request = request;
+    m.attempt = attempt;
     act_p_cancel(&m)->reason = -ECANCELED;
     if (act_send(l->self, &m))
-        act_cancel(l->self, l->decode[s->decode].addr, s->request, s->attempt, -ECANCELED);
+        act_cancel(l->self, decode, request, attempt, -ECANCELED);
 }
 
 /* Frees what the slot still holds; the next ticket in it has another generation. */
@@ -98,7 +98,7 @@ static void clear(struct landing *l, struct land_slot *s)
     uint32_t generation = s->ticket.generation + 1;
     land_return_pages(l, s->pages, s->n_pages);
     if (s->placed)
-        give_place_back(l, s);
+        give_place_back(l, l->decode[s->decode].addr, s->request, s->attempt);
     mdl_seq_free(s->seq);
     act_buf_free(s->buf);
     act_buf_free(s->ready);
@@ -301,9 +301,11 @@ static void take_reserved(struct landing *l, struct act_msg *m)
 {
     struct land_slot *s = land_find_slot(l, m->request, m->attempt);
     const struct act_p_reserved *in = act_p_reserved(m);
-    if (!s || s->ticket.state != ACT_TICKET_GRANTING) { /* given up: a cancel may have overtaken the question */
+    if (s && (s->placed || s->ticket.state != ACT_TICKET_GRANTING)) /* answered: to an earlier question, too late */
+        return;
+    if (!s) { /* given up: a cancel may have overtaken the question */
         if (!in->status)
-            act_cancel(l->self, m->src, m->request, m->attempt, -ECANCELED);
+            give_place_back(l, m->src, m->request, m->attempt);
         return;
     }
     if (in->status) {

@@ -453,6 +453,32 @@ Test(handoff, a_lost_word_of_success_disturbs_nobody)
     ts_world_close(&w);
 }
 
+/* The decoder has one place only, and the answer to the first question for it does not come in time. */
+static bool lose_first_place(struct ts_world *w, const struct ts_inner *who, struct act_self *self, struct act_msg *m,
+                             int *fail)
+{
+    bool is = who->part == TS_PART_LANDING && m->type == ACT_RESERVED && !act_p_reserved(m)->status;
+    (void)self, (void)fail;
+    return is && !(*(int *)w->before_ctx)++;
+}
+
+Test(handoff, a_place_that_was_given_in_vain_is_given_to_the_next_question)
+{
+    struct ts_world w;
+    int places = 0;
+    open_exact(&w, 5);
+    w.n = 1;
+    w.far.e.limits.streams = 1;
+    w.before = lose_first_place;
+    w.before_ctx = &places;
+    ts_world_run(&w, 5);
+    ts_world_check_same(&w, 0);
+    cr_expect_eq(w.got[0].place.replaced, 0, "the request went on elsewhere");
+    cr_expect_eq(places, 2, "%d places were given", places);
+    ts_world_check_baseline(&w);
+    ts_world_close(&w);
+}
+
 /* Everything at once: a link that loses one in fifty, doubles one in fifty and delays all, for many seeds. */
 Test(handoff, a_bad_link_costs_time_and_nothing_else)
 {
