@@ -208,7 +208,10 @@ static void check_port(struct check *k)
     }
     int e = try_bind(ai);
     freeaddrinfo(ai);
-    if (e)
+    char lock[CFG_PATH_TEXT + CFG_NAME_TEXT + 8];
+    if (e == EADDRINUSE && cli_node_runs(k->c, k->node, lock))
+        cli_check_say(k, FINE, "port", "%s is taken, and node \"%s\" runs here", listen_at, k->node->name);
+    else if (e)
         cli_check_say(k, PROBLEM, "port", "%s: %s%s", listen_at, strerror(e),
                       e == EADDRINUSE ? "; stop the program that has it, or choose another port"
                       : e == EACCES   ? "; ports below 1024 need a privilege, choose a higher one"

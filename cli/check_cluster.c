@@ -53,15 +53,21 @@ static void check_secret(const struct cli_check_cluster *k, const struct cfg_err
         say(k, CLI_FINE, "secret", "%s", path);
 }
 
+bool cli_node_runs(const struct cfg_config *c, const struct cfg_node *n, char path[CFG_PATH_TEXT + CFG_NAME_TEXT + 8])
+{
+    snprintf(path, CFG_PATH_TEXT + CFG_NAME_TEXT + 8, "%s/%s.lock", c->cluster.state, n->name);
+    int fd = c->n_nodes > 1 ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    bool runs = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK;
+    if (fd >= 0)
+        close(fd);
+    return runs;
+}
+
 /* Where the boot epoch is kept. What is missing of the folder is made at the start. Returns whether the node runs. */
 static bool check_state(const struct cli_check_cluster *k)
 {
     char path[CFG_PATH_TEXT + CFG_NAME_TEXT + 8], above[CFG_PATH_TEXT];
-    snprintf(path, sizeof path, "%s/%s.lock", k->c->cluster.state, k->node->name);
-    int fd = open(path, O_RDWR | O_CLOEXEC);
-    bool runs = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK;
-    if (fd >= 0)
-        close(fd);
+    bool runs = cli_node_runs(k->c, k->node, path);
     snprintf(above, sizeof above, "%s", k->c->cluster.state);
     while (access(above, F_OK) && strrchr(above, '/') > above)
         *strrchr(above, '/') = 0;

@@ -3,6 +3,7 @@
 #ifndef WEFT_CLI_CHECK_CLUSTER_H
 #define WEFT_CLI_CHECK_CLUSTER_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "config/config.h"
@@ -23,6 +24,9 @@ struct cli_check_cluster {
     void (*say)(void *ctx, enum cli_finding how, const char *part, const char *text);
     void *ctx;
 };
+
+/* Whether a process of this machine runs the node: it holds `path`, which is set. No node of a file with one does. */
+bool cli_node_runs(const struct cfg_config *c, const struct cfg_node *n, char path[CFG_PATH_TEXT + CFG_NAME_TEXT + 8]);
 
 /* Nothing is said about a file with one node. A node that does not answer is a warning, since it may be started later;
  * one that answers and does not fit is a problem. */

@@ -54,7 +54,8 @@ static const char *advice(int status)
     case ECONNREFUSED:
         return "; nothing listens there: start it (weft up, or weft serve --node), or look at its log";
     case ETIMEDOUT:
-        return "; its machine is off, a packet filter is between, or the process stands still";
+        return "; its machine is off, a packet filter is between, the process stands still, or another one has its "
+               "port";
     case EHOSTUNREACH:
     case ENETUNREACH:
         return "; no route leads there: look at host in the file and at the network";

@@ -8,7 +8,7 @@ enum { COMPUTES = CFG_ROLE_PREFILL | CFG_ROLE_DECODE };
 
 static void differs(void *ctx, const char *key, const char *was, const char *is)
 {
-    fprintf(ctx, "%s = %s, here %s\n", key, is, was);
+    fprintf(ctx, "%s = %s (%s until then)\n", key, is, was);
 }
 
 static bool has_kv(const struct cfg_config *c)
@@ -37,8 +37,8 @@ static void look_at_group(FILE *f, const struct cfg_config *was, const struct cf
 {
     char *before = members(was, self->experts), *now = members(is, self->experts);
     if (before && now && strcmp(before, now))
-        fprintf(f, "the expert group \"%s\" is%s, here%s: all its nodes have to be started again\n", self->experts,
-                now[0] ? now : " empty", before[0] ? before : " empty");
+        fprintf(f, "the expert group \"%s\" is%s (%s until then): all its nodes have to be started again\n",
+                self->experts, now[0] ? now : " empty", before[0] ? before + 1 : "empty");
     free(before);
     free(now);
 }
@@ -64,7 +64,7 @@ char *cli_stale(const struct cfg_config *was, const struct cfg_node *self, const
         return NULL;
     cfg_config_compare(was, is, differs, f);
     if ((was->n_nodes > 1) != (is->n_nodes > 1))
-        fprintf(f, "%d node%s, here %d: one node alone has no connections to others\n", is->n_nodes,
+        fprintf(f, "%d node%s (%d until then): one node alone has no connections to others\n", is->n_nodes,
                 is->n_nodes == 1 ? "" : "s", was->n_nodes);
     if (self)
         look_at_node(f, was, self, is);

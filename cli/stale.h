@@ -5,9 +5,9 @@
 
 #include "config/config.h"
 
-/* One line for each, such as `kv.memory = "1GiB", here "512MiB"`, freed by the caller; NULL: nothing, or no memory.
- * was: as the process was started; self: its node in it, NULL: all nodes are somebody else's. What happens to a node
- * that has another place in the list is left to the link. */
+/* One line for each, such as `kv.memory = "1GiB" ("512MiB" until then)`, freed by the caller; NULL: nothing, or no
+ * memory. was: as the process was started; self: its node in it, NULL: all nodes are somebody else's. What happens to a
+ * node that has another place in the list is left to the link. */
 char *cli_stale(const struct cfg_config *was, const struct cfg_node *self, const struct cfg_config *is);
 
 #endif

@@ -764,7 +764,7 @@ int sup_run(struct supervisor *s)
             else if (n->state == SUP_WAITING && sup_now_ms() >= n->again)
                 begin(s, n);
             else if (n->state == SUP_RUNNING && before[i] == SUP_STARTING)
-                say(s, "node %s is back: %s", n->what.name, n->line);
+                say(s, "node %s is up: %s", n->what.name, n->line);
         }
     }
     say(s, "no node is left");

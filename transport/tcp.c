@@ -221,7 +221,10 @@ static int tcp_listen(struct tp_endpoint *base, const char *address, char bound[
     freeaddrinfo(ai);
     if (ep->listener < 0)
         return cfg_error_set(err, -ep->listener, "%s: %s%s", address, strerror(-ep->listener),
-                             ep->listener == -EADDRINUSE ? "; another process has this port" : "");
+                             ep->listener == -EADDRINUSE ? "; another process has this port"
+                             : ep->listener == -EADDRNOTAVAIL
+                                 ? "; give an address of this machine, or start another node here"
+                                 : "");
     ep->accept_event = event_new(base->host.base, ep->listener, EV_READ | EV_PERSIST, on_accept, ep);
     if (!ep->accept_event || event_add(ep->accept_event, NULL))
         return cfg_error_set(err, ENOMEM, "no memory for a listener");

@@ -88,6 +88,10 @@ Test(deployment, status_tells_the_nodes_that_are_well_from_those_that_are_not)
         cr_expect_eq(json_integer_value(json_object_get(n, "pid")), ts_cluster.node[i].pid);
         cr_expect_eq(json_array_size(json_object_get(n, "peers")), NODES - 1);
     }
+    struct ts_result c = ts_run(ts_weft(), "check", conf()); /* their ports are taken, by themselves */
+    cr_expect_eq(c.status, 0, "%s%s", c.out, c.err);
+    cr_expect(strstr(c.out, " is taken, and node \"gateway\" runs here"), "%s", c.out);
+    ts_result_free(&c);
     for (int t = 0; load_of(D0, "pages_free") <= 0; t++) { /* the first report comes a little later */
         cr_assert_lt(t, 300, "the load of a decode node is not known");
         usleep(100000);

@@ -156,7 +156,7 @@ Test(up, a_deployment_comes_up_is_watched_and_goes_down)
     expect("up", "--detach", 0, "is up already (supervisor: pid");
     long epoch = number_of(D0, "epoch"), pid = number_of(D0, "pid");
     kill((pid_t)pid, SIGKILL);
-    wait_text("state/up/_supervisor.log", "node d0 is back");
+    wait_text("state/up/_supervisor.log", "node d0 is up");
     wait_well();
     cr_expect_gt(number_of(D0, "epoch"), epoch);
     free(ts_cluster_complete(s, ts_cluster_prompts[1]));
@@ -608,10 +608,10 @@ Test(up, what_sighup_does_not_change_is_said)
     ts_cluster_write(kv_later, NODES + 1, "", "");
     up_and_add_last("threads = 1", "threads = 2");
     wait_text("state/up/_supervisor.log",
-              "it has compute.threads = 2, here 1, which takes effect when nodes are started");
-    wait_text("state/up/d0.log", "not taken up before the next start: compute.threads = 2, here 1");
+              "it has compute.threads = 2 (1 until then), which takes effect when nodes are started");
+    wait_text("state/up/d0.log", "not taken up before the next start: compute.threads = 2 (1 until then)");
     wait_text("state/up/p0.log", "not taken up before the next start: kv nodes: ");
-    expect("status", NULL, 0, "d0: does not know before its next start: compute.threads = 2, here 1");
+    expect("status", NULL, 0, "d0: does not know before its next start: compute.threads = 2 (1 until then)");
     expect("status", NULL, 0, "p0: does not know before its next start: kv nodes: this node was started without any");
     struct ts_result r = ts_run(ts_weft(), "drain", in_dir("weft.conf"), "d0");
     cr_expect_eq(r.status, 0, "%s%s", r.out, r.err);
@@ -632,7 +632,8 @@ Test(up, what_sighup_does_not_change_is_said)
     kill(supervisor(), SIGHUP);
     wait_text("state/up/_supervisor.log", "the entry of node kv-0 has changed");
     wait_text("state/up/kv-0.log", "not taken up before the next start: nodes[].roles = ");
-    wait_text("state/up/d0.log", "the expert group \"d0\" is d0 kv-0, here d0: all its nodes have to be started again");
+    wait_text("state/up/d0.log",
+              "the expert group \"d0\" is d0 kv-0 (d0 until then): all its nodes have to be started again");
     expect("down", NULL, 0, "4 nodes have ended");
 }
 
@@ -652,7 +653,7 @@ Test(up, a_node_that_fails_again_begins_again_ever_later)
     wait_text("state/up/_supervisor.log", "restart 2 in 1.0 s");
     wait_text("state/up/_supervisor.log", "another process runs node \"d0\" here");
     close(fd);
-    wait_text("state/up/_supervisor.log", "node d0 is back");
+    wait_text("state/up/_supervisor.log", "node d0 is up");
     wait_well();
     expect("down", NULL, 0, "3 nodes have ended");
 }

@@ -155,3 +155,16 @@ Test(tcp, names_are_looked_up)
     cr_expect_lt(r->side[0].log[r->side[0].n - 1].status, 0);
     tr_free(r);
 }
+
+Test(tcp, what_keeps_an_endpoint_from_listening_is_said_with_its_cure)
+{
+    struct tr_rig *r = tr_new(&kind);
+    char bound[TP_ADDRESS_TEXT];
+    struct cfg_error err;
+    cr_expect_eq(tp_tcp.listen(r->side[0].ep, "192.0.2.77:0", bound, &err), -EADDRNOTAVAIL);
+    cr_expect(strstr(err.msg, "192.0.2.77:0: Cannot assign requested address; give an address of this machine"), "%s",
+              err.msg);
+    cr_expect_eq(tp_tcp.listen(r->side[0].ep, r->bound, bound, &err), -EADDRINUSE);
+    cr_expect(strstr(err.msg, "Address already in use; another process has this port"), "%s", err.msg);
+    tr_free(r);
+}
