@@ -688,14 +688,6 @@ static int make_snapshot_report(struct tier *t, struct act_addr to, struct act_m
     return 0;
 }
 
-static void answer_report(struct act_self *self, struct tier *t, struct act_msg *m)
-{
-    struct act_promise p = act_promise_of(m);
-    struct act_msg r;
-    if (make_report(t, ACT_NOBODY, &r) == 0 && act_reply(self, &p, &r))
-        act_msg_drop(&r);
-}
-
 /* Unasked, to the observer. */
 static void send_report(struct act_self *self, struct tier *t)
 {
@@ -737,9 +729,6 @@ static int tier_receive(struct act_self *self, void *state, struct act_msg *m, i
             break;
         case ACT_SNAPSHOT:
             keep_snapshot(t, &m[i]);
-            break;
-        case ACT_KV_STAT:
-            answer_report(self, t, &m[i]);
             break;
         case ACT_TIMER:
             if (act_p_timer(&m[i])->tag == TAG_REPORT) /* every turn looks after the late ones */

@@ -225,11 +225,11 @@ static int client_receive(struct act_self *self, void *state, struct act_msg *m,
             act_send(self, &w);
             break;
         }
-        case ACT_KV_STAT: { /* from the test: put; with a request, its second half is not in the window */
+        case ACT_EXPERT_FIND: { /* from the test: put; with a request, its second half is not in the window */
             const struct act_put_range range[2] = {{16, 32, 100}, {116, 132, WINDOW - 132 + (m[i].request != 0)}};
             const struct act_put put = {.peer = c->peer,
                                         .class = TP_CLASS_KV,
-                                        .generation = act_p_kv_stat(&m[i])->flags,
+                                        .generation = act_p_expert_find(&m[i])->flags,
                                         .from_window = WINDOW_ID,
                                         .to_window = WINDOW_ID,
                                         .with_immediate = true,
@@ -237,7 +237,7 @@ static int client_receive(struct act_self *self, void *state, struct act_msg *m,
             act_link_put(self, c->link, &put, range, 2);
             break;
         }
-        case ACT_KV_UNPARK: { /* from the test: fence */
+        case ACT_TIER_WANT: { /* from the test: fence */
             struct act_msg f = act_msg_make(ACT_LINK_FENCE, c->link);
             *act_p_link_fence(&f) = (struct act_p_link_fence){.peer = c->peer, .class = TP_CLASS_KV};
             act_request(self, &f);
@@ -423,9 +423,9 @@ static void tell(struct pair *p, enum act_type type, uint64_t request, uint64_t 
 /* A put over this connection (0: any), or one of which a part is beyond the window. */
 static void tell_put(struct pair *p, uint32_t generation, bool beyond)
 {
-    struct act_msg m = act_msg_make(ACT_KV_STAT, p->client_addr);
+    struct act_msg m = act_msg_make(ACT_EXPERT_FIND, p->client_addr);
     m.request = beyond;
-    act_p_kv_stat(&m)->flags = generation;
+    act_p_expert_find(&m)->flags = generation;
     cr_assert_eq(act_runtime_post(p->rt[0], &m), 0);
 }
 
@@ -645,7 +645,7 @@ Test(link, puts_land_and_tell_their_port)
     cr_expect_eq(p->window[1][131], 0x2a);
     cr_expect_eq(p->window[1][WINDOW - 1], 0x2a);
     uint32_t first = c->kv_generation;
-    tell(p, ACT_KV_UNPARK, 0, 0, 0);
+    tell(p, ACT_TIER_WANT, 0, 0, 0);
     run(p, 500);
     cr_expect_eq(c->fences, 1);
     cr_expect_eq(c->node_downs, 0);
@@ -685,7 +685,7 @@ Test(link, the_end_of_a_class_gives_back_what_was_asked_over_it_and_nothing_else
         tell(p, ACT_REMOTE_STORED, A_REQUEST_KEEPS + i, 0, 0);
     run(p, 100);
     cr_assert_eq(c->abandoned, 0);
-    tell(p, ACT_KV_UNPARK, 0, 0, 0);
+    tell(p, ACT_TIER_WANT, 0, 0, 0);
     run(p, 500);
     cr_expect_eq(c->fences, 1);
     cr_expect_eq(c->finds_abandoned, 4);
