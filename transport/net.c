@@ -10,6 +10,10 @@
 
 #define MS INT64_C(1000000)
 
+/* Lines about refused connections, and in how long. */
+enum { RATION = 8 };
+#define RATION_NS (60000 * MS)
+
 void net_log(struct tp_net *net, enum tp_log_level level, const char *fmt, ...)
 {
     char text[2 * TP_REASON_TEXT];
@@ -439,6 +443,19 @@ static void log_failure(struct tp_net *net, struct net_peer *p, bool was_up, boo
             was_up ? "is lost" : "cannot be reached", why);
 }
 
+/* Whoever connects chooses the reasons: so many lines in so long, and the first one behind says how many there were. */
+static bool is_in_ration(struct tp_net *net, int64_t now)
+{
+    if (!net->refusals_since || now - net->refusals_since >= RATION_NS) {
+        net->refusals_since = now;
+        net->refusals_told = 0;
+    }
+    bool is = net->refusals_told < RATION;
+    net->refusals_told += is;
+    net->refusals_untold += !is;
+    return is;
+}
+
 /* What came from outside and never was up. */
 static void log_refused(struct net_conn *c, const char *why)
 {
@@ -450,9 +467,15 @@ static void log_refused(struct net_conn *c, const char *why)
     /* The other side of a name that is dialled logs its own episodes. */
     if (!c->why[0] || (!strcmp(last, c->why) && (p || now - net->stranger_at < 3600000 * MS)))
         return;
+    if (!is_in_ration(net, now))
+        return;
     tp_copy_text(last, TP_REASON_TEXT, c->why);
     net->stranger_at = now;
     net_log(net, TP_LOG_WARNING, "a connection from %s was refused: %s", c->channel->peer, why);
+    if (net->refusals_untold)
+        net_log(net, TP_LOG_WARNING, "%llu more connections were refused since the lines before, for other reasons",
+                (unsigned long long)net->refusals_untold);
+    net->refusals_untold = 0;
 }
 
 /* The last channel of an incarnation that is given up has ended. */

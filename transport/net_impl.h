@@ -88,6 +88,9 @@ struct tp_net {
     uint64_t tools;
     char stranger[TP_REASON_TEXT]; /* last reason logged for somebody unknown */
     int64_t stranger_at;
+    int64_t refusals_since; /* lines about refused connections are rationed, as anybody can connect */
+    int refusals_told;      /* since then */
+    uint64_t refusals_untold;
     /* Where tp_net_ask listens in; NULL otherwise. */
     void (*on_tool_up)(void *ctx, struct net_conn *c);
     void (*on_tool_end)(void *ctx, int reason, const char *why);

@@ -4,6 +4,7 @@
 #include "tests/harness.h"
 
 #include <event2/event.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -30,7 +31,8 @@ struct world {
     /* the node */
     struct tp_net *net;
     uint8_t *window;
-    int immediates;
+    int immediates, logs;
+    char log[1024]; /* the last line */
     /* the other one */
     struct tp_endpoint *ep;
     struct tp_region *region;
@@ -95,7 +97,10 @@ static void on_immediate(void *ctx, int peer, enum tp_class class, uint32_t imme
 
 static void on_log(void *ctx, enum tp_log_level level, const char *text)
 {
-    (void)ctx, (void)level, (void)text;
+    struct world *w = ctx;
+    (void)level;
+    w->logs++;
+    snprintf(w->log, sizeof w->log, "%s", text);
 }
 
 static const struct tp_net_sink node_sink = {.up = on_up,
@@ -386,6 +391,37 @@ Test(net_by_hand_rdma, who_dials)
 {
     rr_need_guest();
     who_dials(RDMA);
+}
+
+/* Somebody who calls himself another every time. */
+static void call_as(struct world *w, int number)
+{
+    uint8_t said[TP_HANDSHAKE_MAX];
+    int closed = w->closed + 1;
+    struct tp_hello h = other_hello(true);
+    snprintf(h.name, sizeof h.name, "stranger-%d", number);
+    dial(w);
+    hand_say(w, said, tp_hello_encode(&h, said));
+    until(w, &w->closed, closed);
+    while (tp_net_channels(w->net)) /* the node's end of it */
+        tp_net_poll(w->net);
+}
+
+Test(net_by_hand, strangers_do_not_fill_the_log)
+{
+    enum { CALLS = 100, MOST = 8 };
+    struct world *w = world_new(INPROC, false);
+    w->clock = now(NULL);
+    for (int i = 0; i < CALLS; i++)
+        call_as(w, i);
+    cr_expect_eq(w->logs, MOST, "%d lines", w->logs);
+    cr_expect(strstr(w->log, "stranger-7"), "%s", w->log);
+    w->clock += INT64_C(61) * 1000000000;
+    call_as(w, CALLS);
+    cr_expect_eq(w->logs, MOST + 2);
+    cr_expect(strstr(w->log, "92 more connections were refused"), "%s", w->log);
+    dial_lawfully(w, 1);
+    world_free(w);
 }
 
 /* ---- who is dialled -------------------------------------------------------------------------------------------- */
