@@ -44,8 +44,8 @@ static int running_streams(const struct decode *d)
 void dec_stream_fail(struct decode *d, struct dec_stream *s, int status, const char *why)
 {
     s->finish = ACT_FINISH_ERROR;
-    act_log_event(d->e->log, ACT_LOG_WARNING, "decode", s->request, "failed", "attempt=%u tokens=%d reason=%d %s",
-                  s->attempt, s->n_ids, status, why);
+    act_log_event(d->e->log, ACT_LOG_WARNING, "decode", s->request, "failed", "attempt=%u tokens=%d reason=%s %s",
+                  s->attempt, s->n_ids, act_reason_name(status), why);
 }
 
 /* Its experts are nowhere: it may go on at another Decode, which its requester sees to. */

@@ -71,8 +71,8 @@ void dec_move_drop(struct decode *d, struct dec_stream *s, int status)
         act_cancel(d->self, v->to, s->request, v->attempt, -ECANCELED);
     }
     if (status) {
-        act_log_event(d->e->log, ACT_LOG_WARNING, "decode", s->request, "move_failed", "tokens=%d reason=%d", s->n_ids,
-                      status);
+        act_log_event(d->e->log, ACT_LOG_WARNING, "decode", s->request, "move_failed", "tokens=%d reason=%s", s->n_ids,
+                      act_reason_name(status));
         tell_stays(d, s->requester, s->request, s->attempt, v->to, v->attempt, status);
     }
     free(v);

@@ -188,8 +188,8 @@ static void say_failed(struct landing *l, const struct land_slot *s, int status)
 {
     l->stats->failed++;
     act_log_event(l->e->log, ACT_LOG_WARNING, "landing", s->request, "not_taken",
-                  "attempt=%u peer=%u tokens=%d moved=%d reason=%d%s%s", s->attempt, s->writer.peer, s->recipe.n_ids,
-                  land_is_moved(s), status, *l->err.msg ? " " : "", l->err.msg);
+                  "attempt=%u peer=%u tokens=%d moved=%d reason=%s%s%s", s->attempt, s->writer.peer, s->recipe.n_ids,
+                  land_is_moved(s), act_reason_name(status), *l->err.msg ? " " : "", l->err.msg);
     if (!land_is_moved(s))
         tell_failed(l, s->requester, s->request, s->attempt, status);
 }

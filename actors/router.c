@@ -567,8 +567,8 @@ static void take_down(struct router *r, struct act_msg *m)
                                                   : act_current(act_self_runtime(r->self), act_p_down(m)->who);
     bool left = r->member[i].draining; /* as it was asked to */
     act_log_event(r->arg->log, left ? ACT_LOG_INFO : ACT_LOG_ERROR, "router", 0, left ? "part_left" : "part_ended",
-                  "part=%s reason=%d restarted=%d", role == CFG_ROLE_PREFILL ? "prefill" : "decode", reason,
-                  !act_addr_is_nobody(now));
+                  "part=%s reason=%s restarted=%d", role == CFG_ROLE_PREFILL ? "prefill" : "decode",
+                  act_reason_name(reason), !act_addr_is_nobody(now));
     lose(r, i, reason);
     if (!act_addr_is_nobody(now) && find_member(r, now) < 0)
         add_member(r, now, role);

@@ -58,7 +58,9 @@ static void load_cell(const json_t *load, const json_t *tiers, char cell[CELL])
     if (p && at < CELL)
         at += (size_t)snprintf(cell + at, CELL - at, "%sprefill %lld+%lld, %lld tokens", at ? "; " : "",
                                number_of(p, "running"), number_of(p, "waiting"), number_of(p, "tokens"));
-    if (d && at < CELL)
+    if (d && at < CELL && !number_of(d, "pages"))
+        at += (size_t)snprintf(cell + at, CELL - at, "%sdecode starts", at ? "; " : ""); /* no report yet */
+    else if (d && at < CELL)
         at += (size_t)snprintf(cell + at, CELL - at, "%sdecode %lld+%lld, %lld of %lld pages free", at ? "; " : "",
                                number_of(d, "running"), number_of(d, "waiting"), number_of(d, "pages_free"),
                                number_of(d, "pages"));

@@ -601,8 +601,8 @@ static void take_down(struct gw_context *g, struct act_msg *m)
     if (act_p_down(m)->reason == -ESHUTDOWN)
         return;
     struct act_addr now = act_current(act_self_runtime(g->self), act_p_down(m)->who);
-    act_log_event(g->log, ACT_LOG_ERROR, "gateway", 0, "part_ended", "part=%s reason=%d restarted=%d", part_name[i],
-                  act_p_down(m)->reason, !act_addr_is_nobody(now));
+    act_log_event(g->log, ACT_LOG_ERROR, "gateway", 0, "part_ended", "part=%s reason=%s restarted=%d", part_name[i],
+                  act_reason_name(act_p_down(m)->reason), !act_addr_is_nobody(now));
     if (!act_addr_is_nobody(now)) {
         *part(g, i) = now;
         act_monitor(g->self, now, i);

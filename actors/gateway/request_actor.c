@@ -588,8 +588,8 @@ static void note_replaced(struct request *r)
     if (!r->place.reason)
         return; /* asks again for the same attempt */
     act_log_event(r->g->log, ACT_LOG_WARNING, "request", r->job->id, "placed_again",
-                  "id=%s attempt=%d tokens=%u reason=%d", r->job->public_id, r->place.attempt, r->received,
-                  r->place.reason);
+                  "id=%s attempt=%d tokens=%u reason=%s", r->job->public_id, r->place.attempt, r->received,
+                  act_reason_name(r->place.reason));
     r->g->metrics.replaced++;
     r->place.reason = 0;
 }

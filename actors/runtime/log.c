@@ -376,3 +376,40 @@ uint64_t act_log_dropped(const struct act_log *log)
     /* Relaxed: a count. */
     return atomic_load_explicit(&log->dropped, memory_order_relaxed);
 }
+
+const char *act_reason_name(int reason)
+{
+    switch (-reason) {
+    case 0:
+        return "ordinary";
+    case EAGAIN:
+        return "no_room";
+    case ENOMEM:
+        return "no_memory";
+    case E2BIG:
+        return "too_large";
+    case ECANCELED:
+        return "cancelled";
+    case ESHUTDOWN:
+        return "draining";
+    case EHOSTDOWN:
+        return "ended";
+    case ETIMEDOUT:
+        return "silent";
+    case ECONNRESET:
+    case ENOTCONN:
+        return "connection_lost";
+    case ESTALE:
+        return "restarted";
+    case ENOLINK:
+        return "experts_missing";
+    case EBADMSG:
+    case EPROTO:
+    case EINVAL:
+        return "not_understood";
+    default: {
+        const char *name = strerrorname_np(reason < 0 ? -reason : reason);
+        return name ? name : "unknown";
+    }
+    }
+}

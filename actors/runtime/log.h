@@ -41,6 +41,8 @@ void act_log_write(struct act_log *log, enum act_log_level level, const char *wh
  */
 void act_log_event(struct act_log *log, enum act_log_level level, const char *who, uint64_t request, const char *event,
                    const char *fmt, ...) __attribute__((format(printf, 6, 7)));
+/* What a negative errno stands for between the actors, as the value of such a field; ordinary for 0. */
+const char *act_reason_name(int reason);
 /* Records that were dropped because a ring was full. */
 uint64_t act_log_dropped(const struct act_log *log);
 

@@ -196,6 +196,7 @@ Test(failing_pair, of_groups_of_experts)
     ts_cluster_start(nodes, 6, "", EXACT "experts = { deadline = \"300ms\"; patience = \"300ms\"; };");
     go_through_fates(&ts_cluster.node[0].http, 4, 5, "weft_requests_replaced_total", want);
     ts_node_wait_log(&ts_cluster.node[3], "nobody computes some experts, experts.patience is over");
+    ts_node_wait_log(&ts_cluster.node[0], "reason=experts_missing");
     ts_cluster_forget(want);
 }
 

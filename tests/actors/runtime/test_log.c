@@ -101,6 +101,16 @@ Test(log, an_event_as_text)
     free(text);
 }
 
+Test(log, reasons_have_names_without_blanks)
+{
+    cr_expect_str_eq(act_reason_name(0), "ordinary");
+    cr_expect_str_eq(act_reason_name(-ENOLINK), "experts_missing");
+    cr_expect_str_eq(act_reason_name(-ENOSPC), "ENOSPC");
+    cr_expect_str_eq(act_reason_name(-9999), "unknown");
+    for (int i = 0; i < 200; i++)
+        cr_expect_null(strchr(act_reason_name(-i), ' '), "%d", i);
+}
+
 Test(log, json_lines_are_json)
 {
     struct act_log *log = open_log(true, true);
