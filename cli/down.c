@@ -67,7 +67,7 @@ static int still_there(struct ending *e, const char *who)
         if (e->node[i].fd >= 0 && !has_ended(e->node[i].fd, 0))
             fprintf(stderr, "  node %s, pid %d, log %s/%s.log\n", e->node[i].what.name, (int)e->node[i].pid, e->dir,
                     e->node[i].what.name);
-    fprintf(stderr, "weft down --now %s does not wait for requests\n", e->file);
+    fprintf(stderr, "weft down --now --run %s %s does not wait for requests\n", e->dir, e->file);
     return CLI_FAILED;
 }
 

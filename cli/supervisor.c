@@ -475,7 +475,7 @@ static void decide(struct supervisor *s, struct sup_node *n)
     }
     if (was_cut_off(n) || (WIFEXITED(n->end) && WEXITSTATUS(n->end) == CLI_OK)) {
         say(s, "node %s has ended as it was asked to%s, and stays away; weft up --node %s %s starts it again",
-            n->what.name, was_cut_off(n) ? ", what still ran there was cut off" : "", n->what.name, s->file);
+            n->what.name, was_cut_off(n) ? ", what still ran there was cut off" : "", n->what.name, s->given);
         n->state = SUP_OFF;
         return;
     }
@@ -542,7 +542,7 @@ static void compare(struct supervisor *s, struct sup_node *n, const struct cfg_c
             say(s,
                 "the entry of node %s has changed, which takes effect when it is started again: weft drain %s %s, then "
                 "weft up --node %s %s",
-                was->name, s->file, was->name, was->name, s->file);
+                was->name, s->file, was->name, was->name, s->given);
         n->what = *now;
     }
 }

@@ -44,6 +44,7 @@ struct supervisor {
     bool all;                 /* every node of this machine, those that come later included */
     struct cli_nodes nodes;
     const char *file;
+    char given[2 * CFG_PATH_TEXT]; /* what weft up and weft down have to be given: the file, and the folder if it was */
     char dir[CFG_PATH_TEXT], program[4096];
     char *const *more; /* further arguments of weft serve, NULL-terminated; may be NULL */
     bool restart;      /* nodes that fail begin again */

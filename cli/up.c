@@ -37,7 +37,7 @@ static int look_for_others(const struct supervisor *s)
         return cli_error(CLI_FAILED,
                          "up: node %s runs already (pid %d), and the supervisor that started it is gone; `weft down "
                          "%s` first",
-                         name, (int)p.pid, s->file);
+                         name, (int)p.pid, s->given);
     }
     return CLI_OK;
 }
@@ -153,7 +153,7 @@ static int supervise(struct supervisor *s, const struct arguments *a)
     if (!r)
         r = sup_start(s, 1000 * (int64_t)a->wait_s);
     if (!r)
-        fprintf(s->say, "weft status %s shows them, weft down %s ends them%s\n", s->file, s->file,
+        fprintf(s->say, "weft status %s shows them, weft down %s ends them%s\n", s->file, s->given,
                 a->detach ? "" : "; so does Ctrl-C");
     if (r)
         run_file_remove(s->dir, RUN_SUPERVISOR); /* before anybody hears of it */
@@ -206,7 +206,7 @@ static int up_again(struct supervisor *s, const struct arguments *a)
             a->detach ? CLI_OK : CLI_FAILED,
             "up: %s is up already (supervisor: pid %d, folder %s), which reads the file again: weft status "
             "%s shows what waits for a restart, weft down %s ends it",
-            s->file, known ? (int)other.pid : 0, s->dir, s->file, s->file);
+            s->file, known ? (int)other.pid : 0, s->dir, s->file, s->given);
     for (int i = 0; i < n && !r; i++)
         printf("node %s is up, too\n", missing[i].what.name);
     return r;
@@ -225,6 +225,8 @@ static int up(const struct cfg_config *c, struct cfg_config *other, const char *
                             .restart = !a->once,
                             .say = stdout,
                             .signals = -1};
+    snprintf(s.given, sizeof s.given, "%s%s%s%s", a->run ? "--run " : "", a->run ? a->run : "", a->run ? " " : "",
+             file);
     int r = make_secret(c, &err);
     if (!r)
         r = cli_nodes_open(c, file, &s.nodes, &err);

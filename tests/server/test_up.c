@@ -38,6 +38,10 @@ static void fini(void)
     if (ts_cluster.dir) {
         struct ts_result r = ts_run(ts_weft(), "down", "--now", in_dir("weft.conf"));
         ts_result_free(&r);
+        if (access(in_dir("else"), F_OK) == 0) {
+            r = ts_run(ts_weft(), "down", "--now", "--run", in_dir("else"), in_dir("weft.conf"));
+            ts_result_free(&r);
+        }
     }
     ts_cluster_end();
 }
@@ -169,6 +173,28 @@ Test(up, a_deployment_comes_up_is_watched_and_goes_down)
     expect("down", NULL, 0, "nothing of");
     expect("up", "-d", 0, "3 nodes are up");
     expect("down", "--now", 0, "3 nodes have ended");
+}
+
+/* What is said to do next works as it is said. */
+Test(up, hints_name_the_folder_that_was_given)
+{
+    char *want = NULL;
+    ts_cluster_write(nodes, NODES, "", "");
+    struct ts_result r = ts_run(ts_weft(), "up", "-d", "--run", in_dir("else"), in_dir("weft.conf"));
+    cr_expect(asprintf(&want, "weft down --run %s %s ends them", in_dir("else"), in_dir("weft.conf")) > 0);
+    cr_expect(r.status == 0 && strstr(r.out, want), "should say %s:\n%s%s", want, r.out, r.err);
+    free(want);
+    ts_result_free(&r);
+    r = ts_run(ts_weft(), "drain", in_dir("weft.conf"), "p0");
+    cr_expect_eq(r.status, 0, "%s%s", r.out, r.err);
+    ts_result_free(&r);
+    cr_expect(asprintf(&want, "weft up --node p0 --run %s %s starts it again", in_dir("else"), in_dir("weft.conf")) >
+              0);
+    wait_text("else/_supervisor.log", want);
+    free(want);
+    r = ts_run(ts_weft(), "down", "--run", in_dir("else"), in_dir("weft.conf"));
+    cr_expect(r.status == 0 && strstr(r.out, "nodes have ended"), "%s%s", r.out, r.err);
+    ts_result_free(&r);
 }
 
 /* Which one, why, and that the others do not stay. */
