@@ -315,6 +315,8 @@ void kv_rows_free(struct kv_rows *r)
         return;
     while (alive && (r->stats.queue || r->now.first || r->ahead.first))
         alive = r->p.storage->ops->wait(r->p.storage, 10000) > 0;
+    if (!alive && !kv_storage_leave(r->p.storage))
+        return;
     for (int i = 0; i < r->n_files && alive; i++) {
         struct kv_io io = {.op = KV_IO_CLOSE, .file = r->file[i]};
         alive = kv_io_run(r->p.storage, &io) != -ETIMEDOUT;
