@@ -1,9 +1,11 @@
 #!/bin/sh
 # Every case of the shared tier on a real distributed file system: GlusterFS with two replicated bricks on this machine,
-# seen through two clients. One brick is killed and brought back again and again while the cases run, in which writers are
-# killed at any write and a reader stands still while files that it knows are deleted and their room is used again. Run
-# by `make test-shared`. Needs root and Debian's glusterfs-server and glusterfs-client; says so and ends well where they
-# are missing.
+# seen through two clients. The second brick is killed and brought back again and again while the cases run, in which
+# writers are killed at any write and a reader stands still while files that it knows are deleted and their room is used
+# again, and beside them a writer that notes each block that its tier has reported durable. Then the second brick has to
+# be healed within two minutes, with the same files of the same bytes as the first one; the first one is killed, and every
+# block of that list is read from what the second one has. Run by `make test-shared`. Needs root and Debian's
+# glusterfs-server and glusterfs-client; says so and ends well where they are missing.
 # usage: run_gluster.sh TEST_SHARED_PROGRAM
 set -u
 program=$1
@@ -25,8 +27,10 @@ host=$(hostname)
 started=
 daemon=
 test=
+keeper=
 clean() {
     [ -z "$test" ] || kill "$test" 2>/dev/null
+    [ -z "$keeper" ] || kill "$keeper" 2>/dev/null
     for m in one two; do
         umount "$dir/$m" 2>/dev/null || umount -l "$dir/$m" 2>/dev/null
     done
@@ -55,11 +59,45 @@ for m in one two; do
     mount -t glusterfs "$host:/$volume" "$dir/$m" >>"$dir/log" 2>&1 ||
         { cat "$dir/log"; skip "the volume cannot be mounted"; }
 done
-mkdir "$dir/one/kv"
+mkdir "$dir/one/kv" "$dir/one/kv/kept"
 
+fail() {
+    echo "test-shared: FAILED: $1"
+    tail -20 "$dir/log"
+    exit 1
+}
+
+# The process of a brick, a or b.
 brick() {
     gluster --mode=script volume status $volume detail >/dev/null 2>&1
-    cat /var/run/gluster/vols/$volume/*-"$(echo "$dir/b" | sed 's|^/||; s|/|-|g')".pid 2>/dev/null
+    cat /var/run/gluster/vols/$volume/*-"$(echo "$dir/$1" | sed 's|^/||; s|/|-|g')".pid 2>/dev/null
+}
+
+kill_brick() {
+    victim=$(brick "$1")
+    [ -n "$victim" ] || fail "no brick $1 to kill"
+    kill -9 "$victim"
+}
+
+bring_back() {
+    gluster --mode=script volume start $volume force >>"$dir/log" 2>&1
+}
+
+# Whether both bricks are there and neither has anything that the other one lacks.
+healed() {
+    gluster --mode=script volume heal $volume info >"$dir/heal" 2>&1 &&
+        [ "$(grep -c '^Number of entries: 0$' "$dir/heal")" -eq 2 ]
+}
+
+# Sums and names of the files of a brick, without its own bookkeeping.
+sums() {
+    (cd "$dir/$1" && find . -path ./.glusterfs -prune -o -type f -exec sha256sum {} + | sort -k 2)
+}
+
+# kept PHASE: the writer, or the reader, of blocks that were reported durable.
+kept() {
+    WEFT_SHARED_DIR="$dir/one/kv" WEFT_SHARED_DIR2="$dir/two/kv" WEFT_SHARED_KEPT="$dir/kept" WEFT_SHARED_PHASE=$1 \
+        "$program" --verbose --filter 'shared_kept/*' >"$dir/out-$1" 2>&1
 }
 
 running() {
@@ -76,20 +114,41 @@ turn() {
 WEFT_SHARED_DIR="$dir/one/kv" WEFT_SHARED_DIR2="$dir/two/kv" WEFT_SHARED_SECONDS=${WEFT_SHARED_SECONDS:-15} \
     "$program" --verbose --filter 'shared_folder/*' >"$dir/out" 2>&1 &
 test=$!
+kept write &
+keeper=$!
 kills=0
 turn 3
 while running; do
-    victim=$(brick)
-    [ -n "$victim" ] || { echo "test-shared: no brick to kill"; cat "$dir/log"; exit 1; }
-    kill -9 "$victim"
+    kill_brick b
     kills=$((kills + 1))
     turn 4
-    gluster --mode=script volume start $volume force >>"$dir/log" 2>&1
+    bring_back
     turn 8
 done
 wait $test
 status=$?
 test=
 cat "$dir/out"
-echo "test-shared: a brick was killed and brought back $kills times; left: $(find "$dir/one/kv" -type f | wc -l) files"
-exit $status
+: >"$dir/kept.end"
+wait $keeper || { cat "$dir/out-write"; fail "the writer of blocks that are kept"; }
+keeper=
+[ $status -eq 0 ] || exit $status
+
+bring_back
+gluster --mode=script volume heal $volume >>"$dir/log" 2>&1
+end=$(($(date +%s) + ${WEFT_HEAL_SECONDS:-120}))
+until healed; do
+    [ "$(date +%s)" -lt $end ] || { cat "$dir/heal"; fail "the brick that was away is not healed"; }
+    sleep 0.5
+done
+sums a >"$dir/sums-a"
+sums b >"$dir/sums-b"
+[ -s "$dir/sums-a" ] || fail "the bricks are empty"
+diff "$dir/sums-a" "$dir/sums-b" || fail "the bricks differ after healing"
+
+kill_brick a
+kept read || { cat "$dir/out-read"; fail "blocks that were reported durable, read from the brick that was healed"; }
+bring_back
+
+echo "test-shared: a brick was killed and brought back $kills times; healed, $(wc -l <"$dir/sums-b") files are the same" \
+    "on both; $(wc -l <"$dir/kept") blocks that were reported durable were read from it alone"

@@ -1,7 +1,9 @@
 /* Cases of shared_cases.def with processes and clocks of their own: writers that are killed again and again, a reader
- * that stands still while files that it knows are deleted and their room is used again. */
+ * that stands still while files that it knows are deleted and their room is used again; and what is durable over the
+ * faults of a file system, for a later process. */
 #include "tests/harness.h"
 
+#include <dirent.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
@@ -52,8 +54,11 @@ static int64_t real_ns(void *ctx)
     return kv_clock_system.now(ctx);
 }
 
+/* Room for so few blocks that files come and go all the time. */
+enum { FEW = 50, ALL = 50000 };
+
 /* Nodes of one name see the folder as the same client does. False: no tier. */
-static bool open_real(struct node *n, const struct place *at, const char *name)
+static bool open_real(struct node *n, const struct place *at, const char *name, int blocks)
 {
     struct cfg_error err;
     uint64_t seed = sw_round() + 1;
@@ -67,8 +72,7 @@ static bool open_real(struct node *n, const struct place *at, const char *name)
                                        .folder = folder,
                                        .node = name,
                                        .layout = n->layout,
-                                       .bytes =
-                                           50 * (int64_t)n->layout.block_bytes, /* files come and go all the time */
+                                       .bytes = blocks * (int64_t)n->layout.block_bytes,
                                        .segment_bytes = 20 * (int64_t)n->layout.block_bytes,
                                        .seal_ns = 20 * MS,
                                        .poll_ns = 10 * MS,
@@ -112,7 +116,7 @@ static void live(const struct place *at, int number, bool writes, _Atomic bool *
     struct node n;
     char name[16];
     snprintf(name, sizeof name, "p%d", number);
-    if (!open_real(&n, at, name))
+    if (!open_real(&n, at, name, FEW))
         _exit(2);
     srand((unsigned)number);
     int64_t begin = real_ns(NULL), end = begin + case_ms(at->kind) * MS, good = 0;
@@ -205,7 +209,7 @@ static void stand_still(const struct place *at)
 {
     struct node n;
     bool good = true;
-    if (!open_real(&n, at, "still"))
+    if (!open_real(&n, at, "still", FEW))
         _exit(2);
     if (!wait_real(&n, 7, true))
         _exit(3);
@@ -271,6 +275,37 @@ static bool drop_for_good(struct node *n, int block)
     return false;
 }
 
+enum { NAMES_MAX = 64 };
+
+/* Names of sealed segments; returns how many. */
+static int segments(const struct place *at, char names[NAMES_MAX][256])
+{
+    DIR *d = opendir(at->path[0]);
+    int n = 0;
+    cr_assert_not_null(d);
+    for (struct dirent *e; n < NAMES_MAX && (e = readdir(d));)
+        if (!strncmp(e->d_name, "seg-", 4))
+            snprintf(names[n++], 256, "%s", e->d_name);
+    closedir(d);
+    return n;
+}
+
+/* Until none of these files is there any more. */
+static bool wait_gone(struct node *n, const struct place *at, char names[NAMES_MAX][256], int count)
+{
+    int64_t end = real_ns(NULL) + PATIENCE_S * 1000 * MS;
+    char path[4700];
+    for (int i = 0; i < count; i++) {
+        snprintf(path, sizeof path, "%s/%.255s", at->path[0], names[i]);
+        while (!access(path, F_OK)) {
+            if (real_ns(NULL) > end)
+                return false;
+            turn_real(n);
+        }
+    }
+    return true;
+}
+
 /* A reader stands still while the block that it knows is dropped and its room is used again by others; a later process
  * and one that was there all the time see the drop. Nobody ever gets wrong bytes. */
 void sc_case_many_drops_reach_all_and_a_reader_that_stands_still_gets_no_wrong_bytes(const struct sw_kind *kind)
@@ -282,26 +317,86 @@ void sc_case_many_drops_reach_all_and_a_reader_that_stands_still_gets_no_wrong_b
     pid_t reader = fork(); /* before this process has threads */
     if (reader == 0)
         stand_still(&at);
-    cr_assert(open_real(&a, &at, "a") && open_real(&b, &at, "b"));
+    cr_assert(open_real(&a, &at, "a", FEW) && open_real(&b, &at, "b", FEW));
     cr_assert(store_all(&a, 0, 20));
     cr_assert(store_for_good(&a, 7));
     cr_assert(stopped(reader), "the reader has not found the block");
+    static char known[NAMES_MAX][256];
+    int count = segments(&at, known);
+    cr_assert_gt(count, 0);
     cr_assert(wait_real(&b, 7, true));
     cr_assert(drop_for_good(&b, 7), "any node may drop");
     cr_assert(wait_real(&a, 7, false), "the drop reaches the writer");
     /* The room that its segment had is wanted for others. */
     for (int round = 0; round < 4; round++)
         cr_assert(store_all(&a, 100 + 40 * round, 40));
+    cr_assert(wait_gone(&a, &at, known, count), "a segment that the reader knows is still there");
     kill(reader, SIGCONT);
     int status = 0;
     cr_assert_eq(waitpid(reader, &status, 0), reader);
     cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%x", (unsigned)status);
     close_node(&a);
     close_node(&b);
-    cr_assert(open_real(&a, &at, "later"));
+    cr_assert(open_real(&a, &at, "later", FEW));
     for (int64_t end = real_ns(NULL) + 200 * MS; real_ns(NULL) < end;)
         turn_real(&a);
     cr_assert_eq(count_real(&a, TS_LOOKUP, 7, &good), 0, "a later process sees the drop");
     close_node(&a);
     ts_remove_dir(at.path[0]);
+}
+
+/* ---- durable over the faults of a file system ---- */
+
+static struct place kept_place(const struct sw_kind *kind, const char *folder)
+{
+    struct place at = {.kind = kind};
+    for (int view = 0; view < 2; view++)
+        snprintf(at.path[view], sizeof at.path[view], "%s/%s", sw_parent(kind, view), folder);
+    return at;
+}
+
+int sw_keep(const struct sw_kind *kind, const char *folder, const char *list, int least)
+{
+    enum { TOGETHER = 5 };
+    const struct place at = kept_place(kind, folder);
+    struct node n;
+    char end[4400];
+    int block = 0;
+    FILE *f = fopen(list, "w");
+    snprintf(end, sizeof end, "%s.end", list);
+    cr_assert(f && open_real(&n, &at, "writer0", ALL));
+    for (; block < least || (getenv("WEFT_SHARED_KEPT") && access(end, F_OK) && block < ALL / 2); block += TOGETHER) {
+        cr_assert(store_all(&n, block, TOGETHER), "block %d", block);
+        for (int i = block; i < block + TOGETHER; i++) {
+            cr_assert(store_for_good(&n, i), "block %d", i);
+            fprintf(f, "%d\n", i);
+        }
+        /* Others want the file system, too. */
+        for (int64_t soon = real_ns(NULL) + 150 * MS; block >= least && real_ns(NULL) < soon;)
+            turn_real(&n);
+    }
+    fclose(f);
+    close_node(&n);
+    return block;
+}
+
+int sw_check_kept(const struct sw_kind *kind, const char *folder, const char *list)
+{
+    const struct place at = kept_place(kind, folder);
+    int count = 0;
+    for (int view = 0; view < 2; view++) {
+        struct node n;
+        bool good;
+        FILE *f = fopen(list, "r");
+        cr_assert(f && open_real(&n, &at, view ? "reader1" : "reader0", ALL));
+        count = 0;
+        for (int block; fscanf(f, "%d", &block) == 1; count++) {
+            cr_assert(wait_real(&n, block, true), "block %d was reported durable and is not found", block);
+            cr_assert_eq(count_real(&n, TS_READ, block, &good), 1, "block %d was reported durable and is lost", block);
+            cr_assert(good, "block %d has wrong bytes", block);
+        }
+        fclose(f);
+        close_node(&n);
+    }
+    return count;
 }

@@ -67,6 +67,12 @@ const char *sw_parent(const struct sw_kind *kind, int view);
 int sw_process_storage(const struct sw_kind *kind, uint64_t seed, const char *folder, struct kv_storage **out,
                        struct cfg_error *err);
 
+/* Stores blocks in that folder below sw_parent, at least so many, and with $WEFT_SHARED_KEPT set until there is a file
+ * LIST.end; the number of each that was reported durable goes to the file `list`. Returns how many. */
+int sw_keep(const struct sw_kind *kind, const char *folder, const char *list, int least);
+/* Reads all of these in processes' lives that begin now, through both views. Returns how many. */
+int sw_check_kept(const struct sw_kind *kind, const char *folder, const char *list);
+
 #define SHARED_CASE(name) sw_case sc_case_##name;
 #include "tests/support/shared_cases.def"
 #undef SHARED_CASE
