@@ -136,12 +136,12 @@ struct act_exchange {
     bool others_told;       /* in the present step */
     bool stalled;
     int64_t stalled_at,
-        waited;       /* since when; how long the step has stalled before that, and those given up before it */
-    bool gave_up;     /* the step has waited as long as it may */
+        waited;   /* since when; how long the step has stalled before that, and those given up before it */
+    bool gave_up; /* the step has waited as long as it may */
     enum act_experts_state state;
     bool complete;                   /* all experts were there at some time */
     bool missing_told, gave_up_told; /* in the log, since they are not */
-    char reason[128]; /* of the last step that was given up */
+    char reason[128];                /* of the last step that was given up */
     struct act_timer timer;
     struct act_addr balancer;
     uint32_t *counts; /* [layers][experts] pairs since the last report; NULL without a balancer */

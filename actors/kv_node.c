@@ -68,6 +68,7 @@ struct keeping {
     struct act_promise promise;
     struct act_buf *buf;
     size_t bytes;
+    bool spoilt; /* a block whose sum did not fit, and what came behind it, were left out */
 };
 
 struct node {
@@ -600,8 +601,9 @@ static bool whole(const struct kv_layout *l, const struct act_remote_block *b, c
     return true;
 }
 
-/* Hands the blocks whose sums fit to the store, which reads them where they are. */
-static int hand_down(struct node *k, const struct act_msg *in, uint32_t n, uint64_t id)
+/* Hands the blocks up to the first one whose sum does not fit to the store, which reads them where they are: the answer
+ * counts from the first one on. */
+static int hand_down(struct node *k, const struct act_msg *in, uint32_t n, uint64_t id, bool *spoilt)
 {
     const struct kv_layout *l = &k->arg->layout;
     const struct act_remote_block *block;
@@ -618,12 +620,13 @@ static int hand_down(struct node *k, const struct act_msg *in, uint32_t n, uint6
     struct act_tier_place *p = act_msg_tail(&m, &bytes);
     for (uint32_t i = 0; i < n; i++, rows += l->block_bytes, sum += l->n_sources) {
         if (block[i].taint > KV_TAINTED || !whole(l, &block[i], sum, rows))
-            continue;
+            break;
         p[good] =
             (struct act_tier_place){.address = (uint64_t)(uintptr_t)rows, .taint = block[i].taint, .hit = block[i].hit};
         memcpy(&p[good++].key, &block[i].key, sizeof p->key);
     }
     act_p_tier_store(&m)->blocks = good;
+    *spoilt = good < n;
     m.request = id;
     int r = good ? act_request(k->self, &m) : -EBADMSG;
     if (r)
@@ -639,16 +642,21 @@ static void take_store(struct node *k, struct act_msg *m)
     int r = refuse(k, act_b_remote_store(m)->layout, n, ACT_REMOTE_STORE_MAX);
     if (!r && k->keeping_bytes && k->keeping_bytes + bytes > k->arg->store_bytes)
         r = -EAGAIN;
+    bool spoilt = false;
     struct keeping *x = r ? NULL : calloc(1, sizeof *x);
     if (!r)
-        r = x ? hand_down(k, m, n, ++k->ids) : -ENOMEM;
+        r = x ? hand_down(k, m, n, ++k->ids, &spoilt) : -ENOMEM;
     if (r) {
         free(x);
         answer_store(k, &promise, 0, r);
         return;
     }
-    *x =
-        (struct keeping){.next = k->keepings, .id = k->ids, .promise = promise, .buf = act_msg_take(m), .bytes = bytes};
+    *x = (struct keeping){.next = k->keepings,
+                          .id = k->ids,
+                          .promise = promise,
+                          .buf = act_msg_take(m),
+                          .bytes = bytes,
+                          .spoilt = spoilt};
     k->keepings = x;
     k->keeping_bytes += bytes;
 }
@@ -659,7 +667,7 @@ static void take_stored(struct node *k, uint64_t id, uint32_t blocks, int status
         if (x->id == id) {
             *at = x->next;
             k->keeping_bytes -= x->bytes;
-            answer_store(k, &x->promise, blocks, status);
+            answer_store(k, &x->promise, blocks, !status && x->spoilt ? -EBADMSG : status);
             act_buf_free(x->buf);
             free(x);
             return;

@@ -15,7 +15,7 @@ struct member {
     unsigned role;
     bool draining;
     uint32_t experts; /* enum act_experts_state */
-    int64_t heard; /* ns */
+    int64_t heard;    /* ns */
     uint32_t sequence;
     uint64_t own, others; /* prompt tokens (Prefill), sequences (Decode), placed by this Router and by all others */
     uint64_t own_pages;   /* Decode: of requests placed since its last report */

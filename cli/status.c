@@ -301,7 +301,8 @@ int cli_status_run(int argc, char **argv)
             "Asks every node of a deployment, or those that are named, all at a time, and prints a line for each:\n"
             "health (ok; draining, drained; lost: a gateway without prefill or decode nodes; no-experts: some\n"
             "of its experts are computed by nobody; stuck: work without progress for limits.stuck; failed), seconds\n"
-            "since the last progress (0 when idle), boot epoch, connected peers, and load (running+waiting). Below it:\n"
+            "since the last progress (0 when idle), boot epoch, connected peers, and load (running+waiting). Below "
+            "it:\n"
             "what is wrong, and what to do. It needs cluster.secret_file.\n"
             "Exit status 0: every node asked is ok and connected to the others; 1: not so; 2: the file is wrong.",
         .options = options,

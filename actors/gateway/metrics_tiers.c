@@ -62,8 +62,7 @@ static const struct {
 static const struct {
     const char *cause;
     size_t field;
-} unusable[] = {
-    {"other_layout", FIELD(other_layout)}, {"damaged", FIELD(damaged)}, {"unreadable", FIELD(unreadable)}};
+} unusable[] = {{"other_layout", FIELD(other_layout)}, {"damaged", FIELD(damaged)}, {"unreadable", FIELD(unreadable)}};
 
 static const struct {
     const char *name, *help;
