@@ -534,13 +534,47 @@ static void on_closed(void *ctx, struct tp_channel *ch, int reason, const char *
     net_wake(net);
 }
 
+/* Whose connections have the places of those that have not proved who they are. */
+static bool is_unknown(const struct net_conn *c)
+{
+    return c->peer < 0 && !c->tool && (c->step != NET_ENDING || c->leaving);
+}
+
+static bool same_host(const char *a, const char *b)
+{
+    const char *port = strrchr(a, ':');
+    size_t n = port ? (size_t)(port - a) + 1 : strlen(a) + 1;
+    return !strncmp(a, b, n);
+}
+
+/* The places are few and anybody can take one: a new connection gets that of the oldest one of the machine that has
+ * most of them, so that whoever holds many keeps nobody else out. */
+static void make_place(struct tp_net *net)
+{
+    struct net_conn *worst = NULL;
+    int waiting = 0, most = 0;
+    for (struct net_conn *c = net->conns; c; c = c->next)
+        waiting += is_unknown(c);
+    if (waiting < ACCEPTING_MAX)
+        return;
+    for (struct net_conn *c = net->conns; c; c = c->next) {
+        int of_host = 0;
+        for (const struct net_conn *o = is_unknown(c) ? net->conns : NULL; o; o = o->next)
+            of_host += is_unknown(o) && same_host(o->channel->peer, c->channel->peer);
+        if (of_host && of_host >= most) { /* the list begins with the newest */
+            most = of_host;
+            worst = c;
+        }
+    }
+    worst->leaving = false;
+    net_conn_abort(worst, "it did not prove in time who it is, and others wait for its place");
+}
+
 static void on_accepted(void *ctx, struct tp_channel *ch)
 {
     struct tp_net *net = ctx;
-    int waiting = 0;
-    for (const struct net_conn *o = net->conns; o; o = o->next)
-        waiting += o->peer < 0 && !o->tool;
-    struct net_conn *c = waiting < ACCEPTING_MAX ? conn_new(net, -1, ch->class) : NULL;
+    make_place(net);
+    struct net_conn *c = conn_new(net, -1, ch->class);
     ch->user = c;
     if (!c) {
         ch->ops->abort(ch);

@@ -17,7 +17,7 @@
 #include "transport/names.h"
 #include "transport/tcp_impl.h"
 
-enum { FRAME_DEFAULT = 64 << 10, DEPTH_DEFAULT = 64, BACKLOG = 128 };
+enum { FRAME_DEFAULT = 64 << 10, DEPTH_DEFAULT = 64, BACKLOG = 128, BEGINNING_MAX = 128 };
 #define CONNECT_DEFAULT INT64_C(5000000000)
 #define SILENCE_DEFAULT INT64_C(10000000000)
 
@@ -167,6 +167,20 @@ static int tcp_connect(struct tp_endpoint *base, const char *address, enum tp_cl
     return 0;
 }
 
+/* Whoever connects and says nothing keeps nobody out: the oldest of those that have not begun goes. */
+static void make_place(struct tcp_endpoint *ep)
+{
+    struct tcp_channel *oldest = NULL;
+    int beginning = 0;
+    for (struct tcp_channel *c = ep->channels; c; c = c->next)
+        if (c->state == TCP_PREAMBLE && !c->base.dialled && !c->failed) {
+            oldest = c;
+            beginning++;
+        }
+    if (beginning >= BEGINNING_MAX)
+        tcp_fail(oldest, -ECANCELED, "");
+}
+
 static void on_accept(evutil_socket_t fd, short what, void *ctx)
 {
     struct tcp_endpoint *ep = ctx;
@@ -177,6 +191,7 @@ static void on_accept(evutil_socket_t fd, short what, void *ctx)
         int s = accept4(fd, (struct sockaddr *)&from, &len, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (s < 0)
             return;
+        make_place(ep);
         struct tcp_channel *c = tcp_channel_new(ep);
         if (!c) {
             close(s);

@@ -3,11 +3,14 @@
  * key of a window; with rdma in the guest of tests/rdma/guest.sh. And what a node does without memory. */
 #include "tests/harness.h"
 
+#include <arpa/inet.h>
 #include <event2/event.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "tests/support/rdma_rig.h"
 #include "transport/fault.h"
@@ -422,6 +425,69 @@ Test(net_by_hand, strangers_do_not_fill_the_log)
     cr_expect(strstr(w->log, "92 more connections were refused"), "%s", w->log);
     dial_lawfully(w, 1);
     world_free(w);
+}
+
+/* A connection from 127.0.0.2, which speaks in bytes. */
+static int connect_from_elsewhere(struct world *w)
+{
+    struct sockaddr_in from = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1)};
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    to.sin_port = htons((uint16_t)atoi(strchr(w->bound[0], ':') + 1));
+    cr_assert_eq(bind(fd, (struct sockaddr *)&from, sizeof from), 0);
+    cr_assert_eq(connect(fd, (struct sockaddr *)&to, sizeof to), 0);
+    return fd;
+}
+
+/* Looks after the node until so many channels are left; before the deadline of the handshakes. */
+static void until_channels(struct world *w, int most)
+{
+    int64_t limit = now(NULL) + INT64_C(20000000000);
+    do {
+        tp_net_poll(w->net);
+        event_base_loop(w->base, EVLOOP_NONBLOCK);
+    } while (tp_net_channels(w->net) > most && now(NULL) < limit);
+    cr_assert_leq(tp_net_channels(w->net), most, "%d channels", tp_net_channels(w->net));
+}
+
+enum { CROWD = 400, PLACES = 128 };
+
+static void crowd_in(struct world *w, int crowd[CROWD], bool begin)
+{
+    const uint8_t preamble[TP_TCP_PREAMBLE] = {'W', 'E', 'F', 'T', 't', 'p', TP_TCP_VERSION, TP_CLASS_CONTROL,
+                                               0,   0,   1,   0,   8,   0};
+    for (int i = 0; i < CROWD; i++) {
+        crowd[i] = connect_from_elsewhere(w);
+        if (begin)
+            cr_assert_eq(send(crowd[i], preamble, sizeof preamble, 0), sizeof preamble);
+        until_channels(w, CROWD + 1);
+    }
+}
+
+/* More connections than there are places for, which say nothing or only begin. */
+static void crowd_out(bool begin)
+{
+    uint8_t said[2 * TP_HANDSHAKE_MAX];
+    int crowd[CROWD];
+    struct world *w = world_new(TCP, false);
+    dial(w); /* before them */
+    crowd_in(w, crowd, begin);
+    until_channels(w, 2 * PLACES);
+    greet(w, said);
+    dial_lawfully(w, 1); /* and while they are there */
+    for (int i = 0; i < CROWD; i++)
+        close(crowd[i]);
+    world_free(w);
+}
+
+Test(net_by_hand, who_connects_and_says_nothing_keeps_nobody_out)
+{
+    crowd_out(false);
+}
+
+Test(net_by_hand, who_only_begins_keeps_nobody_out)
+{
+    crowd_out(true);
 }
 
 /* ---- who is dialled -------------------------------------------------------------------------------------------- */
