@@ -255,6 +255,7 @@ static bool take_proof(struct net_conn *c, const uint8_t *frame, size_t size, en
 
 static void is_up(struct net_conn *c)
 {
+    c->channel->hears = 0;
     c->step = NET_UP;
     c->up_at = c->heard = net_now(c->net);
     net_conn_is_up(c);
@@ -465,6 +466,7 @@ static void on_opened(void *ctx, struct tp_channel *ch)
     struct net_conn *c = ch->user;
     (void)ctx;
     c->deadline = net_now(c->net) + c->net->config.handshake_ns;
+    ch->hears = TP_HANDSHAKE_MAX;
     begin(c);
     net_wake(c->net);
 }
@@ -582,6 +584,7 @@ static void on_accepted(void *ctx, struct tp_channel *ch)
     }
     c->channel = ch;
     c->step = NET_ACCEPTED;
+    ch->hears = TP_HANDSHAKE_MAX;
     net_wake(net);
 }
 

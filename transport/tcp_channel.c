@@ -389,6 +389,12 @@ static void put_landed(struct tcp_channel *c)
         h->sink->immediate(h->ctx, &c->base, i.immediate);
 }
 
+/* The largest frame that may come now. */
+static uint32_t hears(const struct tcp_channel *c)
+{
+    return c->base.hears && c->base.hears < c->base.frame_max ? c->base.hears : c->base.frame_max;
+}
+
 /* What is in the buffer, up to the first item that is not whole. */
 static void take_buffer(struct tcp_channel *c)
 {
@@ -409,7 +415,7 @@ static void take_buffer(struct tcp_channel *c)
         }
         struct cfg_error err;
         struct tp_tcp_item item;
-        int head = tp_tcp_parse_head(c->in + at, have, c->base.frame_max, &item, &err);
+        int head = tp_tcp_parse_head(c->in + at, have, hears(c), &item, &err);
         if (head == -EAGAIN)
             break;
         if (head < 0 || c->fin_seen) {

@@ -129,7 +129,8 @@ struct tp_endpoint_config {
     const void *provider;
 };
 
-/* The start of every provider's channel. Fields are read by everybody and written by the provider only, except user. */
+/* The start of every provider's channel. Fields are read by everybody and written by the provider only, except user and
+ * hears. */
 struct tp_channel {
     const struct tp_ops *ops;
     struct tp_endpoint *endpoint;
@@ -137,6 +138,8 @@ struct tp_channel {
     bool dialled;               /* made by connect here */
     bool trusted;               /* puts of the other side are taken: trust was called */
     uint32_t frame_max;         /* largest frame, the smaller of both sides; valid when open */
+    uint32_t hears;             /* largest frame that is taken now; 0: frame_max. Ends a channel early, spares memory:
+                                 * a provider may take no notice, and what comes is looked at all the same */
     uint32_t credits_max;       /* most frames and immediates under way, the smaller of both sides */
     char peer[TP_ADDRESS_TEXT]; /* the other side's address, for logs */
     uint64_t frames_out, frames_in, bytes_out, bytes_in; /* of frames */

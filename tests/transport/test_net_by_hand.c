@@ -452,10 +452,11 @@ static void until_channels(struct world *w, int most)
 
 enum { CROWD = 400, PLACES = 128 };
 
+static const uint8_t preamble[TP_TCP_PREAMBLE] = {'W', 'E', 'F', 'T', 't', 'p', TP_TCP_VERSION, TP_CLASS_CONTROL,
+                                                  0,   0,   1,   0,   8,   0};
+
 static void crowd_in(struct world *w, int crowd[CROWD], bool begin)
 {
-    const uint8_t preamble[TP_TCP_PREAMBLE] = {'W', 'E', 'F', 'T', 't', 'p', TP_TCP_VERSION, TP_CLASS_CONTROL,
-                                               0,   0,   1,   0,   8,   0};
     for (int i = 0; i < CROWD; i++) {
         crowd[i] = connect_from_elsewhere(w);
         if (begin)
@@ -488,6 +489,23 @@ Test(net_by_hand, who_connects_and_says_nothing_keeps_nobody_out)
 Test(net_by_hand, who_only_begins_keeps_nobody_out)
 {
     crowd_out(true);
+}
+
+/* It could be of a message, of which no part is kept for somebody unknown. */
+Test(net_by_hand, a_long_frame_of_a_stranger_is_not_waited_for)
+{
+    struct world *w = world_new(TCP, false);
+    uint8_t first[1000] = {TP_TCP_FRAME};
+    first[5] = 0x40; /* 16384 bytes */
+    int fd = connect_from_elsewhere(w);
+    cr_assert_eq(send(fd, preamble, sizeof preamble, 0), sizeof preamble);
+    cr_assert_eq(send(fd, first, sizeof first, 0), sizeof first);
+    while (!tp_net_channels(w->net))
+        event_base_loop(w->base, EVLOOP_ONCE);
+    until_channels(w, 0);
+    close(fd);
+    dial_lawfully(w, 1);
+    world_free(w);
 }
 
 /* ---- who is dialled -------------------------------------------------------------------------------------------- */
