@@ -277,8 +277,8 @@ static void until_stored(const struct shape *s, long long blocks)
     cr_assert_geq(sums.stored, blocks, "%lld blocks are kept", sums.stored);
 }
 
-/* What a node may have sent to ask the others of a class whether they are there, and to answer them: 12 bytes each, once
- * a second. */
+/* What a node may have sent to ask the others of a class whether they are there, and to answer them: 12 bytes each,
+ * once a second. */
 static long long pings_of(const struct shape *s, int node)
 {
     return (long long)(time(NULL) - started[node] + 1) * (s->n - 1) * 2 * 12;

@@ -15,6 +15,7 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "tests/support/rdma_rig.h"
@@ -251,33 +252,113 @@ Test(rdma_faults, ports_with_different_mtus)
     rr_shell("ip link set rdma2 mtu 4200");
 }
 
-Test(rdma_faults, receive_queues_never_run_empty)
+/* How often a receiver of this device, or one that it sent to, had no buffer. */
+static long not_ready(const char *device)
 {
-    enum { CHANNELS = 24 };
+    rr_shell("sleep 0.05"); /* the kernel keeps counters for 12 ms */
+    return rr_counter(device, "send_rnr_err") + rr_counter(device, "rcvd_rnr_err");
+}
+
+/* Everybody sends all that is accepted, and nobody takes anything meanwhile. */
+static void send_at_once(int channels, uint32_t depth, int rounds)
+{
+    static struct tp_channel *c[24][2];
     const struct tr_kind kind = kind_of(rr_set_up_loop);
     struct tr_rig *r = tr_prepare(&kind);
-    r->config[0].depth = r->config[1].depth = 16;
+    r->config[0].depth = r->config[1].depth = depth;
     tr_open(r);
-    static struct tp_channel *c[CHANNELS][2];
-    long not_ready = rr_counter("rxe0", "send_rnr_err"), received = rr_counter("rxe0", "rcvd_rnr_err");
-    for (int i = 0; i < CHANNELS; i++)
+    long before = not_ready("rxe0");
+    for (int i = 0; i < channels; i++)
         tr_join(r, (enum tp_class)(i % TP_CLASSES), c[i]);
-    /* Everybody sends all that is accepted, and nobody takes anything meanwhile. */
     uint8_t bytes[64] = {0};
     struct iovec v = {bytes, sizeof bytes};
     int sent = 0;
-    for (int round = 0; round < 20; round++) {
-        for (int i = 0; i < CHANNELS; i++)
+    for (int round = 0; round < rounds; round++) {
+        for (int i = 0; i < channels; i++)
             while (c[i][0]->ops->send(c[i][0], &v, 1) == 0)
                 sent++;
-        cr_assert_ge(sent, CHANNELS * 8 * (round + 1));
+        cr_assert_ge(sent, channels * (int)depth / 2 * (round + 1));
         tr_until(r, &r->side[1].frames, sent);
         for (int k = 0; k < 3; k++)
             tr_turn(r);
     }
-    rr_shell("sleep 0.05");
-    cr_expect_eq(rr_counter("rxe0", "send_rnr_err"), not_ready, "a receiver was not ready");
-    cr_expect_eq(rr_counter("rxe0", "rcvd_rnr_err"), received, "a receiver was not ready");
+    cr_expect_eq(not_ready("rxe0"), before, "%d channels of depth %u: a receiver was not ready", channels, depth);
+    tr_free(r);
+}
+
+Test(rdma_faults, receive_queues_never_run_empty)
+{
+    send_at_once(24, 16, 20);
+    send_at_once(3, 200, 2); /* each needs most of what an endpoint begins with */
+}
+
+/* Turns of side 1 alone, until it has so many frames: what comes to side 0 stays where it is. */
+static void until_frames_of_side_1(struct tr_rig *r, int n)
+{
+    time_t limit = time(NULL) + 60;
+    while (r->side[1].frames < n && time(NULL) < limit)
+        r->kind->ops->poll(r->side[1].ep);
+    cr_assert_eq(r->side[1].frames, n);
+}
+
+/* Credits come back in so few messages that they have buffers beside all the frames that the other side may send. */
+Test(rdma_faults, credits_need_no_buffers_of_frames)
+{
+    enum { DEPTH = TP_RDMA_POOL - TP_RDMA_RESERVE }; /* an endpoint begins with what one channel needs */
+    const struct tr_kind kind = kind_of(rr_set_up_wire);
+    struct tr_rig *r = tr_prepare(&kind);
+    r->config[0].depth = r->config[1].depth = DEPTH;
+    tr_open(r);
+    struct tp_channel *c[2];
+    tr_join(r, TP_CLASS_KV, c);
+    long before = not_ready("rxe1");
+    uint8_t bytes[8] = {0};
+    struct iovec v = {bytes, sizeof bytes};
+    for (int i = 0; i < DEPTH; i++) {
+        cr_assert_eq(c[0]->ops->send(c[0], &v, 1), 0);
+        until_frames_of_side_1(r, i + 1);
+    }
+    for (int i = 0; i < DEPTH; i++)
+        cr_assert_eq(c[1]->ops->send(c[1], &v, 1), 0);
+    long after = not_ready("rxe1");
+    cr_expect_eq(after, before, "side 0 was not ready %ld times", after - before);
+    tr_until(r, &r->side[0].frames, DEPTH);
+    tr_free(r);
+}
+
+/* The longest time without a turn: all that may be under way both ways has completed when the first is taken. */
+Test(rdma_faults, completions_have_a_place_however_late_they_are_taken)
+{
+    enum { DEPTH = 2000 }; /* of receives; twice as many are more than a completion queue begins with */
+    const struct tr_kind kind = kind_of(rr_set_up_wire);
+    struct tr_rig *r = tr_prepare(&kind);
+    for (int i = 0; i < 2; i++) {
+        r->config[i].depth = DEPTH;
+        r->config[i].frame_max = TP_FRAME_MIN;
+    }
+    tr_open(r);
+    struct tp_channel *c[2];
+    tr_join(r, TP_CLASS_KV, c);
+    uint8_t bytes[8] = {0};
+    struct iovec v = {bytes, sizeof bytes};
+    for (int i = 0; i < DEPTH; i++)
+        cr_assert_eq(c[1]->ops->send(c[1], &v, 1), 0);
+    memset(r->window[0], 1, DEPTH);
+    struct tp_put p = {.region = r->region[0], .size = 1, .key = r->key[1]};
+    for (int i = 0; i < DEPTH; i++) {
+        p.from = r->window[0] + i;
+        p.offset = (uint64_t)i;
+        cr_assert_eq(c[0]->ops->put(c[0], &p), 0);
+    }
+    const volatile uint8_t *last = r->window[1] + DEPTH - 1;
+    for (time_t limit = time(NULL) + 60; !*last && time(NULL) < limit;)
+        usleep(10000);
+    cr_assert_eq(*last, 1);
+    tr_until(r, &r->side[0].puts_done, DEPTH);
+    tr_until(r, &r->side[0].frames, DEPTH);
+    for (int i = 0; i < r->side[0].n; i++)
+        cr_assert_eq(r->side[0].log[i].status, 0, "%s", r->side[0].why);
+    cr_expect_eq(r->side[0].closed + r->side[1].closed, 0, "%s; %s", r->side[0].why, r->side[1].why);
     tr_free(r);
 }
 

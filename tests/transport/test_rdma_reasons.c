@@ -28,6 +28,7 @@ struct verbs_faults {
     uint8_t retries;
     int open;
     uint64_t mr_size_max;
+    int hold, held;
 };
 
 enum { INIT = 1, RTR = 2, RTS = 3 }; /* states of a queue pair */
@@ -307,6 +308,33 @@ Test(rdma_reasons, a_write_that_an_adapter_lets_through_too_early_is_not_told_of
     cr_expect_eq(r->side[1].log[r->side[1].n - 1].status, -EACCES);
     EXPECT_WHY(&r->side[1], "before it had proved who it is");
     *faults = (struct verbs_faults){0};
+    tr_free(r);
+}
+
+/* An adapter that shows what it has done only when the queue pair is destroyed: what was written before the end was
+ * written, and nothing of it comes to what ended. */
+Test(rdma_reasons, what_completed_before_the_end_counts_however_late_it_is_shown)
+{
+    struct tr_rig *r = open_rig();
+    struct tp_channel *c[2];
+    tr_join(r, TP_CLASS_KV, c);
+    tr_put(r, c[0], 0, 0, 8, 1, 1);
+    tr_until(r, &r->side[0].puts_done, 1);
+    faults->hold = 1;
+    tr_put(r, c[0], 0, 0, 8, 2, 2);
+    tr_until(r, &faults->held, 1);
+    cr_expect_eq(r->side[0].puts_done, 1);
+    c[0]->ops->abort(c[0]);
+    tr_until(r, &r->side[0].closed, 1);
+    cr_expect_eq(faults->held, 0, "%d completions are left", faults->held);
+    cr_assert_eq(r->side[0].puts_done, 2);
+    const struct tr_event *e = &r->side[0].log[r->side[0].n - 2];
+    cr_expect_eq(e->what, TR_PUT_DONE);
+    cr_expect_eq(e->number, 2);
+    cr_expect_eq(e->status, 0, "a put that arrived ended with %d", e->status);
+    tr_join(r, TP_CLASS_KV, c);
+    tr_send_number(r, c[1], 0, 100);
+    tr_until(r, &r->side[0].frames, 1);
     tr_free(r);
 }
 
