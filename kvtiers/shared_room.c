@@ -25,12 +25,18 @@ static int64_t patience(const struct shared *t)
     return (t->p.poll_ns < LOOK_NS ? t->p.poll_ns : LOOK_NS) * PATIENCE_POLLS;
 }
 
+/* Second of its last block, about. One that does not tell, as those of another version, is as young as it was seen. */
+static int64_t youth(const struct shared_segment *s)
+{
+    return s->newest_s ? s->newest_s : s->since_s;
+}
+
 /* Older ones first; the name decides among equals, so that all nodes agree. */
 static int by_age(const void *a, const void *b)
 {
     const struct shared_segment *x = *(struct shared_segment *const *)a, *y = *(struct shared_segment *const *)b;
-    return x->newest_s != y->newest_s ? (x->newest_s > y->newest_s) - (x->newest_s < y->newest_s)
-                                      : strcmp(x->name, y->name);
+    int64_t of_x = youth(x), of_y = youth(y);
+    return of_x != of_y ? (of_x > of_y) - (of_x < of_y) : strcmp(x->name, y->name);
 }
 
 static uint64_t bytes_of_all(const struct shared *t)
@@ -103,7 +109,7 @@ static void part_done(struct shared *t)
 /* Others remove theirs; what nobody removes for long is nobody's. */
 static bool too_old(const struct shared *t, const struct shared_segment *s)
 {
-    int64_t age = shared_wall(t) - (s->newest_s ? s->newest_s : s->since_s);
+    int64_t age = shared_wall(t) - youth(s);
     return t->p.ttl_s && takes_room(s) && age > t->p.ttl_s * (s->own ? 1 : 2);
 }
 

@@ -4,7 +4,9 @@
 
 #include <errno.h>
 #include <string.h>
+#include <xxhash.h>
 
+#include "kvtiers/bytes.h"
 #include "kvtiers/shared.h"
 #include "kvtiers/storage_sim.h"
 #include "tests/support/kv_blocks.h"
@@ -277,6 +279,51 @@ Test(shared_room, other_layouts_take_part_in_making_room)
             cr_assert_eq(has(&n[i], 1000 * i + k * SEGMENT), k >= 3, "node %d, segment %d", i, k);
     close_node(&n[0]);
     close_node(&n[1]);
+    kv_disk_free(disk);
+}
+
+/* A newer version may write other footers, of which only the last page is known. */
+static void make_newer_version(struct kv_disk *disk, const char *name)
+{
+    uint8_t *last = kv_disk_bytes(disk, name) + kv_disk_size(disk, name) - KV_PAGE;
+    kv_put_uint(last + 8, kv_get_uint(last + 8, 4) + 1, 4);
+    kv_put_uint(last + KV_PAGE - 8, XXH3_64bits_withSeed(last, KV_PAGE - 8, kv_get_uint(last + 16, 8)), 8);
+}
+
+/* While nodes are replaced one after the other: the folder is full, and what a newer node has just written is not taken
+ * for the oldest, even when that node writes nothing for long. It goes when all that was there before it has gone. */
+Test(shared_room, segments_of_a_newer_version_are_as_young_as_they_were_seen)
+{
+    struct kv_disk *disk = kv_disk_new(6);
+    struct node newer, n, *one[] = {&n};
+    const int keep = 4;
+    char name[128];
+    n = node_on(disk, 256);
+    struct kv_shared_params p = params(&n, "a");
+    p.bytes = keep * (SEGMENT * (int64_t)n.layout.block_bytes + 2 * KV_PAGE) + 100;
+    p.ttl_s = 0;
+    open_with(&n, &p);
+    store_segments(&n, 0, keep - 1);
+    open_node(&newer, disk, "b", 256);
+    store_segments(&newer, 1000, 1);
+    close_node(&newer);
+    cr_assert_eq(files(&n, "seg-b", 0, name), 1);
+    make_newer_version(disk, name);
+    pass(one, 1, 1000);
+    cr_assert_eq(figures(&n).unusable[KV_OTHER_LAYOUT].files, 1u);
+    for (int k = 0; k < keep - 1; k++) {
+        ts_clock_s++;
+        store_segments(&n, 2000 + k * SEGMENT, 1);
+        pass(one, 1, 70000); /* longer than others have to do their part */
+        cr_assert_eq(files(&n, "seg-b", -1, NULL), 1, "after %d segments", k + 1);
+        cr_assert_eq(files(&n, "seg-a", -1, NULL), keep - 1);
+    }
+    ts_clock_s++;
+    store_segments(&n, 3000, 1);
+    pass(one, 1, 70000);
+    cr_assert_eq(files(&n, "seg-b", -1, NULL), 0, "now it is the oldest");
+    cr_assert_eq(files(&n, "seg-a", -1, NULL), keep);
+    close_node(&n);
     kv_disk_free(disk);
 }
 
