@@ -89,9 +89,17 @@ healed() {
         [ "$(grep -c '^Number of entries: 0$' "$dir/heal")" -eq 2 ]
 }
 
-# Sums and names of the files of a brick, without its own bookkeeping.
+# Sums and names of the files that a brick has of what is kept. Of the cases' folders, which are removed by now, GlusterFS
+# may for good leave some on the brick that was away when they were emptied, and does not tell of them.
 sums() {
-    (cd "$dir/$1" && find . -path ./.glusterfs -prune -o -type f -exec sha256sum {} + | sort -k 2)
+    (cd "$dir/$1/kv/kept" && find . -type f -exec sha256sum {} + | sort -k 2)
+}
+
+# Whether both have the same files.
+same() {
+    sums a >"$dir/sums-a"
+    sums b >"$dir/sums-b"
+    [ -s "$dir/sums-a" ] && diff "$dir/sums-a" "$dir/sums-b" >>"$dir/heal"
 }
 
 # kept PHASE: the writer, or the reader, of blocks that were reported durable.
@@ -135,16 +143,12 @@ keeper=
 [ $status -eq 0 ] || exit $status
 
 bring_back
-gluster --mode=script volume heal $volume >>"$dir/log" 2>&1
 end=$(($(date +%s) + ${WEFT_HEAL_SECONDS:-120}))
-until healed; do
-    [ "$(date +%s)" -lt $end ] || { cat "$dir/heal"; fail "the brick that was away is not healed"; }
-    sleep 0.5
+until healed && same; do
+    [ "$(date +%s)" -lt $end ] || { cat "$dir/heal"; fail "the brick that was away is not healed, or differs"; }
+    gluster --mode=script volume heal $volume >>"$dir/log" 2>&1
+    sleep 1
 done
-sums a >"$dir/sums-a"
-sums b >"$dir/sums-b"
-[ -s "$dir/sums-a" ] || fail "the bricks are empty"
-diff "$dir/sums-a" "$dir/sums-b" || fail "the bricks differ after healing"
 
 kill_brick a
 kept read || { cat "$dir/out-read"; fail "blocks that were reported durable, read from the brick that was healed"; }
