@@ -83,10 +83,14 @@ bring_back() {
     gluster --mode=script volume start $volume force >>"$dir/log" 2>&1
 }
 
-# Whether both bricks are there and neither has anything that the other one lacks.
+# Whether both bricks are there and nothing of the volume is left to be healed. Not of it: what only the brick that was
+# away still has of a folder that was removed meanwhile, without a name, which GlusterFS may list for good.
 healed() {
     gluster --mode=script volume heal $volume info >"$dir/heal" 2>&1 &&
-        [ "$(grep -c '^Number of entries: 0$' "$dir/heal")" -eq 2 ]
+        [ "$(grep -c '^Status: Connected' "$dir/heal")" -eq 2 ] && ! grep -q '^/' "$dir/heal" || return 1
+    for id in $(sed -n 's/^<gfid:\([0-9a-f-]*\)>.*/\1/p' "$dir/heal"); do
+        ! ls -d "$dir"/a/.glusterfs/??/??/"$id" >/dev/null 2>&1 || return 1
+    done
 }
 
 # Sums and names of the files that a brick has of what is kept. Of the cases' folders, which are removed by now, GlusterFS
