@@ -173,6 +173,54 @@ Test(shared_write, a_segment_without_its_end_is_given_up)
     kv_disk_free(disk);
 }
 
+/* While the tier takes no blocks, because the file system is full or broken, they are refused and counted, and reads go
+ * on; offered again when it does, they are stored, and other nodes find them. */
+Test(shared_write, what_was_refused_is_stored_when_it_is_offered_again)
+{
+    static const struct {
+        enum kv_io_op op;
+        int64_t result;
+    } fault[] = {{KV_IO_WRITE, -ENOSPC}, {KV_IO_WRITE, -EIO}, {KV_IO_SYNC, -ENOSPC}, {KV_IO_SYNC, -EIO}};
+    for (int f = 0; f < 4; f++) {
+        struct kv_disk *disk = kv_disk_new(4);
+        struct node a, b;
+        struct kv_tier_stats s;
+        static struct ts_op o;
+        open_node(&a, disk, "a");
+        store(&a, &o, 0, 5);
+        ts_op_free(&o);
+        pass(&a, 300);
+        kv_disk_fail(disk, fault[f].op, "open-", 0, 1, fault[f].result);
+        store(&a, &o, 100, 5);
+        ts_op_free(&o);
+        pass(&a, 300);
+        a.tier->ops->stat(a.tier, &s);
+        cr_assert(s.read_only && a.warnings == 1, "fault %d", f);
+        const uint64_t refused = s.refused;
+        store(&a, &o, 100, 5);
+        cr_assert_eq(o.op.count, 0, "fault %d", f);
+        cr_assert_eq(o.op.status, -EROFS, "fault %d", f);
+        ts_op_free(&o);
+        a.tier->ops->stat(a.tier, &s);
+        cr_assert_eq(s.refused, refused + 5, "fault %d", f);
+        cr_assert(read_back(&a, 0) && !has(&a, 100), "fault %d", f);
+        pass(&a, 2000);
+        a.tier->ops->stat(a.tier, &s);
+        cr_assert_not(s.read_only, "fault %d", f);
+        store(&a, &o, 100, 5);
+        cr_assert_eq(o.op.count, 5, "fault %d", f);
+        ts_op_free(&o);
+        pass(&a, 300);
+        open_node(&b, disk, "b");
+        pass(&b, 200);
+        for (int i = 0; i < 5; i++)
+            cr_assert(read_back(&b, i) && read_back(&b, 100 + i), "fault %d, block %d", f, i);
+        close_node(&a);
+        close_node(&b);
+        kv_disk_free(disk);
+    }
+}
+
 /* Blocks of segments that were sealed meanwhile are kept, though no listing has shown them yet; those of one that will
  * not be are not. */
 Test(shared_write, a_store_over_several_segments_counts_all_its_blocks)
