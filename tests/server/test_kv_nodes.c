@@ -333,3 +333,77 @@ Test(kv_nodes, a_node_may_die_stand_still_and_drain_while_it_is_read_from)
     for (int i = 0; i < PROMPTS; i++)
         ts_answer_free(&cold[i]);
 }
+
+/* ---- two tiers that have the same ---- */
+
+enum { HEDGE_PROMPTS = 10 };
+
+static double main_metric(const char *name)
+{
+    return ts_metric(&ts_cluster.node[0].http, name);
+}
+
+/* Every prompt says what it said cold. The tokens that came from the prefix cache. */
+static int ask_all_again(char *const cold[HEDGE_PROMPTS], const char *when)
+{
+    int cached = 0;
+    for (int i = 0; i < HEDGE_PROMPTS; i++) {
+        struct ts_answer a = ts_cluster_ask(&ts_cluster.node[0], i, TOKENS);
+        cr_assert_str_eq(a.text, cold[i], "%s: prompt %d", when, i);
+        cached += a.cached;
+        ts_answer_free(&a);
+    }
+    return cached;
+}
+
+/* What the disk has is read there first. It goes bad, and each read goes on at the kv node; that one stands still, and
+ * dies, and what is read from neither is computed. */
+Test(kv_nodes, reads_that_fail_on_disk_go_on_at_a_kv_node)
+{
+    static const struct ts_node two[] = {{.name = "main", .roles = "\"gateway\", \"prefill\", \"decode\", \"expert\""},
+                                         {.name = "kv-0", .roles = "\"kv\""}};
+    static const char won[] = "weft_kv_tier_hedge_won_blocks_total{tier=\"kv\"}";
+    char *more = NULL, *cold[HEDGE_PROMPTS], path[4300];
+    folder = ts_temp_dir();
+    cr_assert_gt(
+        asprintf(&more,
+                 "replay = { exact = true; };\nsampling = { temperature = 0.0; };\n"
+                 "kv = { memory = \"1MiB\"; snapshots = \"0B\"; block_tokens = 32; write_behind = \"256KiB\"; "
+                 "hedge = \"1us\"; ssd = { path = \"%s\"; size = \"16MiB\"; reserve = \"0B\"; direct = false; }; "
+                 "nodes = { memory = \"8MiB\"; quiet_timeout = \"300ms\"; }; };\n",
+                 folder),
+        0);
+    ts_cluster_start(two, 2, "", more);
+    ts_node_wait_log(&ts_cluster.node[0], "node_up node=kv-0");
+    for (int i = 0; i < HEDGE_PROMPTS; i++) {
+        struct ts_answer a = ts_cluster_ask(&ts_cluster.node[0], i, TOKENS);
+        cold[i] = strdup(a.text);
+        ts_answer_free(&a);
+        until(0, "ssd", "stored", 8 * (i + 1)); /* before the next one takes the pages */
+        until(0, "kv", "stored", 8 * (i + 1));
+    }
+    int cached = ask_all_again(cold, "both are well");
+    cr_assert_gt(cached, 100 * HEDGE_PROMPTS, "%d cached", cached);
+    snprintf(path, sizeof path, "%s/weft-kv.000", folder);
+    FILE *f = fopen(path, "r+");
+    cr_assert_not_null(f);
+    cr_assert_eq(fseek(f, 0, SEEK_END), 0);
+    for (long left = ftell(f), at = fseek(f, 0, SEEK_SET); at < left; at++)
+        fputc(0x55, f);
+    cr_assert_eq(fclose(f), 0);
+    double before = main_metric(won);
+    cached = ask_all_again(cold, "the disk is bad");
+    cr_assert_gt(cached, 100 * HEDGE_PROMPTS, "%d cached", cached);
+    for (int i = 0; i < WAIT && main_metric(won) == before; i++) /* figures are half a second old */
+        usleep(100000);
+    cr_assert_gt(main_metric(won), before);
+    kill(ts_cluster.node[1].pid, SIGSTOP);
+    ask_all_again(cold, "and the kv node stands still");
+    kill(ts_cluster.node[1].pid, SIGCONT);
+    ask_all_again(cold, "and goes on");
+    ts_node_kill(&ts_cluster.node[1]);
+    ask_all_again(cold, "and is dead");
+    for (int i = 0; i < HEDGE_PROMPTS; i++)
+        free(cold[i]);
+    free(more);
+}
