@@ -49,9 +49,9 @@ static void register_memory(struct act_server *s, struct kv_tier *host, const ch
         r = st->ops->register_memory(st, s->kv.buffer, s->kv.buffer_bytes);
     if (r)
         act_log_write(s->log, ACT_LOG_WARNING, "kv-node", 0,
-                      "%s: memory is not registered with io_uring (%d), so each request pins it anew; raise the limit "
+                      "%s: memory is not registered with io_uring (%s), so each request pins it anew; raise the limit "
                       "of locked memory (ulimit -l)",
-                      folder, r);
+                      folder, strerror(-r));
 }
 
 static int open_ssd(struct act_server *s, struct kv_tier *host, struct cfg_error *err)

@@ -1,6 +1,7 @@
 /* From the configuration to the tiers below the device. They are opened before the actors exist and closed after them.
  */
 #include <errno.h>
+#include <string.h>
 #include <sys/resource.h>
 
 #include "actors/runtime/log.h"
@@ -75,9 +76,9 @@ static void register_memory(struct act_server *s, struct kv_storage *st, struct 
     if (r)
         act_log_write(
             s->log, ACT_LOG_WARNING, "tiers", 0,
-            "%s: pages are not registered with io_uring (%d), so each request pins them anew; raise the limit "
+            "%s: pages are not registered with io_uring (%s), so each request pins them anew; raise the limit "
             "of locked memory (ulimit -l)",
-            folder, r);
+            folder, strerror(-r));
 }
 
 static int open_ssd(struct act_server *s, struct kv_tier *host, struct cfg_error *err)

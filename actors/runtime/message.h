@@ -157,7 +157,7 @@ static inline void *act_msg_body(const struct act_msg *m, size_t bytes)
 /* ---- the table ------------------------------------------------------------------------------- */
 
 struct act_type_info {
-    const char *name; /* "KV_READ"; NULL: there is no such type */
+    const char *name; /* "KV_LOOKUP"; NULL: there is no such type */
     enum act_scope scope;
     enum act_body body;
     uint8_t inline_size; /* sizeof(struct act_p_NAME) */
@@ -166,7 +166,7 @@ struct act_type_info {
 
 /* Never NULL; an unknown type has the name NULL. */
 const struct act_type_info *act_type_info(unsigned type);
-/* "KV_READ", or "?" */
+/* "KV_LOOKUP", or "?" */
 const char *act_type_name(unsigned type);
 
 /* ---- making and taking apart ----------------------------------------------------------------- */
