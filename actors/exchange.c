@@ -290,6 +290,7 @@ enum act_experts_state act_exchange_experts(struct act_exchange *e)
     else
         e->state = e->state && is_missing(e, &doubtful) ? ACT_EXPERTS_DOUBTFUL : ACT_EXPERTS_THERE;
     bool there = e->state == ACT_EXPERTS_THERE;
+    e->counters.missing = !there;
     e->complete |= there;
     e->gave_up_told &= !there;
     if (there == e->missing_told && e->complete) {

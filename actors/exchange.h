@@ -87,6 +87,7 @@ struct act_exchange_counters {
     uint64_t pairs, taken_over; /* (row, expert); of these, computed by a shard that does not own the expert */
     uint64_t switches;          /* maps taken */
     uint64_t puts, fences;      /* dispatches that went into slots; connections ended because of slots in use */
+    uint64_t missing;           /* 1 while experts are missing (act_exchange_experts), else 0 */
 };
 
 /* Whether somebody computes every expert; DOUBTFUL: nobody does, as far as is known, but trying again is due. */

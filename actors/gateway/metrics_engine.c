@@ -223,6 +223,7 @@ static void exchange(const struct gw_context *g, struct gw_bytes *b)
         {"pairs_total", "Rows times their experts.", FIELD(pairs)},
         {"taken_over_pairs_total", "Of these, computed by a shard that does not own the expert.", FIELD(taken_over)},
         {"map_switches_total", "Placements of experts taken from the balancer.", FIELD(switches)},
+        {"missing", "Actors for which nobody computes some of the experts now.", FIELD(missing)},
     };
     static const struct {
         const char *source;
@@ -231,7 +232,7 @@ static void exchange(const struct gw_context *g, struct gw_bytes *b)
     for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
         char name[64];
         snprintf(name, sizeof name, "expert_%s", row[i].name);
-        head(b, name, "counter", row[i].help);
+        head(b, name, strstr(name, "_total") ? "counter" : "gauge", row[i].help);
         for (int s = 0; s < 2; s++)
             gw_bytes_printf(b, "weft_%s{source=\"%s\"} %llu\n", name, sources[s].source,
                             (unsigned long long)sums(g, sources[s].kind)[row[i].field / sizeof(uint64_t)]);

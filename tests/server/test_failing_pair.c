@@ -226,7 +226,7 @@ Test(failing_pair, a_decode_node_without_experts_is_left_alone)
     static const struct ts_node nodes[] = {[GATE] = {.name = "gateway", .roles = "\"gateway\""},
                                            [P] = {.name = "p", .roles = "\"prefill\", \"expert\"", .group = "p"},
                                            [D0] = {.name = "d0", .roles = "\"decode\", \"expert\"", .group = "d0"},
-                                           [D1] = {.name = "d1", .roles = "\"decode\"", .group = "d1"},
+                                           [D1] = {.name = "d1", .roles = "\"decode\"", .group = "d1", .metrics = true},
                                            [E] = {.name = "e", .roles = "\"expert\"", .group = "d1"}};
     char *want[TS_CLUSTER_PROMPTS], conf[4300];
     const struct ts_server *s = &ts_cluster.node[GATE].http;
@@ -238,6 +238,7 @@ Test(failing_pair, a_decode_node_without_experts_is_left_alone)
     ts_node_kill(&ts_cluster.node[E]);
     until_health(conf, &ts_cluster.node[D1], "no-experts");
     ts_node_wait_log(&ts_cluster.node[D1], "experts_missing");
+    ts_until_metric(&ts_cluster.node[D1].http, "weft_expert_missing{source=\"decode\"}", 1);
     struct ts_result r = ts_run(ts_weft(), "status", conf, "d1");
     cr_expect(strstr(r.out, "d1: some of its experts are computed by nobody"), "%s", r.out);
     cr_expect_eq(r.status, 1);
@@ -255,6 +256,7 @@ Test(failing_pair, a_decode_node_without_experts_is_left_alone)
     ts_node_start(&ts_cluster.node[E]);
     until_health(conf, &ts_cluster.node[D1], "ok");
     ts_node_wait_log(&ts_cluster.node[D1], "experts_back");
+    ts_until_metric(&ts_cluster.node[D1].http, "weft_expert_missing{source=\"decode\"}", 0);
     char *got = complete(s, 0);
     cr_assert_str_eq(got, want[0], "its experts are back");
     free(got);
