@@ -307,8 +307,8 @@ int cli_kv_run(int argc, char **argv)
             "blocks for good, those of a shared folder for all processes that use it, also while they run; what these "
             "have\n"
             "in tiers of their own stays there, and may be stored again. Bytes of what was dropped stay in the ssd\n"
-            "tier's files until others are written there, in a file of a shared folder until it goes: when all of\n"
-            "its blocks are dropped, it is old, or room is needed.\n"
+            "tier's files until others are written there, in a file of a shared folder until a server removes it:\n"
+            "when all of its blocks are dropped, it is old, or room is needed.\n"
             "--node NAME, on the machine of that node: the files of a kv node.\n"
             "The ssd tier must not be in use by a server, which reports the same figures under /metrics, or to\n"
             "`weft status --json`.",
