@@ -53,16 +53,21 @@ static const struct {
     {"oldest_seconds", "gauge", "Age of the oldest block, where the tier knows it.", FIELD(oldest_s), PLAIN},
 };
 
-static const struct {
-    const char *kind;
+/* Series with a label more: what it says, and the figure. */
+struct labelled {
+    const char *is;
     size_t field;
-} errors[] = {{"io", FIELD(errors)}, {"checksum", FIELD(bad)},      {"short_read", FIELD(short_reads)},
-              {"gone", FIELD(gone)}, {"no_space", FIELD(no_space)}, {"closed", FIELD(closed)}};
+};
 
-static const struct {
-    const char *cause;
-    size_t field;
-} unusable[] = {{"other_layout", FIELD(other_layout)}, {"damaged", FIELD(damaged)}, {"unreadable", FIELD(unreadable)}};
+static const struct labelled errors[] = {{"io", FIELD(errors)},
+                                         {"checksum", FIELD(bad)},
+                                         {"short_read", FIELD(short_reads)},
+                                         {"gone", FIELD(gone)},
+                                         {"no_space", FIELD(no_space)},
+                                         {"closed", FIELD(closed)}},
+                             unusable[] = {{"other_layout", FIELD(other_layout)},
+                                           {"damaged", FIELD(damaged)},
+                                           {"unreadable", FIELD(unreadable)}};
 
 static const struct {
     const char *name, *help;
@@ -148,6 +153,15 @@ static void latencies(const struct shown *tier, int n, struct gw_bytes *b, int v
     }
 }
 
+static void labels(const struct shown *tier, int n, struct gw_bytes *b, const char *name, const char *label,
+                   const struct labelled *row, size_t rows)
+{
+    for (int t = 0; t < n; t++)
+        for (size_t k = 0; k < rows; k++)
+            gw_bytes_printf(b, "weft_kv_tier_%s{tier=\"%s\",%s=\"%s\"} %llu\n", name, tier[t].name, label, row[k].is,
+                            (unsigned long long)value(&tier[t], row[k].field));
+}
+
 static void state(const struct shown *tier, int n, struct gw_bytes *b, const char *name, const char *help, uint32_t bit)
 {
     head(b, name, "gauge", help);
@@ -172,17 +186,11 @@ void gw_metrics_tiers(const struct gw_context *g, struct gw_bytes *b)
     head(b, "errors_total", "counter",
          "What failed, by kind: io, short_read: requests to the storage; checksum: bytes that do not fit; gone: blocks "
          "that went between lookup and read; no_space, closed (read-only or worn): blocks that were not kept.");
-    for (int t = 0; t < n; t++)
-        for (size_t k = 0; k < sizeof errors / sizeof *errors; k++)
-            gw_bytes_printf(b, "weft_kv_tier_errors_total{tier=\"%s\",kind=\"%s\"} %llu\n", tier[t].name,
-                            errors[k].kind, (unsigned long long)value(&tier[t], errors[k].field));
+    labels(tier, n, b, "errors_total", "kind", errors, sizeof errors / sizeof *errors);
     head(b, "unusable_bytes", "gauge",
          "Bytes of files in the tier's folder that this process cannot use, by cause: other_layout: of another model, "
          "block size or version; damaged; unreadable: the file system fails to read them now.");
-    for (int t = 0; t < n; t++)
-        for (size_t k = 0; k < sizeof unusable / sizeof *unusable; k++)
-            gw_bytes_printf(b, "weft_kv_tier_unusable_bytes{tier=\"%s\",cause=\"%s\"} %llu\n", tier[t].name,
-                            unusable[k].cause, (unsigned long long)value(&tier[t], unusable[k].field));
+    labels(tier, n, b, "unusable_bytes", "cause", unusable, sizeof unusable / sizeof *unusable);
     head(b, "requests", "gauge", "Requests to the storage under way.");
     for (int t = 0; t < n; t++)
         gw_bytes_printf(b, "weft_kv_tier_requests{tier=\"%s\"} %u\n", tier[t].name, tier[t].last->queue);
