@@ -25,8 +25,8 @@ struct kv_ssd_params {
     size_t file_bytes;           /* of a data file, about; 0: 1 GiB */
     int64_t ttl_s;               /* 0: none */
     int64_t write_bytes_per_day; /* wear limit; 0: none */
-    bool keep_room;              /* a tool opens: no room is given back */
-    bool direct;                 /* O_DIRECT; off only for file systems that cannot */
+    bool keep_room; /* a tool opens: no room is given back, and an index that is not used stays: -EBADMSG */
+    bool direct;    /* O_DIRECT; off only for file systems that cannot */
     struct kv_clock clock;
     /* One line for people, when the tier is opened or changes its state; may be NULL. */
     void (*log)(void *ctx, bool warning, const char *text);

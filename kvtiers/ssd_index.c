@@ -346,6 +346,12 @@ static int open_index(struct ssd *t, struct cfg_error *err)
             t, (struct kv_io){
                    .op = KV_IO_READ, .file = t->index_file, .flags = data_flags(t), .bytes = page, .len = 2 * KV_PAGE});
         sequence = n == 2 * KV_PAGE ? header_read(t, page, &why) : 0;
+        if (!sequence && t->p.keep_room) { /* a tool looks, and changes nothing of what it does not know */
+            free(page);
+            return cfg_error_set(err, EBADMSG,
+                                 "%s: the index is not read: %s; use the configuration of the server that wrote it",
+                                 t->p.folder, why ? why : "it cannot be read");
+        }
         if (!sequence)
             ssd_say(t, true, "%s: the index is not used: %s; the tier starts empty", t->p.folder,
                     why ? why : "it cannot be read");
