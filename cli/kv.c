@@ -224,10 +224,12 @@ static int print_stat(struct tool *k)
     return CLI_OK;
 }
 
-/* Reads every block. What does not fit its checksum is named; the tier drops it. */
+/* Reads every block. What does not fit its checksum is named; the tier drops it. A file that is damaged as a whole
+ * holds no block that could be named. */
 static int verify(struct tool *k)
 {
     size_t bad = 0;
+    struct kv_tier_stats s;
     k->tier->ops->each(k->tier, on_collect, k);
     if (k->no_memory)
         return cli_error(CLI_FAILED, "out of memory");
@@ -242,7 +244,8 @@ static int verify(struct tool *k)
         printf(" %s\n", op.status == -EBADMSG ? "checksum" : strerror(-op.status));
     }
     printf("%zu blocks, %zu bad%s\n", k->n, bad, bad && k->which == SSD ? ", dropped" : "");
-    return bad ? CLI_FAILED : CLI_OK;
+    k->tier->ops->stat(k->tier, &s);
+    return bad || s.unusable[KV_DAMAGED].files || s.unusable[KV_UNREADABLE].files ? CLI_FAILED : CLI_OK;
 }
 
 static bool parse_key(const char *text, struct kv_key *out)
@@ -342,7 +345,7 @@ int cli_kv_run(int argc, char **argv)
         r = verb == STAT     ? print_stat(&k)
             : verb == VERIFY ? verify(&k)
                              : drop(&k, argc - first - 2, argv + first + 2, all);
-    if (k.tier && !r && (verb == LS || verb == DROP))
+    if (k.tier && verb != STAT && (!r || verb == VERIFY))
         print_unusable(&k, stderr);
     if (k.tier)
         k.tier->ops->free(k.tier);

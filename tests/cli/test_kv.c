@@ -222,6 +222,72 @@ Test(kv, looks_at_a_shared_folder_and_drops_from_it)
     ts_result_free(&r);
 }
 
+/* Both headers of an index; a second time, they are as they were. */
+static void flip_headers(const char *index)
+{
+    FILE *f = fopen(index, "r+");
+    cr_assert_not_null(f);
+    for (long page = 0; page < 2; page++) {
+        fseek(f, page * KV_PAGE, SEEK_SET);
+        int c = fgetc(f);
+        fseek(f, page * KV_PAGE, SEEK_SET);
+        fputc(c ^ 1, f);
+    }
+    cr_assert_eq(fclose(f), 0);
+}
+
+/* Who looks with another configuration, or at an index that is damaged, is refused, and everything stays. */
+Test(kv, looking_at_what_it_does_not_know_changes_nothing)
+{
+    static const char *const verbs[] = {"ls", "stat", "verify"};
+    char index[4200];
+    make();
+    snprintf(index, sizeof index, "%s/weft-kv.index", folder);
+    for (int change = 0; change < 2; change++) {
+        char *was = ts_read_file(conf, NULL), *at = strstr(was, "block_tokens = 32");
+        cr_assert_not_null(at);
+        if (!change)
+            memcpy(at, "block_tokens = 64", 17);
+        char *other = ts_write_file(folder, "other.conf", was);
+        if (change)
+            flip_headers(index);
+        for (int v = 0; v < 3; v++) {
+            struct ts_result r = ts_run(ts_weft(), "kv", verbs[v], other);
+            cr_expect_eq(r.status, 1, "%s: %s%s", verbs[v], r.out, r.err);
+            cr_expect(strstr(r.err, "the index is not read"), "%s: %s", verbs[v], r.err);
+            ts_result_free(&r);
+        }
+        if (change)
+            flip_headers(index);
+        struct ts_result r = kv("verify", NULL);
+        cr_expect_str_eq(r.out, "5 blocks, 0 bad\n", "%s", r.err);
+        ts_result_free(&r);
+        free(other);
+        free(was);
+    }
+}
+
+/* A segment that is damaged as a whole has no block to name. */
+Test(kv, verify_fails_for_damaged_files)
+{
+    glob_t g;
+    char pattern[4400];
+    make();
+    make_shared("writer", layout());
+    snprintf(pattern, sizeof pattern, "%s/seg-writer-*", folder);
+    cr_assert_eq(glob(pattern, 0, NULL, &g), 0);
+    FILE *f = fopen(g.gl_pathv[0], "w");
+    cr_assert_not_null(f);
+    static const char junk[2 * KV_PAGE] = "junk";
+    cr_assert_eq(fwrite(junk, sizeof junk, 1, f), 1u);
+    cr_assert_eq(fclose(f), 0);
+    globfree(&g);
+    struct ts_result r = ts_run(ts_weft(), "kv", "verify", "--tier", "shared", conf);
+    cr_expect_eq(r.status, 1, "%s%s", r.out, r.err);
+    cr_expect(strstr(r.err, "unusable        1 files") && strstr(r.err, "damaged"), "%s", r.err);
+    ts_result_free(&r);
+}
+
 /* Of five damaged blocks in one segment verify names these five; segments of another layout are told of. */
 Test(kv, names_bad_blocks_alone_and_what_is_of_no_use)
 {
