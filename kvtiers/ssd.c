@@ -894,7 +894,8 @@ static void close_files(struct ssd *t)
     }
 }
 
-/* Waits for what is under way; a storage that does not answer any more (a stopped simulation) ends that. */
+/* Waits for what is under way; a storage that does not answer any more (a stopped simulation) ends that. What one that
+ * hangs may yet move stays, with all of the tier, until the process ends. */
 static void ssd_free(struct kv_tier *tier)
 {
     struct ssd *t = (struct ssd *)tier;
