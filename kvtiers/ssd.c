@@ -133,8 +133,8 @@ static void extent_place(const struct ssd *t, int entry, int source, int *file, 
     const struct ssd_entry *e = &t->entry[entry];
     const struct kv_layout *l = &t->p.layout;
     int slab = entry / t->slab_blocks;
-    *file = slab / t->file_slabs;
-    *offset = (uint64_t)(slab % t->file_slabs) * t->slab_bytes + (uint64_t)e->run_first * l->block_bytes +
+    *file = ssd_file_of(t, slab);
+    *offset = (uint64_t)(slab - *file * t->file_slabs) * t->slab_bytes + (uint64_t)e->run_first * l->block_bytes +
               (uint64_t)e->run_len * l->offset[source] + (uint64_t)e->run_at * l->bytes[source];
 }
 
@@ -466,7 +466,7 @@ static int place_run(struct ssd *t, struct kv_tier_op *op, int first)
     b->n -= n - done;
     w->n = done;
     b->writes += done * t->p.layout.n_sources;
-    b->file[slab / t->file_slabs] = true;
+    b->file[ssd_file_of(t, slab)] = true;
     *t->writes_end = w;
     t->writes_end = &w->next;
     return done;

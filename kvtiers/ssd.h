@@ -25,15 +25,18 @@ struct kv_ssd_params {
     size_t file_bytes;           /* of a data file, about; 0: 1 GiB */
     int64_t ttl_s;               /* 0: none */
     int64_t write_bytes_per_day; /* wear limit; 0: none */
-    bool keep_room; /* a tool opens: no room is given back, and an index that is not used stays: -EBADMSG */
-    bool direct;    /* O_DIRECT; off only for file systems that cannot */
+    /* A tool opens: the tier is as large as its files are, no room is taken or given back, an index that is not used
+     * stays (-EBADMSG), and nothing is made where there is none (-ENOENT). */
+    bool keep_room;
+    bool direct; /* O_DIRECT; off only for file systems that cannot */
     struct kv_clock clock;
     /* One line for people, when the tier is opened or changes its state; may be NULL. */
     void (*log)(void *ctx, bool warning, const char *text);
     void *log_ctx;
 };
 
-/* Opens or makes the files; waits for the disk. What files are longer than the tier shall be, and files too many, goes
+/* Opens or makes the files; waits for the disk. An index that cannot be read at the moment is an error, one that is
+ * damaged or of another layout is replaced. What files are longer than the tier shall be, and files too many, goes
  * back to the file system, with the blocks there. -EWOULDBLOCK: another process owns the folder. */
 int kv_ssd_new(const struct kv_ssd_params *params, struct kv_tier **out, struct cfg_error *err);
 

@@ -173,6 +173,13 @@ void ssd_pump(struct ssd *t);
 bool ssd_expire(struct ssd *t, int entry);
 void ssd_say(const struct ssd *t, bool warning, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
+/* The data file of a slab. The last one takes what a tier has grown beyond all files. */
+static inline int ssd_file_of(const struct ssd *t, int slab)
+{
+    int file = slab / t->file_slabs;
+    return file < SSD_FILES_MAX ? file : SSD_FILES_MAX - 1;
+}
+
 /* The slab's page must be written. */
 static inline void ssd_mark(struct ssd *t, int slab)
 {

@@ -15,6 +15,8 @@ enum {
     ENTRY_FIXED = 56,
     REBUILD_SLABS = 64,
     FILE_BYTES = 1 << 30,
+    SLABS_MIN = 4, /* fewer would empty much of the tier with each that is filled again */
+    SLABS_MAX = INT32_MAX / SSD_SLAB_MAX,
 };
 
 static const char header_magic[8] = "WEFTKVIX", slab_magic[8] = "WEFTKVSL";
@@ -259,10 +261,35 @@ static int64_t header_write(struct ssd *t, int file, uint64_t sequence, uint8_t 
     return r < 0 ? r : run_io(t, (struct kv_io){.op = KV_IO_SYNC, .file = file});
 }
 
-/* A good header of this layout: its sequence; 0: none. */
-static uint64_t header_read(struct ssd *t, const uint8_t *pages, const char **why)
+/* What a header says of how the files are divided. */
+struct shape {
+    uint64_t sequence; /* of the header; 0: none that is good */
+    int slab_blocks, file_slabs, n_slabs;
+};
+
+/* How an index that begins empty divides the files. */
+static struct shape shape_new(const struct ssd *t)
 {
-    uint64_t sequence = 0;
+    int64_t blocks = t->p.bytes / (int64_t)t->p.layout.block_bytes, most = ssd_page_entries(&t->p.layout);
+    const size_t file = t->p.file_bytes ? t->p.file_bytes : (size_t)FILE_BYTES;
+    struct shape s = {0};
+    most = most < SSD_SLAB_MAX ? most : (int64_t)SSD_SLAB_MAX;
+    /* At least eight slabs, so that filling one and emptying another leaves most of the blocks in place. */
+    int64_t per = blocks / 8 < most ? blocks / 8 : most;
+    size_t slab = (size_t)per * t->p.layout.block_bytes;
+    s.slab_blocks = (int)per;
+    s.n_slabs = (int)(blocks / per < SLABS_MAX ? blocks / per : SLABS_MAX);
+    s.file_slabs = file / slab ? (int)(file / slab) : 1;
+    if ((s.n_slabs - 1) / s.file_slabs + 1 > SSD_FILES_MAX)
+        s.file_slabs = (s.n_slabs - 1) / SSD_FILES_MAX + 1;
+    return s;
+}
+
+/* Takes the newest good header of this layout among the two pages; else tells why there is none. */
+static void header_read(struct ssd *t, const uint8_t *pages, struct shape *out, const char **why)
+{
+    const int most = ssd_page_entries(&t->p.layout);
+    *out = (struct shape){0};
     *why = "its header is damaged";
     for (int c = 0; c < 2; c++) {
         const uint8_t *p = pages + (size_t)c * KV_PAGE;
@@ -270,15 +297,18 @@ static uint64_t header_read(struct ssd *t, const uint8_t *pages, const char **wh
             continue;
         if (kv_get_uint(p + 32, 8) >= t->epoch) /* also of a header that does not fit: never the same epoch twice */
             t->epoch = kv_get_uint(p + 32, 8) + 1;
-        bool fits = kv_get_uint(p + 8, 4) == VERSION && kv_get_uint(p + 24, 8) == t->layout_id &&
-                    kv_get_uint(p + 12, 4) == (uint64_t)t->slab_blocks &&
-                    kv_get_uint(p + 48, 8) == (uint64_t)t->file_slabs;
-        if (!fits)
+        uint64_t blocks = kv_get_uint(p + 12, 4), slabs = kv_get_uint(p + 16, 8), per_file = kv_get_uint(p + 48, 8);
+        bool ours = kv_get_uint(p + 8, 4) == VERSION && kv_get_uint(p + 24, 8) == t->layout_id,
+             sane = blocks && blocks <= (uint64_t)most && blocks <= SSD_SLAB_MAX && slabs && slabs <= SLABS_MAX &&
+                    per_file && per_file <= SLABS_MAX;
+        if (!ours)
             *why = "it holds blocks of another layout";
-        else if (kv_get_uint(p + 40, 8) > sequence)
-            sequence = kv_get_uint(p + 40, 8);
+        else if (sane && kv_get_uint(p + 40, 8) > out->sequence)
+            *out = (struct shape){.sequence = kv_get_uint(p + 40, 8),
+                                  .slab_blocks = (int)blocks,
+                                  .n_slabs = (int)slabs,
+                                  .file_slabs = (int)per_file};
     }
-    return sequence;
 }
 
 static uint64_t index_bytes(int slabs)
@@ -323,60 +353,83 @@ static int64_t index_create(struct ssd *t, uint8_t *page)
 static int fail(const struct ssd *t, struct cfg_error *err, int64_t r, const char *what)
 {
     if (r == -EINVAL && t->p.direct)
-        return cfg_error_set(err, EINVAL,
-                             "%s: %s: the file system takes no direct I/O; use another one, or kv.ssd.direct = false",
-                             t->p.folder, what);
+        return cfg_error_set(
+            err, EINVAL,
+            "%s: %s: no direct I/O (the file system has none, or this is no ordinary file); use another "
+            "one, or kv.ssd.direct = false",
+            t->p.folder, what);
     return cfg_error_set(err, (int)-r, "%s: %s: %s%s", t->p.folder, what, strerror((int)-r),
                          r == -ENOSPC ? "; lower kv.ssd.size or make room" : "");
 }
 
-/* Opens the index if it is one of ours, or makes a new one. */
-static int open_index(struct ssd *t, struct cfg_error *err)
+/* Reads the header pages, one by one: a disk that fails on one of them may give the other. A page that cannot be read
+ * or does not exist is zero. Returns the first error. */
+static int64_t header_pages(struct ssd *t, uint8_t *pages)
 {
-    uint8_t *page = aligned_alloc(KV_PAGE, 2 * KV_PAGE);
-    const char *why = NULL;
-    uint64_t sequence = 0;
-    if (!page)
-        return cfg_error_set(err, ENOMEM, "ssd tier: out of memory");
-    int64_t r = open_file(t, index_name, data_flags(t));
-    if (r >= 0) {
-        t->index_file = (int)r;
-        memset(page, 0, 2 * KV_PAGE);
-        int64_t n = run_io(
-            t, (struct kv_io){
-                   .op = KV_IO_READ, .file = t->index_file, .flags = data_flags(t), .bytes = page, .len = 2 * KV_PAGE});
-        sequence = n == 2 * KV_PAGE ? header_read(t, page, &why) : 0;
-        if (!sequence && t->p.keep_room) { /* a tool looks, and changes nothing of what it does not know */
-            free(page);
-            return cfg_error_set(err, EBADMSG,
-                                 "%s: the index is not read: %s; use the configuration of the server that wrote it",
-                                 t->p.folder, why ? why : "it cannot be read");
-        }
-        if (!sequence)
-            ssd_say(t, true, "%s: the index is not used: %s; the tier starts empty", t->p.folder,
-                    why ? why : "it cannot be read");
-    } else if (r != -ENOENT) {
-        free(page);
-        return fail(t, err, r, index_name);
+    int64_t first = 0;
+    memset(pages, 0, HEADER_PAGES * KV_PAGE);
+    for (int c = 0; c < HEADER_PAGES; c++) {
+        uint8_t *page = pages + (size_t)c * KV_PAGE;
+        int64_t n = run_io(t, (struct kv_io){.op = KV_IO_READ,
+                                             .file = t->index_file,
+                                             .flags = data_flags(t),
+                                             .bytes = page,
+                                             .len = KV_PAGE,
+                                             .offset = (uint64_t)c * KV_PAGE});
+        if (n != KV_PAGE)
+            memset(page, 0, KV_PAGE);
+        first = n < 0 && !first ? n : first;
     }
+    return first;
+}
+
+/* Opens the index if there is one and it can be used, which decides how the files are divided; *out has no sequence
+ * otherwise. A tool, which looks, fails then; so does everyone when the disk cannot say what is there. */
+static int find_index(struct ssd *t, uint8_t *pages, struct shape *out, struct cfg_error *err)
+{
+    const char *why = NULL;
+    *out = (struct shape){0};
+    int64_t r = open_file(t, index_name, data_flags(t));
+    if (r == -ENOENT)
+        return 0;
+    if (r < 0)
+        return fail(t, err, r, index_name);
+    t->index_file = (int)r;
+    r = header_pages(t, pages);
+    header_read(t, pages, out, &why);
+    if (out->sequence && !t->p.keep_room &&
+        t->p.bytes / (int64_t)t->p.layout.block_bytes / out->slab_blocks < SLABS_MIN) {
+        out->sequence = 0;
+        why = "kv.ssd.size is now less than a few of the parts that it is divided into";
+    }
+    if (out->sequence)
+        return 0;
+    if (r < 0)
+        return fail(t, err, r, index_name);
+    if (t->p.keep_room)
+        return cfg_error_set(err, EBADMSG,
+                             "%s: the index is not read: %s; use the configuration of the server that wrote it",
+                             t->p.folder, why);
+    ssd_say(t, true, "%s: the index is not used: %s; the tier starts empty", t->p.folder, why);
+    run_io(t, (struct kv_io){.op = KV_IO_CLOSE, .file = t->index_file});
+    t->index_file = -1;
+    return 0;
+}
+
+/* Makes a new index, or makes the one found this owner's. */
+static int64_t take_index(struct ssd *t, uint64_t sequence, uint8_t *page)
+{
     if (!sequence) {
-        if (t->index_file >= 0)
-            run_io(t, (struct kv_io){.op = KV_IO_CLOSE, .file = t->index_file});
-        t->index_file = -1;
-        r = index_create(t, page);
+        int64_t r = index_create(t, page);
         if (r >= 0)
             r = open_file(t, index_name, data_flags(t));
         t->index_file = (int)r;
-    } else {
-        int64_t size = run_io(t, (struct kv_io){.op = KV_IO_SIZE, .file = t->index_file});
-        r = size >= 0 && (uint64_t)size < index_bytes(t->n_slabs)
-                ? index_fill(t, t->index_file, (uint64_t)size / KV_PAGE * KV_PAGE, index_bytes(t->n_slabs))
-                : size;
-        if (r >= 0)
-            r = header_write(t, t->index_file, sequence + 1, page);
+        return r;
     }
-    free(page);
-    return r < 0 ? fail(t, err, r, index_name) : 0;
+    int64_t size = run_io(t, (struct kv_io){.op = KV_IO_SIZE, .file = t->index_file}), r = size;
+    if (size >= 0 && (uint64_t)size < index_bytes(t->n_slabs))
+        r = index_fill(t, t->index_file, (uint64_t)size / KV_PAGE * KV_PAGE, index_bytes(t->n_slabs));
+    return r < 0 ? r : header_write(t, t->index_file, sequence + 1, page);
 }
 
 static void data_name(int file, char name[SSD_NAME])
@@ -386,8 +439,8 @@ static void data_name(int file, char name[SSD_NAME])
 
 static int slabs_of_file(const struct ssd *t, int file, int slabs)
 {
-    int left = slabs - file * t->file_slabs;
-    return left < 0 ? 0 : left < t->file_slabs ? left : t->file_slabs;
+    int64_t left = slabs - (int64_t)file * t->file_slabs;
+    return left < 0 ? 0 : left < t->file_slabs || file == SSD_FILES_MAX - 1 ? (int)left : t->file_slabs;
 }
 
 /* Data files as far as the file system has room; the tier is smaller when it has not. */
@@ -405,7 +458,7 @@ static int open_data(struct ssd *t, struct cfg_error *err)
             return fail(t, err, f, name);
         int64_t have = run_io(t, (struct kv_io){.op = KV_IO_SIZE, .file = (int)f}),
                 space = run_io(t, (struct kv_io){.op = KV_IO_SPACE}), r = 0;
-        if (have >= 0 && (uint64_t)have < len) {
+        if (have >= 0 && (uint64_t)have < len && !t->p.keep_room) {
             if (space >= 0 && space - (int64_t)(len - (size_t)have) < t->p.reserve)
                 r = -ENOSPC;
             else
@@ -438,7 +491,7 @@ static int64_t cut_data(struct ssd *t, int slabs)
 {
     struct kv_io list = {.op = KV_IO_LIST, .path = ""};
     int64_t n = kv_io_run(t->p.storage, &list), r = n;
-    int files = (slabs - 1) / t->file_slabs + 1;
+    int files = ssd_file_of(t, slabs - 1) + 1;
     for (int i = 0; i < t->n_files && r >= 0; i++) {
         uint64_t len = (uint64_t)slabs_of_file(t, i, slabs) * t->slab_bytes;
         r = run_io(t, (struct kv_io){.op = KV_IO_SIZE, .file = t->data_file[i]});
@@ -479,25 +532,56 @@ static int64_t give_back(struct ssd *t, int slabs)
     return r;
 }
 
+/* Index, then data files as it divides them. */
+static int open_all(struct ssd *t, uint8_t *pages, struct cfg_error *err)
+{
+    struct shape shape, fresh = shape_new(t);
+    int e = find_index(t, pages, &shape, err);
+    if (e)
+        return e;
+    const struct shape *use = shape.sequence ? &shape : &fresh;
+    const int64_t slabs = t->p.bytes / (int64_t)t->p.layout.block_bytes / use->slab_blocks;
+    t->slab_blocks = use->slab_blocks;
+    t->slab_bytes = (size_t)use->slab_blocks * t->p.layout.block_bytes;
+    t->file_slabs = use->file_slabs;
+    /* A tool looks at what is there. */
+    t->n_slabs = t->p.keep_room ? use->n_slabs : (int)(slabs < SLABS_MAX ? slabs : SLABS_MAX);
+    const int wanted = t->n_slabs;
+    if ((e = open_data(t, err)))
+        return e;
+    int64_t r = sync_folder(t);
+    if (r < 0)
+        return fail(t, err, r, "folder");
+    if ((r = take_index(t, shape.sequence, pages)) < 0)
+        return fail(t, err, r, index_name);
+    if (!t->p.keep_room && (r = give_back(t, wanted)) < 0)
+        ssd_say(t, true, "%s: room that the tier had cannot be given back: %s; the next start tries again", t->p.folder,
+                strerror((int)-r));
+    return 0;
+}
+
+/* A tool makes nothing where nothing is. */
+static int none_yet(struct ssd *t, struct cfg_error *err)
+{
+    int64_t r = open_file(t, index_name, data_flags(t));
+    if (r >= 0)
+        r = run_io(t, (struct kv_io){.op = KV_IO_CLOSE, .file = (int)r});
+    return r == -ENOENT ? cfg_error_set(err, ENOENT, "%s: no server has kept blocks here yet", t->p.folder)
+           : r < 0      ? fail(t, err, r, index_name)
+                        : 0;
+}
+
 int ssd_open_files(struct ssd *t, struct cfg_error *err)
 {
     const struct kv_layout *l = &t->p.layout;
-    int64_t blocks = t->p.bytes / (int64_t)l->block_bytes, most = ssd_page_entries(l);
-    most = most < SSD_SLAB_MAX ? most : (int64_t)SSD_SLAB_MAX;
-    /* At least eight slabs, so that filling one and emptying another leaves most of the blocks in place. */
-    int64_t per = blocks / 8 < most ? blocks / 8 : most;
-    if (blocks < 8)
+    int e = 0;
+    if (t->p.bytes / (int64_t)l->block_bytes < 8)
         return cfg_error_set(err, EINVAL, "%s: ssd tier of %lld bytes: give room for at least 8 blocks of %zu bytes",
                              t->p.folder, (long long)t->p.bytes, l->block_bytes);
-    t->slab_blocks = (int)per;
-    t->slab_bytes = (size_t)per * l->block_bytes;
-    t->n_slabs = (int)(blocks / per < INT32_MAX / SSD_SLAB_MAX ? blocks / per : INT32_MAX / SSD_SLAB_MAX);
-    const size_t file = t->p.file_bytes ? t->p.file_bytes : (size_t)FILE_BYTES;
-    t->file_slabs = file / t->slab_bytes ? (int)(file / t->slab_bytes) : 1;
-    if ((t->n_slabs - 1) / t->file_slabs + 1 > SSD_FILES_MAX)
-        t->file_slabs = (t->n_slabs - 1) / SSD_FILES_MAX + 1;
     t->layout_id = kv_layout_id(l);
     t->epoch = (uint64_t)t->p.clock.wall(t->p.clock.ctx) & UINT32_MAX;
+    if (t->p.keep_room && (e = none_yet(t, err)))
+        return e;
     int64_t r = open_file(t, lock_name, KV_OPEN_WRITE | KV_OPEN_CREATE | KV_OPEN_LOCK);
     if (r == -EWOULDBLOCK)
         return cfg_error_set(err, EWOULDBLOCK,
@@ -505,15 +589,10 @@ int ssd_open_files(struct ssd *t, struct cfg_error *err)
     if (r < 0)
         return fail(t, err, r, lock_name);
     t->lock_file = (int)r;
-    const int wanted = t->n_slabs;
-    int e = open_data(t, err);
-    r = e ? 0 : sync_folder(t);
-    if (!e && r < 0)
-        e = fail(t, err, r, "folder");
-    if (!e)
-        e = open_index(t, err);
-    if (!e && !t->p.keep_room && (r = give_back(t, wanted)) < 0)
-        ssd_say(t, true, "%s: room that the tier had cannot be given back: %s; the next start tries again", t->p.folder,
-                strerror((int)-r));
+    uint8_t *pages = aligned_alloc(KV_PAGE, HEADER_PAGES * KV_PAGE);
+    if (!pages)
+        return cfg_error_set(err, ENOMEM, "ssd tier: out of memory");
+    e = open_all(t, pages, err);
+    free(pages);
     return e;
 }

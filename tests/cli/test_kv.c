@@ -5,6 +5,7 @@
 #include <glob.h>
 #include <stdio.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "kvtiers/shared.h"
 #include "kvtiers/ssd.h"
@@ -265,6 +266,37 @@ Test(kv, looking_at_what_it_does_not_know_changes_nothing)
         free(other);
         free(was);
     }
+}
+
+/* It makes no files, and does not need to be told the size that the files have. */
+Test(kv, looks_at_files_of_any_size_and_makes_none)
+{
+    make();
+    char *was = ts_read_file(conf, NULL), *at = strstr(was, "8MiB");
+    cr_assert_not_null(at);
+    memcpy(at, "1", 1);
+    char *other = ts_write_file(folder, "other.conf", was);
+    for (int v = 0; v < 2; v++) {
+        struct ts_result r = ts_run(ts_weft(), "kv", v ? "verify" : "stat", other);
+        cr_expect_eq(r.status, 0, "%s", r.err);
+        cr_expect(strstr(r.out, v ? "5 blocks, 0 bad\n" : "blocks          5\n"), "%s", r.out);
+        ts_result_free(&r);
+    }
+    char empty[4200];
+    snprintf(empty, sizeof empty, "%s/empty", folder);
+    cr_assert_eq(mkdir(empty, 0700), 0);
+    char text[4400];
+    snprintf(text, sizeof text, "model = { path = \"tests/golden/mini8\"; };\nkv = { ssd = { path = \"%s\"; }; };\n",
+             empty);
+    char *fresh = ts_write_file(folder, "fresh.conf", text);
+    struct ts_result r = ts_run(ts_weft(), "kv", "stat", fresh);
+    cr_expect_eq(r.status, 1, "%s%s", r.out, r.err);
+    cr_expect(strstr(r.err, "no server has kept blocks here yet"), "%s", r.err);
+    cr_expect_eq(rmdir(empty), 0, "nothing was made there: %s", strerror(errno));
+    ts_result_free(&r);
+    free(fresh);
+    free(other);
+    free(was);
 }
 
 /* A segment that is damaged as a whole has no block to name. */

@@ -6,7 +6,13 @@
 #include "tests/support/kv_blocks.h"
 #include "tests/support/ssd_rig.h"
 
-enum { MANY = 960, SLAB = 48, FEW = 432, STORED = 768 }; /* twenty slabs, of four in each file; nine; sixteen */
+enum {
+    MANY = 960,
+    SLAB = 48,
+    FEW = 432,
+    STORED = 768,
+    SSD_STORE = 48
+}; /* twenty slabs, of four in each file; nine; sixteen; one */
 
 static void many_new(struct ts_ssd *r, uint64_t seed)
 {
@@ -77,7 +83,7 @@ Test(ssd_room, a_smaller_tier_gives_its_room_back)
     ts_ssd_free(&r);
 }
 
-/* Also when a smaller size means smaller slabs, so that it starts empty. */
+/* Also when it is so small that it needs smaller slabs, and starts empty. */
 Test(ssd_room, a_tier_of_other_slabs_gives_its_room_back)
 {
     struct ts_ssd r;
@@ -87,6 +93,99 @@ Test(ssd_room, a_tier_of_other_slabs_gives_its_room_back)
     cr_assert_eq(on_disk(&r), 64 * (int64_t)r.layout.block_bytes);
     cr_assert_eq(found(&r), 0);
     cr_assert(ts_ssd_store(&r, 1) && ts_ssd_read_back(&r, 1));
+    ts_ssd_free(&r);
+}
+
+static void store_all(struct ts_ssd *r, int n)
+{
+    for (int i = 0; i < n; i++)
+        cr_assert(ts_ssd_store(r, i), "%d", i);
+}
+
+static void all_there(struct ts_ssd *r, int n)
+{
+    for (int i = 0; i < n; i++)
+        cr_assert(ts_ssd_read_back(r, i), "block %d is lost", i);
+}
+
+/* A small tier has smaller slabs than it would have had as a large one: they stay as they were made. */
+Test(ssd_room, a_small_tier_grows_and_keeps_its_blocks)
+{
+    struct ts_ssd r;
+    ts_ssd_new(&r, 46, 64);
+    store_all(&r, 40);
+    ts_ssd_close(&r);
+    r.blocks = MANY;
+    ts_ssd_open(&r);
+    cr_assert_eq(ts_ssd_stat(&r).capacity, MANY * r.layout.block_bytes);
+    all_there(&r, 40);
+    store_all(&r, MANY / 2);
+    ts_ssd_close(&r);
+    r.blocks = 64;
+    ts_ssd_open(&r);
+    cr_assert_eq(found(&r), 64, "and back: what lies in the part that stays, stays");
+    cr_assert_eq(r.warnings, 0);
+    ts_ssd_free(&r);
+}
+
+/* There are at most 256 files, the last of which takes what is more. */
+Test(ssd_room, a_tier_grows_beyond_its_files_and_keeps_its_blocks)
+{
+    enum { BEFORE = 250 * SLAB, AFTER = 300 * SLAB, LAST = 255 };
+    struct ts_ssd r = {.disk = kv_disk_new(47), .layout = ts_layout(2), .blocks = BEFORE};
+    const int64_t slab = SLAB * (int64_t)r.layout.block_bytes;
+    r.file_bytes = (size_t)slab;
+    ts_ssd_open(&r);
+    store_all(&r, 2 * SLAB);
+    ts_ssd_close(&r);
+    r.blocks = AFTER;
+    ts_ssd_open(&r);
+    cr_assert_eq(ts_ssd_stat(&r).capacity, (uint64_t)(300 * slab));
+    cr_assert_eq(kv_disk_size(r.disk, "weft-kv.254"), slab);
+    cr_assert_eq(kv_disk_size(r.disk, "weft-kv.255"), (300 - LAST) * slab);
+    all_there(&r, 2 * SLAB);
+    for (int i = 0; i < AFTER + SLAB; i += SSD_STORE) { /* once through all slabs, those of the last file, too */
+        static struct ts_op o;
+        int n[SSD_STORE];
+        for (int k = 0; k < SSD_STORE; k++)
+            n[k] = 100000 + i + k;
+        ts_op_run(&o, r.tier, r.storage, &r.layout, TS_STORE, n, SSD_STORE);
+        cr_assert_eq(o.op.count, SSD_STORE, "%d: %d", i, o.op.count);
+        ts_op_free(&o);
+    }
+    for (int i = AFTER / 2; i < AFTER; i += 7)
+        cr_assert(ts_ssd_read_back(&r, 100000 + i), "%d", i);
+    ts_ssd_close(&r);
+    ts_ssd_open(&r);
+    for (int i = AFTER / 2; i < AFTER; i += 7)
+        cr_assert(ts_ssd_read_back(&r, 100000 + i), "%d, after a restart", i);
+    ts_ssd_close(&r);
+    r.blocks = BEFORE;
+    ts_ssd_open(&r);
+    cr_assert_eq(kv_disk_size(r.disk, "weft-kv.249"), slab);
+    cr_assert_eq(kv_disk_size(r.disk, "weft-kv.250"), -ENOENT);
+    ts_ssd_free(&r);
+}
+
+/* An index that the disk does not give at the moment is no reason to begin an empty one; half a header is enough. */
+Test(ssd_room, an_index_that_cannot_be_read_now_is_not_replaced)
+{
+    struct ts_ssd r;
+    struct cfg_error err;
+    ts_ssd_new(&r, 48, 64);
+    store_all(&r, 40);
+    ts_ssd_close(&r);
+    kv_disk_fail(r.disk, KV_IO_READ, "weft-kv.index", 0, 2, -EIO);
+    cr_assert_eq(ts_ssd_try(&r, &err), -EIO);
+    cr_assert(strstr(err.msg, "weft-kv.index: Input/output error"), "%s", err.msg);
+    ts_ssd_close(&r);
+    for (int page = 0; page < 2; page++) {
+        kv_disk_fail(r.disk, KV_IO_READ, "weft-kv.index", page, 1, -EIO);
+        ts_ssd_open(&r);
+        all_there(&r, 40);
+        ts_ssd_close(&r);
+    }
+    cr_assert_eq(r.warnings, 0);
     ts_ssd_free(&r);
 }
 
