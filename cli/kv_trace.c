@@ -1,7 +1,9 @@
 #include "cli/kv_trace.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <jansson.h>
+#include <limits.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -11,6 +13,7 @@
 #include "cli/cli.h"
 #include "cli/conditions.h"
 #include "cli/plot.h"
+#include "cli/request_trace.h"
 
 enum { NONE = -1, SIZES = 4, PLOT_TTLS = 9 };
 
@@ -50,7 +53,7 @@ static bool grow(void **p, int *cap, int n, size_t size)
     if (n < *cap)
         return true;
     int want = *cap ? 2 * *cap : 1024;
-    void *q = realloc(*p, (size_t)want * size);
+    void *q = *cap <= INT_MAX / 2 ? realloc(*p, (size_t)want * size) : NULL;
     if (!q)
         return false;
     *p = q;
@@ -58,48 +61,32 @@ static bool grow(void **p, int *cap, int n, size_t size)
     return true;
 }
 
-/* The number of a name, a new one the first time. */
-static int number_of(struct trace *t, const char *name)
+/* The number of a name, a new one the first time; NONE: out of memory. */
+static int number_of(struct trace *t, uint64_t name)
 {
-    json_t *v = json_object_get(t->numbers, name);
+    char key[17];
+    snprintf(key, sizeof key, "%016" PRIx64, name);
+    json_t *v = json_object_get(t->numbers, key);
     if (v)
         return (int)json_integer_value(v);
-    json_object_set_new(t->numbers, name, json_integer(t->distinct));
-    return t->distinct++;
+    return json_object_set_new(t->numbers, key, json_integer(t->distinct)) ? NONE : t->distinct++;
 }
 
-static const char *take_line(struct trace *t, const char *line)
+static int take(void *ctx, const struct cli_traced *line, struct cfg_error *err)
 {
-    json_error_t e;
-    json_t *j = json_loads(line, 0, &e), *blocks = json_object_get(j, "blocks"), *name;
-    size_t i;
-    const char *bad = NULL;
-    int tokens = (int)json_integer_value(json_object_get(j, "block_tokens"));
-    double bytes = (double)json_integer_value(json_object_get(j, "block_bytes"));
-    if (!j || !json_is_array(blocks) || tokens < 1 || bytes < 1)
-        bad = "it is no line of a request trace";
-    else if (t->n && tokens != t->block_tokens)
-        bad = "its blocks have another size than those before";
-    else if (!grow((void **)&t->request, &t->cap, t->n, sizeof *t->request))
-        bad = "out of memory";
-    if (!bad) {
-        struct request *r = &t->request[t->n++];
-        *r = (struct request){.t = json_number_value(json_object_get(j, "t")),
-                              .prompt = (int)json_integer_value(json_object_get(j, "prompt")),
-                              .first = t->n_blocks};
-        t->block_tokens = tokens;
-        t->block_bytes = bytes;
-        json_array_foreach (blocks, i, name) {
-            if (!json_is_string(name) || !grow((void **)&t->block, &t->block_cap, t->n_blocks, sizeof *t->block)) {
-                bad = "it is no line of a request trace";
-                break;
-            }
-            t->block[t->n_blocks++] = number_of(t, json_string_value(name));
-            r->n++;
-        }
+    struct trace *t = ctx;
+    bool ok = grow((void **)&t->request, &t->cap, t->n, sizeof *t->request);
+    struct request *r = ok ? &t->request[t->n++] : NULL;
+    if (ok)
+        *r = (struct request){.t = line->t, .prompt = line->prompt, .first = t->n_blocks, .n = line->n_names};
+    t->block_tokens = line->block_tokens;
+    t->block_bytes = (double)line->block_bytes;
+    for (int i = 0; ok && i < line->n_names; i++) {
+        ok = grow((void **)&t->block, &t->block_cap, t->n_blocks, sizeof *t->block) &&
+             (t->block[t->n_blocks] = number_of(t, line->name[i])) != NONE;
+        t->n_blocks += ok;
     }
-    json_decref(j);
-    return bad;
+    return ok ? 0 : cfg_error_set(err, ENOMEM, "request trace: out of memory");
 }
 
 static int by_arrival(const void *a, const void *b)
@@ -134,27 +121,12 @@ static bool find_best(struct trace *t)
 
 static int read_trace(struct trace *t, const char *path)
 {
-    FILE *f = fopen(path, "re");
-    char *line = NULL;
-    size_t size = 0;
-    const char *bad = NULL;
-    int number = 0;
-    if (!f)
-        return cli_error(CLI_FAILED, "%s: %s", path, strerror(errno));
+    struct cfg_error err;
     t->numbers = json_object();
-    while (!bad && getline(&line, &size, f) > 0) {
-        number++;
-        bad = take_line(t, line);
-    }
-    int failed = ferror(f) ? errno : 0;
-    free(line);
-    fclose(f);
-    if (failed)
-        return cli_error(CLI_FAILED, "%s: %s", path, strerror(failed));
-    if (bad)
-        return cli_error(CLI_FAILED, "%s:%d: %s", path, number, bad);
-    if (!t->n)
-        return cli_error(CLI_FAILED, "%s holds no request", path);
+    if (cli_request_trace_read(path, take, t, &err))
+        return cli_error(CLI_FAILED, "%s", err.msg);
+    if (t->block_bytes < 1)
+        return cli_error(CLI_FAILED, "%s: no line says block_bytes, the bytes of a block", path);
     /* Lines come in the order in which requests ended. */
     qsort(t->request, (size_t)t->n, sizeof *t->request, by_arrival);
     for (int i = t->n - 1; i >= 0; i--)

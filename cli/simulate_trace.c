@@ -1,25 +1,16 @@
-/* A recorded load for `weft simulate`: the gateway's request trace, one JSON object per line (docs/FORMATS.md). */
+/* A recorded load for `weft simulate`: the gateway's request trace. */
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/request_trace.h"
 #include "cli/simulate.h"
 
-enum { LINE_MAX_BYTES = 1 << 22, BLOCKS_MAX = 1 << 16 };
-
 struct reader {
-    const char *path;
-    int line;
     struct sim_trace *out;
     size_t cap, keys, key_cap;
     size_t *first_key; /* [cap] of each arrival; the keys move while they are read */
 };
-
-static int wrong(const struct reader *r, struct cfg_error *err, const char *what)
-{
-    return cfg_error_set(err, EINVAL, "%s:%d: %s", r->path, r->line, what);
-}
 
 static int grow(struct reader *r, size_t keys)
 {
@@ -52,38 +43,22 @@ static void put_name(struct act_key *key, uint64_t name)
     }
 }
 
-static int take_line(struct reader *r, const json_t *j, struct cfg_error *err)
+static int take(void *ctx, const struct cli_traced *line, struct cfg_error *err)
 {
-    const json_t *t = json_object_get(j, "t"), *prompt = json_object_get(j, "prompt"),
-                 *output = json_object_get(j, "output"), *blocks = json_object_get(j, "blocks"),
-                 *per = json_object_get(j, "block_tokens");
-    json_int_t n = json_integer_value(prompt), m = json_integer_value(output), block = json_integer_value(per);
-    size_t names = json_array_size(blocks);
-    if (!json_is_number(t) || json_number_value(t) < -1e9 || json_number_value(t) > 1e9)
-        return wrong(r, err, "t must be seconds");
-    if (!json_is_integer(prompt) || !json_is_integer(output) || n < 1 || m < 0 || n > 1 << 22 || m > 1 << 22)
-        return wrong(r, err, "prompt and output must be numbers of tokens");
-    if (!json_is_array(blocks) || names > BLOCKS_MAX || !json_is_integer(per) || block < 2 || block > 65536 ||
-        (r->out->n && block != r->out->block_tokens) || (json_int_t)names * block > n)
-        return wrong(r, err, "blocks must name the full blocks of the prompt, of the same size in every line");
-    if (grow(r, names + 1))
-        return cfg_error_set(err, ENOMEM, "%s: out of memory", r->path);
+    struct reader *r = ctx;
+    if (grow(r, (size_t)line->n_names + 1))
+        return cfg_error_set(err, ENOMEM, "request trace: out of memory");
     struct sim_arrival *a = &r->out->arrival[r->out->n];
-    *a = (struct sim_arrival){.at = json_number_value(t),
-                              .prompt = (int)n,
-                              .output = (int)m,
-                              .line = r->line,
-                              .n_chain = names ? (int)names + 1 : 0};
+    *a = (struct sim_arrival){.at = line->t,
+                              .prompt = line->prompt,
+                              .output = line->output,
+                              .line = line->line,
+                              .n_chain = line->n_names ? line->n_names + 1 : 0};
     r->first_key[r->out->n] = r->keys;
     put_name(&r->out->key[r->keys++], 0);
-    for (size_t i = 0; i < names; i++) {
-        const char *text = json_string_value(json_array_get(blocks, i));
-        char *end = NULL;
-        if (!text || strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16)
-            return wrong(r, err, "a block's name must be 16 hexadecimal digits");
-        put_name(&r->out->key[r->keys++], strtoull(text, &end, 16));
-    }
-    r->out->block_tokens = (int)block;
+    for (int i = 0; i < line->n_names; i++)
+        put_name(&r->out->key[r->keys++], line->name[i]);
+    r->out->block_tokens = line->block_tokens;
     r->out->n++;
     return 0;
 }
@@ -107,26 +82,9 @@ static void settle(struct reader *r)
 
 int sim_trace_read(const char *path, struct sim_trace *out, struct cfg_error *err)
 {
-    struct reader r = {.path = path, .out = out};
-    char *line = NULL;
-    size_t room = 0;
-    ssize_t n;
-    int rc = 0;
+    struct reader r = {.out = out};
     *out = (struct sim_trace){0};
-    FILE *f = fopen(path, "re");
-    if (!f)
-        return cfg_error_set(err, errno, "%s: %s", path, strerror(errno));
-    while (!rc && (n = getline(&line, &room, f)) > 0) {
-        json_error_t je;
-        r.line++;
-        json_t *j = n <= LINE_MAX_BYTES ? json_loadb(line, (size_t)n, JSON_REJECT_DUPLICATES, &je) : NULL;
-        rc = j ? take_line(&r, j, err) : wrong(&r, err, "not a JSON object on a line");
-        json_decref(j);
-    }
-    free(line);
-    fclose(f);
-    if (!rc && !out->n)
-        rc = cfg_error_set(err, EINVAL, "%s: there is no request in it", path);
+    int rc = cli_request_trace_read(path, take, &r, err);
     if (!rc)
         settle(&r);
     free(r.first_key);

@@ -415,6 +415,39 @@ Test(kv, a_trace_says_what_tiers_are_worth_and_where_they_are_not)
     ts_result_free(&r);
 }
 
+/* Lines whose numbers make no sense are named, and nothing is counted. */
+Test(kv, a_trace_with_bad_numbers_is_refused)
+{
+#define LINE(t, prompt, tokens, bytes)                                                                                 \
+    "{\"t\":" t ",\"prompt\":" prompt ",\"output\":1,\"block_tokens\":" tokens bytes                                   \
+    ",\"blocks\":[\"00000000000000aa\"]}\n"
+#define GOOD LINE("0", "40", "16", ",\"block_bytes\":4096")
+    static const char *const trace[][2] = {
+        {"", "no request"},
+        {GOOD LINE("\"1\"", "40", "16", ",\"block_bytes\":4096"), ":2: t must be seconds"},
+        {LINE("1e308", "40", "16", ",\"block_bytes\":4096"), "t must be seconds"},
+        {LINE("0", "-40", "16", ",\"block_bytes\":4096"), "prompt and output"},
+        {LINE("0", "40", "4294967312", ",\"block_bytes\":4096"), "full blocks"},
+        {GOOD LINE("0", "40", "32", ",\"block_bytes\":4096"), ":2: blocks must"},
+        {GOOD LINE("0", "40", "16", ",\"block_bytes\":8192"), ":2: block_bytes must"},
+        {GOOD LINE("0", "40", "16", ""), ":2: block_bytes must"},
+        {LINE("0", "40", "16", ",\"block_bytes\":-1"), "block_bytes must"},
+        {LINE("0", "40", "16", ""), "no line says block_bytes"},
+    };
+#undef GOOD
+#undef LINE
+    folder = ts_temp_dir();
+    for (size_t i = 0; i < sizeof trace / sizeof *trace; i++) {
+        char *path = ts_write_file(folder, "trace", trace[i][0]);
+        struct ts_result r = ts_run(ts_weft(), "bench", "kv", "--trace", path);
+        cr_expect_eq(r.status, 1, "%s", trace[i][0]);
+        cr_expect(strstr(r.err, trace[i][1]), "%s", r.err);
+        cr_expect_str_eq(r.out, "");
+        ts_result_free(&r);
+        free(path);
+    }
+}
+
 Test(kv, mistakes_are_said)
 {
     make();
