@@ -18,7 +18,7 @@ enum {
     TAG_POLL = 2,
     TAG_HEDGE = 3,
     SSD_OP_MAX = 64,
-    FROM_NODES = 4096
+    AT_NODES = 4096
 };
 
 /* A run of blocks that one tier has. */
@@ -101,7 +101,7 @@ struct store {
     bool late_read[ACT_TIERS_MAX], late_store[ACT_TIERS_MAX];
     uint32_t
         share; /* blocks of the host tier that stores to one tier may pin: one share is left for what else needs room */
-    struct kv_key from_nodes[FROM_NODES]; /* blocks lately read from the kv nodes, by hash; what is lost here is sent */
+    struct kv_key at_nodes[AT_NODES]; /* blocks lately read that kv nodes were given, by hash; a lost one is sent */
     bool stopping;
 };
 
@@ -162,18 +162,25 @@ static void find_late(struct store *s)
             s->late_store[p->tier] = true;
 }
 
-/* A block that came from the kv nodes is not sent back to them: the other tiers keep it. (They have checks of their
- * own.) Once: when it is published again it was computed anew, so they lost it. */
-static struct kv_key *from_nodes_at(struct store *s, const struct kv_key *key)
+/* A block that came from the kv nodes is not sent back to them, nor one from memory, which went to them when it came
+ * into memory (what they refused then is offered again by who has it): the other tiers keep it. (They have checks of
+ * their own.) Once: when it is published again it was computed anew, so they lost it. */
+static struct kv_key *at_nodes(struct store *s, const struct kv_key *key)
 {
     uint32_t v;
     memcpy(&v, key->b, sizeof v);
-    return &s->from_nodes[v % FROM_NODES];
+    return &s->at_nodes[v % AT_NODES];
 }
 
-static bool came_from(struct store *s, int tier, const struct kv_key *key)
+static void note_at_nodes(struct store *s, int tier, const struct kv_tier_op *op)
 {
-    struct kv_key *at = from_nodes_at(s, key);
+    for (int i = 0; s->c->nodes && (!tier || s->c->tier[tier] == s->c->nodes) && i < op->count; i++)
+        *at_nodes(s, &op->block[i].key) = op->block[i].key;
+}
+
+static bool is_at_nodes(struct store *s, int tier, const struct kv_key *key)
+{
+    struct kv_key *at = at_nodes(s, key);
     if (s->c->tier[tier] != s->c->nodes || memcmp(at, key, sizeof *key))
         return false;
     memset(at, 0, sizeof *at);
@@ -280,10 +287,10 @@ static void on_read(struct kv_tier_op *op)
     struct ask *a = r->ask;
     r->count = op->count;
     r->ended = true;
-    for (int i = 0; i < op->count && !r->hedged && a->s->c->tier[r->tier] == a->s->c->nodes; i++)
-        *from_nodes_at(a->s, &op->block[i].key) = op->block[i].key;
-    if (!r->hedged)
+    if (!r->hedged) {
+        note_at_nodes(a->s, r->tier, op);
         read_ended(a->s, r->tier, op->n, op->count, op->status, time_now(a->s) - r->began);
+    }
     if (r->settled < a->s->c->layout.n_sources) { /* refused as a whole */
         for (int k = r->settled; k < a->s->c->layout.n_sources; k++)
             r->ok[k] = op->count;
@@ -554,7 +561,7 @@ static void push_down(struct store *s, int tier, struct act_addr from, const str
         return;
     int k = 0;
     for (int i = 0; i < n; i++) {
-        if (came_from(s, tier, &block[i].key))
+        if (is_at_nodes(s, tier, &block[i].key))
             continue;
         p->block[k] = block[i];
         p->block[k++].bytes = kv_host_pin(host, &block[i].key);

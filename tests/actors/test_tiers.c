@@ -517,6 +517,36 @@ Test(tiers, an_evicted_prefix_loses_its_end_first)
     ts_tiers_close(&r, false);
 }
 
+/* What leaves the device and comes back from memory went to the kv nodes when it was computed, and not once more. The
+ * last block of a prompt is computed in every turn. */
+Test(tiers, what_comes_back_from_memory_is_not_sent_to_the_nodes_again)
+{
+    enum { TURNS = 8 };
+    static struct ts_tiers r;
+    struct kv_tier_stats host;
+    memset(&r, 0, sizeof r);
+    r.script.ok = -1;
+    ts_tiers_open(&r, 14, true);
+    ts_tiers_host(&r, 64);
+    ts_tiers_script(&r);
+    r.store.nodes = &r.script.base;
+    ts_tiers_prompts(&r, TURNS);
+    for (int i = 1; i < TURNS; i += 2)
+        ts_tiers_other(&r, i);
+    for (int i = 3; i < TURNS; i += 2)
+        memcpy(r.w.wanted[i].prompt, r.w.wanted[1].prompt, sizeof r.w.wanted[i].prompt);
+    ts_world_run(&r.w, 6);
+    for (int i = 0; i < TURNS; i++)
+        ts_world_check_same(&r.w, i);
+    r.store.tier[0]->ops->stat(r.store.tier[0], &host);
+    cr_assert_geq(host.read, 3 * 9u, "%d blocks came back from memory", (int)host.read);
+    cr_assert_eq(r.script.reads, 0);
+    cr_assert_geq(r.script.n, 18, "%d blocks", r.script.n);
+    cr_assert_leq(r.script.offered, r.script.n + TURNS - 2, "%d blocks were sent %d times", r.script.n,
+                  r.script.offered);
+    ts_tiers_close(&r, false);
+}
+
 /* ---- crowds ---- */
 
 /* Row 39, 51: 96 clients with few different prompts in tiny pools, on a disk that fails now and then: everybody gets

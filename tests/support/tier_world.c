@@ -99,6 +99,7 @@ static void script_store(struct kv_tier *tier, struct kv_tier_op *op)
         t->store[t->n_stores++] = op;
         return;
     }
+    t->offered += op->n;
     for (int i = 0; i < op->n; i++) {
         if (script_find(t, &op->block[i].key))
             continue;

@@ -30,6 +30,7 @@ struct ts_script {
     uint64_t byte_ns;          /* virtual time that a byte of a read takes */
     int64_t cheap_at;          /* virtual ns: reads that begin later take no time; 0: never */
     uint64_t bytes;            /* delivered */
+    int offered;               /* blocks that it was given to keep */
     int wanted;                /* most sources of a read that somebody was said to wait for */
     bool garbage;              /* what does not succeed overwrites its memory all the same */
     int reads;
