@@ -656,6 +656,77 @@ Test(tiers, damaged_files_are_recomputed)
     ts_answer_free(&cold);
 }
 
+enum { CLIENTS = 96, PROMPTS = 15 };
+
+/* Shorter than the others: there are many. */
+static char *crowd_body(int which)
+{
+    char *p = prompt(which);
+    p[1000] = 0;
+    char *body = ts_body(TS_COMPLETIONS, p, 4, false, "");
+    free(p);
+    return body;
+}
+
+/* All at once, every prompt by many: each gets the text that it had alone. */
+static void crowd(struct ts_answer *alone)
+{
+    static struct ts_flow f[CLIENTS];
+    for (int i = 0; i < CLIENTS; i++) {
+        char *body = crowd_body(i % PROMPTS);
+        cr_assert(ts_flow_open(&f[i], server.port, ts_path(TS_COMPLETIONS), body), "client %d", i);
+        free(body);
+    }
+    while (ts_flows_turn(f, CLIENTS, 1000))
+        ;
+    for (int i = 0; i < CLIENTS; i++) {
+        char *body = ts_flow_body(&f[i]);
+        cr_assert_eq(ts_flow_status(&f[i]), 200, "client %d: %s", i, body);
+        struct ts_answer a = ts_answer_of(TS_COMPLETIONS, body, false);
+        cr_expect_str_eq(a.text, alone[i % PROMPTS].text, "client %d, %d cached", i, a.cached);
+        ts_answer_free(&a);
+        free(body);
+        ts_flow_close(&f[i]);
+    }
+}
+
+/* Row 39, with real clients: pools that hold a part of what they ask for, a kill -9 in between, and nothing held in the
+ * end. */
+Test(tiers, ninety_six_clients_get_the_text_of_one_from_tiny_tiers)
+{
+    static const char *const bad[] = {"io", "checksum", "short_read"};
+    struct ts_answer alone[PROMPTS];
+    char more[4400];
+    folder = ts_temp_dir();
+    snprintf(
+        more, sizeof more,
+        "host = \"768KiB\"; write_behind = \"128KiB\"; ssd = { path = \"%s\"; size = \"1MiB\"; reserve = \"1MiB\"; };",
+        folder);
+    start("true", more);
+    for (int i = 0; i < PROMPTS; i++) {
+        char *body = crowd_body(i);
+        struct ts_reply r = ts_post(&server, ts_path(TS_COMPLETIONS), body);
+        alone[i] = ts_answer_of(TS_COMPLETIONS, r.body, false);
+        cr_assert_eq(alone[i].cached, 0);
+        ts_reply_free(&r);
+        free(body);
+    }
+    restart_with(SIGKILL, 1);
+    crowd(alone);
+    ts_until_metric(&server, "weft_num_requests_running", 0);
+    ts_until_metric(&server, "weft_kv_pages_held", 8); /* a lease */
+    until_read("host");
+    until_read("ssd");
+    cr_expect_gt(tier_metric("evicted_blocks_total", "ssd", ""), 0.0);
+    for (int i = 0; i < 3; i++) {
+        char kind[40];
+        snprintf(kind, sizeof kind, ",kind=\"%s\"", bad[i]);
+        cr_expect_eq(tier_metric("errors_total", "ssd", kind), 0.0, "%s", bad[i]);
+    }
+    for (int i = 0; i < PROMPTS; i++)
+        ts_answer_free(&alone[i]);
+}
+
 Test(tiers, a_folder_that_is_not_there_is_said)
 {
     char *dir = ts_temp_dir(), *conf = NULL;
