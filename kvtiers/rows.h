@@ -67,7 +67,7 @@ size_t kv_rows_bytes(const struct kv_rows *r);
 /* Begins op; done may be called inside the call. Numbers beyond the table count as failed. */
 void kv_rows_read(struct kv_rows *r, struct kv_rows_op *op);
 void kv_rows_stat(const struct kv_rows *r, struct kv_rows_stats *out);
-/* Waits for what is under way (done is called). */
+/* Waits for what is under way (done is called). What hangs is left, with all memory that it may yet fill. */
 void kv_rows_free(struct kv_rows *r);
 
 #endif

@@ -370,18 +370,11 @@ static bool retire_one(struct ssd *t)
         }
     }
     s->state = SLAB_RETIRING;
+    t->n_retiring++;
     s->generation = t->epoch << 32 | t->next_generation++;
     s->used = 0;
     ssd_mark(t, victim);
     return true;
-}
-
-static int retiring(const struct ssd *t)
-{
-    int n = 0;
-    for (int i = 0; i < t->n_slabs; i++)
-        n += t->slab[i].state == SLAB_RETIRING;
-    return n;
 }
 
 /* A slab with room, or none now. */
@@ -533,7 +526,7 @@ static void store_finish(struct ssd *t, struct kv_tier_op *op, int status)
 /* Empty slabs are made before they are wanted, with a commit that happens anyway. */
 static void retire_ahead(struct ssd *t)
 {
-    int have = t->n_free + retiring(t);
+    int have = t->n_free + t->n_retiring;
     while (t->stores && t->rebuild_at == t->n_slabs && have < 2 && retire_one(t))
         have++;
 }
@@ -554,7 +547,7 @@ static void take_stores(struct ssd *t)
         }
         if (!refuse && t->store_block < op->n) {
             bool soon = filling(t)->n || t->in_flight || t->phase != PHASE_IDLE || t->rebuild_at < t->n_slabs;
-            if (soon || retiring(t) || retire_one(t))
+            if (soon || t->n_retiring || retire_one(t))
                 return;
             refuse = -ENOSPC;
         }
@@ -592,7 +585,7 @@ static void commit_next(struct ssd *t);
 static uint64_t oldest_dirty(const struct ssd *t)
 {
     uint64_t oldest = UINT64_MAX;
-    for (int i = 0; i < t->n_slabs; i++)
+    for (int i = 0; i < t->n_slabs && t->n_dirty; i++)
         if (t->slab[i].dirty && t->slab[i].dirty_at < oldest)
             oldest = t->slab[i].dirty_at;
     return oldest;
@@ -674,6 +667,7 @@ static void add_page(struct ssd *t, int slab)
     struct ssd_slab *s = &t->slab[slab];
     if (s->writing || t->n_pages == SSD_BATCH_MAX)
         return;
+    t->n_dirty -= s->dirty;
     s->dirty = false;
     s->writing = true;
     uint8_t *page = t->page + (size_t)t->n_pages * KV_PAGE;
@@ -695,7 +689,7 @@ static void begin_index_write(struct ssd *t, const struct ssd_batch *b)
     t->n_pages = 0;
     for (int i = 0; i < b->n; i++)
         add_page(t, b->entry[i] / t->slab_blocks);
-    for (int i = 0; i < t->n_slabs; i++)
+    for (int i = 0; i < t->n_slabs && t->n_dirty; i++)
         if (t->slab[i].dirty && t->slab[i].state != SLAB_UNKNOWN)
             add_page(t, i);
     if (!t->n_pages) {
@@ -731,6 +725,7 @@ static void end_pages(struct ssd *t, bool durable)
         s->copy = !s->copy;
         if (s->state == SLAB_RETIRING && !s->dirty) {
             s->state = SLAB_FREE;
+            t->n_retiring--;
             t->n_free++;
         }
     }
@@ -772,14 +767,6 @@ static void commit_next(struct ssd *t)
     }
 }
 
-static bool any_dirty(const struct ssd *t)
-{
-    for (int i = 0; i < t->n_slabs; i++)
-        if (t->slab[i].dirty)
-            return true;
-    return false;
-}
-
 /* A batch commits when its bytes are there and the one before it is durable; what comes meanwhile fills the next. */
 static void try_commit(struct ssd *t)
 {
@@ -791,7 +778,7 @@ static void try_commit(struct ssd *t)
         batch_close(t, b, b->status);
         return;
     }
-    if (!b->n && !b->ops && (t->read_only || !any_dirty(t)))
+    if (!b->n && !b->ops && (t->read_only || !t->n_dirty))
         return;
     t->filling = !t->filling;
     t->commits++;

@@ -113,7 +113,8 @@ struct ssd {
     struct ssd_entry *entry; /* [n_slabs * slab_blocks] */
     uint64_t *sum;           /* [n_slabs * slab_blocks][n_sources] */
     int *bucket, n_buckets;
-    int open_slab, n_free;
+    int open_slab;
+    int n_free, n_retiring, n_dirty; /* there may be very many slabs: what every request asks is counted */
     double floor;
     /* work */
     struct ssd_extent *extent, *free_extent;
@@ -183,9 +184,12 @@ static inline int ssd_file_of(const struct ssd *t, int slab)
 /* The slab's page must be written. */
 static inline void ssd_mark(struct ssd *t, int slab)
 {
-    if (!t->slab[slab].dirty)
-        t->slab[slab].dirty_at = t->commits;
-    t->slab[slab].dirty = true;
+    struct ssd_slab *s = &t->slab[slab];
+    if (s->dirty)
+        return;
+    s->dirty = true;
+    s->dirty_at = t->commits;
+    t->n_dirty++;
 }
 
 /* ---- ssd_age.c ---- */

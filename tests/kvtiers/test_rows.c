@@ -265,3 +265,35 @@ Test(rows, from_real_files)
     ts_remove_dir(dir);
     free(dir);
 }
+
+static int in_vain(struct kv_storage *s, int timeout_ms)
+{
+    (void)s;
+    (void)timeout_ms;
+    return 0;
+}
+
+/* Who leaves while a read hangs does not wait for ever, and leaves the memory that it may yet fill. */
+Test(rows, what_a_read_that_hangs_may_fill_stays)
+{
+    static struct rig r; /* what is left hangs on it */
+    struct question q;
+    open_rig(&r, 1 << 20);
+    const struct kv_storage_ops *real = r.storage->ops;
+    struct kv_storage_ops hangs = *real;
+    hangs.outlasts = true;
+    hangs.wait = in_vain;
+    r.storage->ops = &hangs;
+    ask(&r, &q, 0, 40, 9, false);
+    cr_assert_eq(q.done, 0);
+    kv_rows_free(r.rows);
+    cr_assert(r.storage->hung);
+    kv_storage_free(r.storage);
+    r.storage->ops = real; /* the reads end after all */
+    while (real->poll(r.storage))
+        ;
+    cr_assert_gt(stat_of(&r).reads, 0u);
+    check(&q);
+    real->free(r.storage);
+    kv_disk_free(r.disk);
+}
