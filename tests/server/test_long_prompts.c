@@ -176,19 +176,6 @@ Test(long_prompts, hold_up_nobody_else)
     free(text);
 }
 
-static void until_log_says(const char *text)
-{
-    for (int i = 0; i < 20000; i++) {
-        char *log = ts_server_log(&server);
-        bool is = log && strstr(log, text);
-        free(log);
-        if (is)
-            return;
-        poll(NULL, 0, 5);
-    }
-    cr_assert_fail("the log never says %s", text);
-}
-
 /* What waits for the helper when the server is told to end is finished first; told twice, the server gives it all up.
  */
 Test(long_prompts, end_with_the_server)
@@ -203,7 +190,7 @@ Test(long_prompts, end_with_the_server)
         int fd[] = {post("/v1/chat/completions", chat), post("/tokenize", ask), post("/v1/chat/completions", chat)};
         ts_until_metric(&server, "weft_num_requests_waiting", 2);
         kill(server.pid, SIGTERM);
-        until_log_says("draining");
+        ts_server_wait_log(&server, "draining");
         if (twice)
             kill(server.pid, SIGTERM);
         cr_assert(ts_server_let_go(helper));

@@ -443,19 +443,6 @@ static bool trusted(const char *cert)
     return is;
 }
 
-static void until_log_says(const char *text)
-{
-    for (int i = 0; i < 20000; i++) {
-        char *log = ts_server_log(&server);
-        bool is = log && strstr(log, text);
-        free(log);
-        if (is)
-            return;
-        nanosleep(&(struct timespec){0, 5000000}, NULL);
-    }
-    cr_assert_fail("the log never says %s", text);
-}
-
 Test(operate, tls)
 {
     char cert[4200], key[4200], url[100], *config = NULL;
@@ -475,9 +462,7 @@ Test(operate, tls)
     t = ts_run("curl", "-sS", "-m", "20", url);
     cr_expect_neq(t.status, 0, "plain HTTP on a TLS port: %s", t.out);
     ts_result_free(&t);
-    char *log = ts_server_log(&server);
-    cr_expect(strstr(log, "url=https://127.0.0.1:"), "%s", log);
-    free(log);
+    ts_server_wait_log(&server, "url=https://127.0.0.1:"); /* lines are written behind what they tell of */
 }
 
 Test(operate, sighup_reads_the_certificate)
@@ -502,12 +487,12 @@ Test(operate, sighup_reads_the_certificate)
     free(text);
     cr_expect(trusted(old), "the new files are not asked for yet");
     kill(server.pid, SIGHUP);
-    until_log_says("certificate_read until=20");
+    ts_server_wait_log(&server, "certificate_read until=20");
     cr_expect(trusted(new));
     cr_expect_not(trusted(old));
     free(ts_write_file(dir, "cert.pem", "broken\n"));
     kill(server.pid, SIGHUP);
-    until_log_says("the certificate stays as it was");
+    ts_server_wait_log(&server, "the certificate stays as it was");
     cr_expect(trusted(new));
 }
 

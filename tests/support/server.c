@@ -159,6 +159,20 @@ char *ts_server_log(const struct ts_server *s)
     return ts_read_file(path, NULL);
 }
 
+void ts_server_wait_log(const struct ts_server *s, const char *text)
+{
+    bool found = false;
+    for (long end = now_ms() + DEADLINE_MS; !found;) {
+        char *log = ts_server_log(s);
+        found = log && strstr(log, text);
+        if (!found && now_ms() > end)
+            cr_assert_fail("the log never says \"%s\":\n%s", text, log ? log : "");
+        free(log);
+        if (!found)
+            nanosleep(&(struct timespec){0, 5000000}, NULL);
+    }
+}
+
 int ts_server_fds(const struct ts_server *s)
 {
     char path[64];

@@ -29,6 +29,8 @@ int ts_server_wait(struct ts_server *s);
 void ts_server_free(struct ts_server *s);
 /* What it has written to standard error; freed by the caller. */
 char *ts_server_log(const struct ts_server *s);
+/* Waits until that, which is written in the background, has the text; ends the test when it does not come to that. */
+void ts_server_wait_log(const struct ts_server *s, const char *text);
 
 /* Stops the server's thread of this name where it is, and lets it go on. The thread, 0: not allowed here (the caller
  * skips its test). No thread of this name ends the test. */
