@@ -353,11 +353,10 @@ static int64_t index_create(struct ssd *t, uint8_t *page)
 static int fail(const struct ssd *t, struct cfg_error *err, int64_t r, const char *what)
 {
     if (r == -EINVAL && t->p.direct)
-        return cfg_error_set(
-            err, EINVAL,
-            "%s: %s: no direct I/O (the file system has none, or this is no ordinary file); use another "
-            "one, or kv.ssd.direct = false",
-            t->p.folder, what);
+        return cfg_error_set(err, EINVAL,
+                             "%s: %s: no direct I/O (the file system has none, or this is no ordinary file); use "
+                             "another one, or kv.ssd.direct = false",
+                             t->p.folder, what);
     return cfg_error_set(err, (int)-r, "%s: %s: %s%s", t->p.folder, what, strerror((int)-r),
                          r == -ENOSPC ? "; lower kv.ssd.size or make room" : "");
 }

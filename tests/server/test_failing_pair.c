@@ -121,6 +121,17 @@ static void until_used(const struct ts_server *s, int from, int to)
     }
 }
 
+/* Dies at any moment; careful: when it has stood still for a little while, so that what streams need of it is under
+ * way. */
+static void die(struct ts_node *n, bool careful)
+{
+    if (careful) {
+        kill(n->pid, SIGSTOP);
+        usleep(100000);
+    }
+    ts_node_kill(n);
+}
+
 /* The nodes from..to fail together while streams run: dead, standing still, dead again while they come back. hit: a
  * figure of the gateway that grows when requests were at them. */
 static void go_through_fates(const struct ts_server *s, int from, int to, const char *hit,
@@ -136,7 +147,7 @@ static void go_through_fates(const struct ts_server *s, int from, int to, const 
             if (round == 1)
                 kill(ts_cluster.node[i].pid, SIGSTOP);
             else
-                ts_node_kill(&ts_cluster.node[i]);
+                die(&ts_cluster.node[i], in_vain > 0);
         }
         end(&l, want, round == 1 ? "standing still" : "dead");
         bool was_hit = grows(s, hit, before);
